@@ -23,7 +23,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 DEV := --no-default-features --features lab --locked
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router bench-live real-engines clients \
-	check-deploy k8s-tests manifests image audit sbom requirements soak attack flaky fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
+	alerts check-deploy k8s-tests manifests image audit sbom requirements soak attack flaky fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-extension
 
 help:  ## this list
@@ -192,6 +192,12 @@ HELM_VERSION ?= v3.19.2
 HELM := target/deploy/bin/helm
 CHART := deploy/helm/kvatlas
 MANIFESTS := deploy/kubernetes/base/kvatlas.yaml
+
+# Debian's package prometheus has both programs; target/prometheus/bin may have them too.
+alerts: build-tests  ## the alerts and their tests, by promtool, of Debian's package prometheus
+	@PATH="$(CURDIR)/target/prometheus/bin:$$PATH"; command -v promtool >/dev/null || \
+		{ echo "promtool is not installed: apt-get install prometheus, or put it into target/prometheus/bin" >&2; exit 1; }
+	$(PYTEST) tests/process/monitoring
 
 check-deploy: build-tests $(HELM) target/deploy/bin/kubernetes-validate  ## the Helm chart and the manifests, by helm and by the schemas of Kubernetes; needs Go
 	$(HELM) lint --strict $(CHART)

@@ -95,6 +95,12 @@ def engine_streams() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tier_streams() -> Path:
+    """The folder of recorded event streams of engines that offload, with the engines' own answers by tier."""
+    return RECORDINGS / "tier_streams"
+
+
+@pytest.fixture(scope="session")
 def conversation_trace(own_variables: dict[str, str]) -> Path:
     """The Mooncake conversation trace, which the repository does not contain; without it the test is skipped."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "traces"

@@ -13,6 +13,7 @@ REASONS = (
     "could not import 'transformers'",
     "nats-server is not installed: apt-get install nats-server",
     "openssl is not installed",
+    "is not installed: apt-get install prometheus",
     "kubectl is not installed",
     "there is no systemd-analyze",
     "the wheel's dependencies cannot be fetched",

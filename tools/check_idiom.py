@@ -6,7 +6,8 @@ Reads the Rust, Python and Markdown files that git tracks below the current dire
 - two types of one name in `crates/*/src`, unless it is `Config` or `Error` or the file lists it.
 
 Both lists may only shrink: `--lower` writes the present counts into the file wherever they are below the allowed ones,
-and takes out names that are unique now. Code, strings and quotations in back quotes are not looked at.
+and takes out names that are unique now. Not looked at are code, strings, quotations in back quotes, and what is
+generated in pages, which is strings of the code.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FREE_NAMES = frozenset(["Config", "Error"])
 COMMENT = re.compile(r"\s*//[/!]? ?(.*)")
 QUOTED = re.compile(r"`[^`\n]*`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"^<!-- generated: (\w+) -->$.*?^<!-- end of generated: \1 -->$", re.MULTILINE | re.DOTALL)
 TESTS = re.compile(r"^#\[cfg\((?:all\()?(?:test|loom)\b.*?\nmod \w+ \{", re.MULTILINE)
 COPIED = Path("python/kvatlas/_native.pyi")  # its docstrings are those of crates/python
 SUFFIXES = frozenset([".md", ".py", ".pyi", ".rs"])
@@ -62,7 +64,7 @@ def blank(found: re.Match[str]) -> str:
 def texts(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """Give the comments, docstrings or pages of a file, each with the number of its first line."""
     if path.suffix == ".md":
-        yield 1, FENCE.sub(blank, text)
+        yield 1, FENCE.sub(blank, GENERATED.sub(blank, text))
         return
     if path.suffix == ".rs":
         lines: list[tuple[int, str]] = []

@@ -3068,8 +3068,8 @@ class Decision:
         """str or None: The reason of a refusal: "no_worker", "queue_full", "displaced"; else None."""
     @property
     def why(self) -> str:
-        """str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or
-        "idle"; "waits" if it waits; or the reason in refused.
+        """str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust",
+        "idle" or "policy_failed"; "waits" if it waits; or the reason in refused.
         """
     def terms(self) -> dict[tuple[str, int], dict[str, float]] | None:
         """The values that the policy compared, if Router.choose was called with explain=True.

@@ -46,7 +46,6 @@ class Rank:
         if self.views is None and not self.offloaded:
             self.views = dict.fromkeys(TIERS, group(self.device))
         elif self.views is None:
-            # Where a name is both on the device and offloaded with other content, the offloaded one is newer.
             self.views = {tier: group(self.device | self.within(tiers)) for tier, tiers in NEARER.items()}
         return self.views
 
@@ -158,15 +157,13 @@ class ReferenceIndex:
             del held.device[name], held.device_copies[name]
         held.device[name] = block
         held.device_copies[name] = held.device_copies.get(name, 0) + 1 if self.count_copies else 1
-        if held.offloaded.get(name, block) != block:  # the newest announcement of a name wins
+        if held.offloaded.get(name, block) != block:  # the device says what a name means on all tiers
             self._counters["replaced"] += 1
-            del held.offloaded[name], held.offloaded_copies[name]
+            held.offloaded[name] = block
 
     def _store_offloaded(self, held: Rank, tier: Tier, name: Name, block: tuple[Name | None, int]) -> None:
-        if held.offloaded.get(name, block) != block:
-            self._counters["replaced"] += 1
-            del held.offloaded[name], held.offloaded_copies[name]
-        held.offloaded[name] = block
+        # What is said of a copy elsewhere counts only where nothing is held under its name.
+        held.offloaded.setdefault(name, held.device.get(name, block))
         copies = held.offloaded_copies.setdefault(name, {})
         copies[tier] = copies.get(tier, 0) + 1 if self.count_copies else 1
 
@@ -261,7 +258,7 @@ class ReferenceIndex:
         }
 
     def dump(self) -> list[Store]:
-        """One store for each copy of each block, device copies first, so that offloaded copies stay the newer."""
+        """One store for each copy of each block."""
         events = []
         for worker, rank, held in self._each_rank():
             for name, (parent, content) in held.device.items():

@@ -38,6 +38,16 @@ echo whoever
 
 The `told of` that of
 which it is of.
+
+<!-- generated: cli -->
+
+Such help.
+
+<!-- end of generated: cli -->
+
+<!-- generated: other -->
+
+Whoever forgets the end.
 """
 
 
@@ -46,7 +56,7 @@ which it is of.
     [
         ("a.rs", RUST, [(1, "nobody"), (4, "of which")]),
         ("a.py", PYTHON, [(1, "whoever"), (4, "so many"), (6, "such")]),
-        ("a.md", PAGE, [(1, "nobody"), (7, "that of"), (8, "is of")]),
+        ("a.md", PAGE, [(1, "nobody"), (7, "that of"), (8, "is of"), (18, "Whoever")]),
     ],
 )
 def test_phrases_are_found_in_comments_and_pages(name: str, text: str, found: list[tuple[int, str]]) -> None:

@@ -125,6 +125,17 @@ def test_the_newest_announcement_of_a_name_wins(index: Index) -> None:
     assert index.stats()["replaced"] == 2
 
 
+def test_the_device_says_what_a_name_means_on_all_tiers(index: Index) -> None:
+    index.store("w", block_hashes=[1], content_hashes=[11], tier="cpu")
+    assert (depths(index, 10), depths(index, 11)) == ((0, 0), (0, 1))
+    index.store("w", block_hashes=[1], content_hashes=[10])
+    index.store("w", block_hashes=[1], content_hashes=[12], tier="disk")
+    assert (depths(index, 10), depths(index, 11), depths(index, 12)) == ((1, 1), (0, 0), (0, 0))
+    index.remove("w", block_hashes=[1])
+    assert depths(index, 10) == (0, 1)
+    assert index.stats()["replaced"] == 1
+
+
 def test_equal_content_under_different_prefixes(index: Index) -> None:
     index.store("w", block_hashes=[1, 2, 3], content_hashes=[10, 10, 10])
     index.store("w", block_hashes=[4, 5], content_hashes=[20, 10])

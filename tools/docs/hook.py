@@ -1,14 +1,12 @@
 """The hook of mkdocs: fills the places in pages that are generated, and adds the changelog.
 
-A page has `<!-- generated: NAME -->` on a line of its own where the text of `GENERATORS[NAME]` belongs.
+`tools/docs/places.py` says where. The committed text of a place is replaced, so that the site is never stale.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +25,8 @@ def _use_checkout() -> None:
 
 _use_checkout()  # mkdocs loads this file by its path
 
-from tools.docs import cli, configuration, errors, http, metrics, router_metrics, routes  # noqa: E402 - the path is set above
+from tools.docs.places import fill  # noqa: E402 - the path is set above
 
-GENERATORS: dict[str, Callable[[], str]] = {
-    "cli": cli.page,
-    "errors": errors.page,
-    "http": http.page,
-    "metrics": metrics.page,
-    "router_metrics": router_metrics.page,
-    "router_routes": routes.router_page,
-    "router_settings": configuration.router_page,
-    "service_routes": routes.service_page,
-    "settings": configuration.page,
-}
-
-_PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 # Where `mkdocs.yml` has mkdocstrings look.
 _SOURCES = ROOT / "target" / "docs-sources"
 _SOURCES.mkdir(parents=True, exist_ok=True)  # mkdocstrings forgets a path that is not there when it starts
@@ -53,11 +38,6 @@ _WATCHED = (
     "tools/docs",
     "CHANGELOG.md",
 )
-
-
-def fill(markdown: str) -> str:
-    """The text with every generated place filled. An unknown name is a KeyError, which ends the build."""
-    return _PLACE.sub(lambda place: GENERATORS[place[1]](), markdown)
 
 
 def on_config(config: Any) -> Any:

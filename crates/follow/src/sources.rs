@@ -86,7 +86,7 @@ impl Sources {
         Ok(())
     }
 
-    /// Whether engines come from the configuration only.
+    /// Returns true if engines come from the configuration only.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.lock().is_empty()

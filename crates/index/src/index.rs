@@ -220,7 +220,7 @@ impl BlockIndex {
     }
 
     /// A worker's rank has copies on a tier of blocks that it holds already, by name alone: what they continue and
-    /// contain is what the rank's newest announcement of the name said. Returns the names that it does not hold on
+    /// contain is what the rank holds under their names. Returns the names that it does not hold on
     /// any tier; those are left out.
     pub fn store_known(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
         self.changes().store_known(&(worker, rank), tier, block_hashes)

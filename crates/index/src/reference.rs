@@ -52,7 +52,7 @@ pub struct ReferenceIndex {
     count_copies: bool,
     /// Workers in order of registration, each with its ranks.
     workers: Vec<(Arc<str>, BTreeMap<u32, Rank>)>,
-    /// Number of announcements that displaced a block of the same name.
+    /// Number of blocks, on the device and beyond it, to whose names the device gave another content.
     pub replaced: u64,
     /// Number of removals that named a block that was not held.
     pub unknown_removals: u64,
@@ -66,6 +66,9 @@ impl ReferenceIndex {
     }
 
     /// Stores consecutive blocks of one chain; the first continues `parent`, each other the one before it.
+    ///
+    /// On the device, a name means from now on what is said here, on all tiers. On another tier, what is said counts
+    /// only for names that the rank holds nowhere.
     ///
     /// # Errors
     ///
@@ -105,22 +108,18 @@ impl ReferenceIndex {
                     rank.device.insert(name, (content, 1));
                 }
             }
-            // The newest announcement of a name wins, so an offloaded copy of something else is gone.
-            if rank.offloaded.get(&name).is_some_and(|(held, _)| *held != content) {
-                rank.offloaded.remove(&name);
+            // A name means one block on all tiers, and the device says which.
+            if let Some((held, _)) = rank.offloaded.get_mut(&name)
+                && *held != content
+            {
+                *held = content;
                 replaced += 1;
             }
         } else {
-            match rank.offloaded.get_mut(&name) {
-                Some((held, claims)) if *held == content => {
-                    let copies = claims.entry(tier).or_insert(0);
-                    *copies = if count_copies { *copies + 1 } else { 1 };
-                }
-                other => {
-                    replaced += u64::from(other.is_some());
-                    rank.offloaded.insert(name, (content, BTreeMap::from([(tier, 1)])));
-                }
-            }
+            let content = rank.device.get(&name).map_or(content, |(held, _)| *held);
+            let (_, claims) = rank.offloaded.entry(name).or_insert_with(|| (content, BTreeMap::new()));
+            let copies = claims.entry(tier).or_insert(0);
+            *copies = if count_copies { *copies + 1 } else { 1 };
         }
         self.replaced += replaced;
     }
@@ -219,7 +218,6 @@ impl ReferenceIndex {
                     };
                     events.extend(std::iter::repeat_n(event, copies as usize));
                 };
-                // Device memory first: what was offloaded under a name that the device uses otherwise came later.
                 for (&name, &(content, copies)) in &held.device {
                     store(Tier::Gpu, name, content, copies);
                 }

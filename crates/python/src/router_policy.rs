@@ -78,7 +78,7 @@ impl Policy for GuardedPolicy {
         }
         let queued = &candidates.queued_tokens;
         let least = (0..candidates.len()).min_by(|&one, &other| queued[one].total_cmp(&queued[other]));
-        Choice::Row(least.unwrap_or_default())
+        Choice::Failed(least.unwrap_or_default())
     }
 
     fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {

@@ -9,8 +9,10 @@ use kvatlas_routing::Load;
 
 use crate::app::App;
 use crate::config::HealthConfig;
+use crate::counts::RefusalLog;
 use crate::engines::diagnosis;
 use crate::engines::health_check::{self, is_from_gateway};
+use crate::engines::slowness;
 use crate::engines::{
     Engine, EngineMetrics, HealthState, Kind, LIST, MAX_MODELS, MAX_NAME, Models, SHORT, SLEEP_PATH, get, lines,
     read_sleep,
@@ -19,6 +21,9 @@ use crate::placing::Places;
 
 /// Time between two looks at the engines.
 const TICK: Duration = Duration::from_millis(250);
+
+/// Looks at the engines between two comparisons of their speeds, which take the decision core's lock.
+const LOOKS_BETWEEN_SPEEDS: u64 = 4;
 
 /// Time until an engine that did not say whether it sleeps is asked again.
 const NO_ROUTE_PAUSE: Duration = Duration::from_secs(60);
@@ -32,6 +37,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(50);
 /// Looks after the engines until the router ends.
 pub(crate) async fn run(app: Arc<App>) {
     let mut minders: std::collections::HashMap<usize, tokio::task::JoinHandle<()>> = std::collections::HashMap::new();
+    let (mut tick, mut refusals) = (0_u64, RefusalLog::default());
     loop {
         let engines = app.fleet.engines().clone();
         // One task for each engine: one that hangs holds up nobody else.
@@ -52,15 +58,15 @@ pub(crate) async fn run(app: Arc<App>) {
             engine.signs.look(last, if engine.is_at_work() { stillness } else { Duration::ZERO });
             let silence = app.config.health.silence;
             let silent = !silence.is_zero() && engine.silence() > silence;
-            if engine.health.set_silent(silent) {
-                tracing::warn!(
-                    engine = &*engine.name,
-                    "the engine has requests but sends nothing: it is left out until it does"
-                );
-            }
+            engine.health.set_silent(silent);
         }
         trust(app.follower.as_deref(), &app.places, &engines);
         app.places.no_engine.look();
+        if tick % LOOKS_BETWEEN_SPEEDS == 0 {
+            compare_speeds(&app.places, &engines);
+        }
+        tick += 1;
+        refusals.look(&app.counts.refused, Instant::now());
         engines.iter().for_each(|engine| diagnosis::look(app.follower.as_deref(), engine));
         app.reader.prompts.unread.look(Instant::now());
         tokio::time::sleep(TICK).await;
@@ -83,13 +89,22 @@ fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) 
             let trusted = keyspace.is_some_and(|keyspace| keyspace.is_trusted(&engine.name, rank));
             places.set_trusted(engine, place, trusted);
         }
-        let Some(keyspace) = keyspace else { continue };
-        for rank in keyspace.index().ranks_of(&engine.name) {
-            let load = Load { held_blocks: Some(rank.device_blocks as f64), ..Load::default() };
-            if let Some(place) = engine.config.ranks.place(rank.rank) {
-                places.report(engine, place, &load);
-            }
+        let held = keyspace.map(|keyspace| keyspace.index().ranks_of(&engine.name)).unwrap_or_default();
+        for (place, number) in engine.config.ranks.numbers().enumerate() {
+            // A rank whose stream is gone holds nothing that is known.
+            let blocks = held.iter().find(|rank| rank.rank == number).map_or(0, |rank| rank.device_blocks);
+            places.report(engine, place, &Load { held_blocks: Some(blocks as f64), ..Load::default() });
         }
+    }
+}
+
+/// Compares the speeds of engines that serve the same models.
+fn compare_speeds(places: &Places, engines: &[Arc<Engine>]) {
+    let speeds: Vec<_> = places.seen_speeds(engines);
+    let was: Vec<_> = engines.iter().map(|engine| engine.slowness.lock().is_some()).collect();
+    let slow = slowness::slow_ones(&speeds, &was);
+    for (at, engine) in engines.iter().enumerate() {
+        *engine.slowness.lock() = slow.get(&at).copied();
     }
 }
 
@@ -153,7 +168,7 @@ async fn mind(app: &App, engine: &Engine) {
         if !health.interval.is_zero() && engine.health.note_check(&found) {
             match why_not {
                 Some(why) => {
-                    tracing::warn!(engine = &*engine.name, reason = why, "the engine is down: {why}");
+                    diagnosis::look(app.follower.as_deref(), engine);
                     if app.fleet.engines().iter().all(|engine| engine.health.standing() == HealthState::Down) {
                         tracing::error!(
                             "every engine is down, and requests fail: check that the engines run and that the router \
@@ -161,8 +176,7 @@ async fn mind(app: &App, engine: &Engine) {
                         );
                     }
                 }
-                None if was_down => tracing::info!(engine = &*engine.name, "the engine is back"),
-                None => {}
+                None => diagnosis::look(app.follower.as_deref(), engine),
             }
             if was_down || !well {
                 app.proxy.tokens.forget(engine);

@@ -85,8 +85,56 @@ impl Refusals {
         self.0.lock().iter().filter(|((class, _), _)| *class == "5xx").map(|(_, count)| count).sum()
     }
 
+    /// Numbers of refused requests by code, of those that were refused at all.
+    pub(crate) fn by_code(&self) -> BTreeMap<&'static str, u64> {
+        let mut codes = BTreeMap::new();
+        for ((_, code), count) in self.0.lock().iter().filter(|(_, count)| **count > 0) {
+            *codes.entry(*code).or_default() += count;
+        }
+        codes
+    }
+
     pub(crate) fn all(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         self.0.lock().clone()
+    }
+}
+
+/// Time after the first refusal until the log says it: what belongs together is said together.
+const GATHER: Duration = Duration::from_secs(2);
+
+/// The log's account of refused requests, by reason: one line a minute at most.
+#[derive(Debug, Default)]
+pub(crate) struct RefusalLog {
+    told: BTreeMap<&'static str, u64>,
+    /// Time at which refusals were first seen that no line says yet.
+    since: Option<Instant>,
+    last: Option<Instant>,
+}
+
+impl RefusalLog {
+    /// Looks at the counts, and logs what was refused since the last line.
+    pub(crate) fn look(&mut self, refused: &Refusals, now: Instant) {
+        if let Some((count, by_code)) = self.take(&refused.by_code(), now) {
+            let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
+            tracing::warn!(count, "{requests} refused since the last such line: {by_code}");
+        }
+    }
+
+    /// Returns the number of requests that the next line is about, and their reasons, when it is due.
+    fn take(&mut self, by_code: &BTreeMap<&'static str, u64>, now: Instant) -> Option<(u64, String)> {
+        if *by_code == self.told {
+            return None;
+        }
+        let since = *self.since.get_or_insert(now);
+        if now - since < GATHER || self.last.is_some_and(|last| now - last < MINUTE) {
+            return None;
+        }
+        let more = |(code, count): (&&'static str, &u64)| (*count - self.told.get(code).unwrap_or(&0), *code);
+        let mut more: Vec<_> = by_code.iter().map(more).filter(|(count, _)| *count > 0).collect();
+        more.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+        let words: Vec<_> = more.iter().map(|(count, code)| format!("{count} {code}")).collect();
+        (self.told, self.since, self.last) = (by_code.clone(), None, Some(now));
+        Some((more.iter().map(|(count, _)| count).sum(), words.join(", ")))
     }
 }
 
@@ -219,6 +267,19 @@ impl LogBudget {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_are_said_once_a_minute_by_reason() {
+        let (mut log, start) = (RefusalLog::default(), Instant::now());
+        let codes = |full, unknown| BTreeMap::from([("queue_full", full), ("unknown_model", unknown)]);
+        assert_eq!(log.take(&BTreeMap::new(), start), None);
+        assert_eq!(log.take(&codes(3, 1), start), None, "more may come");
+        let said = log.take(&codes(200, 1), start + GATHER);
+        assert_eq!(said, Some((201, "200 queue_full, 1 unknown_model".to_owned())));
+        assert_eq!(log.take(&codes(200, 1), start + MINUTE + GATHER), None);
+        assert_eq!(log.take(&codes(205, 1), start + MINUTE), None);
+        assert_eq!(log.take(&codes(205, 1), start + MINUTE + GATHER), Some((5, "5 queue_full".to_owned())));
+    }
 
     #[test]
     fn some_lines_a_minute() {

@@ -8,6 +8,8 @@ use crate::request::Request;
 pub enum Choice {
     /// The row of the candidate that takes the request.
     Row(usize),
+    /// The policy's own code failed: the row of the candidate that takes the request instead.
+    Failed(usize),
     /// Everybody has enough to do: ask again when something there has ended.
     Wait,
     /// The candidate of `row` should take the request, but would not begin with it soon: ask again when something has

@@ -18,6 +18,7 @@ const WHY = {
   no_index: "by load: not looked up",
   no_tokens: "by load: no tokens",
   no_trust: "by load: index not trusted",
+  policy_failed: "the policy failed",
   idle: "least loaded",
 };
 const why = (decision) => WHY[decision.why] ?? words(decision.why ?? "");

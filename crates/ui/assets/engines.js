@@ -11,7 +11,8 @@ const number = new Intl.Collator("en", { numeric: true });
 
 /** The word for what an engine does: the router's view where it is the worse one. */
 export const condition = (row) => {
-  if (row.condition) return words(row.condition.name);
+  // The same word as in the metrics, the log and the commands.
+  if (row.condition) return row.condition.name;
   const isBad = row.up && row.up !== "up";
   const doubt = row.state === "live" ? complaint(row) : null;
   return words(isBad ? row.up : (doubt ?? row.state ?? row.up ?? "unknown"));
@@ -21,8 +22,8 @@ export const condition = (row) => {
 export function troubles(row) {
   const counts = row.counts ?? {};
   const all = [];
-  if (row.condition) all.push(`${row.condition.reason}: ${row.condition.advice}`);
-  if (row.error) all.push(row.error);
+  if (row.condition) all.push(`${row.condition.name}: ${row.condition.reason}; ${row.condition.advice}`);
+  if (row.error && row.error !== row.condition?.reason) all.push(row.error);
   if (row.why) all.push(row.why);
   if (row.limit) all.push(`limit reached: ${words(row.limit)}`);
   if (row.trusted === false && row.state === "live") all.push("not trusted");

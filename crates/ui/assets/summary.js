@@ -8,7 +8,7 @@ import { bytes, count, duration, percent, perSecond, rate, whole } from "./forma
 export function health(row) {
   if (["down", "failing", "silent"].includes(row.up)) return "bad";
   if (row.up === "asleep") return "off";
-  if (row.condition) return ["busy", "refusing", "denying", "partial"].includes(row.condition.name) ? "busy" : "bad";
+  if (row.condition) return ["busy", "refusing", "denying", "slow", "overdue", "partial"].includes(row.condition.name) ? "busy" : "bad";
   if (row.up === "draining" || row.state === "stopped") return "off";
   if (["stale", "limited", "unreadable", "unreachable", "unusable", "refused", "no_events", "conflict"].includes(row.state)) {
     return "bad";
@@ -35,7 +35,10 @@ const sum = (rows, field) => rows.reduce((total, row) => total + (row[field] ?? 
 
 function figures(state, rows, last) {
   const isRouter = state.kind === "router";
-  const good = rows.filter((row) => health(row) === "good").length;
+  // An engine of several ranks has several rows, and is well if all of them are.
+  const engines = new Set(rows.map((row) => row.worker));
+  const sick = new Set(rows.filter((row) => health(row) !== "good").map((row) => row.worker));
+  const good = engines.size - sick.size;
   const lags = rows.map((row) => row.lag_ms).filter((lag) => typeof lag === "number");
   const indexes = Object.values(state.indexes ?? {});
   const all = [];
@@ -49,14 +52,19 @@ function figures(state, rows, last) {
       ["Errors", count(state.errors ?? 0), `${count(state.retries ?? 0)} tried again`, state.errors > 0 ? "warn" : ""],
     );
   }
+  const refused = Object.entries(state.refused ?? {}).sort(([, one], [, other]) => other - one);
+  if (refused.length) {
+    const reasons = refused.map(([code, number]) => `${count(number)} ${code}`).join(", ");
+    all.push(["Refused", count(refused.reduce((total, [, number]) => total + number, 0)), reasons, "warn"]);
+  }
   const changing = state.changing_prompts;
   if (changing) {
     const where = `differ from token ${whole(changing.differs_at_token)} of ${whole(changing.tokens)} on`;
     all.push(["Changing prompts", whole(changing.sessions), `of sessions without use of a cache: ${where}`, "warn"]);
   }
   all.push(
-    ["Engines", `${good}/${rows.length}`, rows.length === 0 ? "none yet" : good === rows.length ? "all well" : `${rows.length - good} not well`,
-      good === rows.length ? "" : isEmergency(rows) ? "bad" : "warn"],
+    ["Engines", `${good}/${engines.size}`, engines.size === 0 ? "none yet" : sick.size === 0 ? "all well" : `${sick.size} not well`,
+      sick.size === 0 ? "" : isEmergency(rows) ? "bad" : "warn"],
     ["Blocks held", count(sum(rows, "blocks") + sum(rows, "offloaded")),
       indexes.length ? `${count(sum(indexes, "prefixes"))} different` : ""],
     ["Index", bytes(indexes.length ? sum(indexes, "bytes") : null), indexes.length > 1 ? `${indexes.length} models` : "memory"],

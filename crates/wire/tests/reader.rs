@@ -169,6 +169,24 @@ fn a_salt_is_inherited_along_the_chain() {
 }
 
 #[test]
+fn a_copy_on_another_tier_does_not_take_a_salt_away() {
+    let mut stream = Stream::new();
+    let salted = store(&[10], None, 1, &json!({"extra_keys": [["s"]]}));
+    let on_host = store(&[10], None, 1, &json!({"medium": "CPU"}));
+    stream.send(&json!([salted, on_host, plain(&[11], Some(10), 3)]));
+    assert_eq!((stream.depth(&SIX, None, Some("s")), stream.plain(&SIX)), (2, 0));
+    // As long as the host has it, it is what it was.
+    stream.send(&json!([remove(&[11, 10], &json!({})), store(&[10], None, 1, &json!({"medium": "STORAGE"}))]));
+    assert_eq!((stream.depth(&SIX, None, Some("s")), stream.salted_blocks()), (0, 1));
+    let any_tier =
+        |stream: &Stream, salt| stream.index.find(&hash::content_hashes(&SIX, 2, None, salt)).depth(View::AnyTier);
+    assert_eq!((any_tier(&stream, Some("s")), any_tier(&stream, None)), (1, 0));
+    // After a pull the host announces it first.
+    stream.send(&json!([{"type": CLEAR}, on_host, salted]));
+    assert_eq!((stream.depth(&SIX, None, Some("s")), any_tier(&stream, Some("s")), any_tier(&stream, None)), (1, 1, 0));
+}
+
+#[test]
 fn salts_are_forgotten_with_their_blocks() {
     let mut stream = Stream::new();
     let salted = store(&[10, 11], None, 1, &json!({"extra_keys": [["s"], null]}));

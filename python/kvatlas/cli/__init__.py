@@ -22,6 +22,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Ask": {
         "top": "Watch a running router: its engines, their work, the last decisions.",
+        "check": "Test each engine of a running router, and say what is wrong.",
         "query": "Ask a running service how much of a prompt each worker holds.",
         "workers": "Show the workers of a running service and their streams.",
         "compare": "Show which workers differ between two services, or two snapshots.",

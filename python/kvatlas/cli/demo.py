@@ -13,9 +13,18 @@ from kvatlas import _text
 from kvatlas._tables import make_table
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, on_interrupt
-from kvatlas.cli.engine_options import cache_option, engines_option, fleet_config, request_rate_option, seed_option
+from kvatlas.cli.engine_options import (
+    cache_option,
+    engines_option,
+    fleet_config,
+    policy_option,
+    request_rate_option,
+    seed_option,
+)
 from kvatlas.errors import KvatlasError
 from kvatlas.lab.demo import MOST_ENGINES, Demo, DemoConfig, PolicyResults
+from kvatlas.lab.demo.demo import check_policy
+from kvatlas.lab.replay.variants import with_options
 
 _CONFIG = DemoConfig()
 
@@ -33,9 +42,17 @@ _CONFIG = DemoConfig()
     show_default=True,
     help="A policy of `kvatlas router`, or module:Class. Repeatable. Each has its turn with the same engines.",
 )
+@policy_option
 @cache_option
 @seed_option
-def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str, ...], **fleet: Any) -> None:
+def demo(
+    seconds: float,
+    speed: float,
+    request_rate: float,
+    policies: tuple[str, ...],
+    policy_options: tuple[str, ...],
+    **fleet: Any,
+) -> None:
     """Run the router in front of simulated engines, with one routing policy after the other.
 
     The engines are processes that publish KV events over ZMQ and serve requests like an OpenAI server. The router is
@@ -55,9 +72,12 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
             view.update(_table(standings, out.width), refresh=True)
 
     try:
+        asked = with_options(
+            tuple(dict.fromkeys(policies)), policy_options, lambda policy: check_policy(policy, fleet["seed"])
+        )
         config = DemoConfig(
             fleet=fleet_config(fleet),
-            policies=tuple(dict.fromkeys(policies)),
+            policies=asked,
             seconds=seconds,
             speed=speed,
             request_rate=request_rate,

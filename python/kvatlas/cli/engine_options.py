@@ -47,6 +47,17 @@ def request_rate_option(text: str, **how: Any) -> Callable[[_F], _F]:
     return click.option("--request-rate", type=POSITIVE, metavar="RATE", help=text, **how)
 
 
+def policy_option(command: _F) -> _F:
+    """The option --policy-option."""
+    return click.option(
+        "--policy-option",
+        "policy_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Option of the policies that have it; a range, hold=0..2:0.5, makes one row for each value. Repeatable.",
+    )(command)
+
+
 def time_unit_option(command: _F) -> _F:
     """The option --time-unit."""
     return click.option(

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar, write_output
+from kvatlas.cli.engine_options import policy_option
 from kvatlas.cli.replay_options import (
     fleet_options,
     named_trace,
@@ -31,6 +33,10 @@ from kvatlas.lab.capacity.live_report import print_live
 from kvatlas.lab.capacity.plan import CapacityPlan, as_json, make_variants, measure_plan
 from kvatlas.lab.capacity.plot import write_plot
 from kvatlas.lab.capacity.report import print_plan
+from kvatlas.lab.capacity.target import TargetPlan, parse_target, search_target, target_as_json
+from kvatlas.lab.capacity.target_report import print_target
+from kvatlas.lab.replay.config import ReplayConfig
+from kvatlas.sim import Trace
 
 # What goes with --router.
 _LIVE = {"router", "key_file", "ca", "watch", "json_to"}
@@ -50,6 +56,7 @@ _PAUSE = 2.0  # seconds; the router keeps terms for ten after each question
     metavar="NAME",
     help="Policy that the variants are simulated with; more of them are compared on the fleet as it is. Repeatable.",
 )
+@policy_option
 @click.option(
     "--host-tokens",
     type=click.IntRange(0),
@@ -58,6 +65,18 @@ _PAUSE = 2.0  # seconds; the router keeps terms for ten after each question
     "[default: four times the cache]",
 )
 @click.option("--quick", is_flag=True, help="Simulate nothing: only the hit rate by the size of the cache.")
+@click.option(
+    "--target",
+    metavar="TARGET",
+    help="Instead of the variants, find the fewest engines with which each policy meets TARGET: mean, p50 or p99 of "
+    "the time to first token (p99<2s), or the share of good requests (good>95%).",
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(0, min_open=True),
+    metavar="PRICE",
+    help="Price of one engine for an hour, in any currency, for --target.",
+)
 @click.option(
     "--router", metavar="URL", help="A running router, whose own figures of the last hour are used: no TRACE."
 )
@@ -75,8 +94,13 @@ _PAUSE = 2.0  # seconds; the router keeps terms for ten after each question
 def plan(trace: Path | None, **options: Any) -> None:
     """Say what limits a fleet under the traffic of TRACE (room, cache or compute), and what more would be worth.
 
+    TRACE is a file as for `kvatlas replay`, or - for standard input.
+
     The hit rate of one cache of any size is computed from the trace. Then the fleet that the options describe is
     simulated as it is, with more and less cache, with more and fewer engines, and with faster ones.
+
+    With --target, the number of engines is searched instead: the fewest with which each policy meets the target, the
+    differences, and their price with --price.
 
     With --router, nothing is simulated: the router says what its engines found in their caches, what one cache of any
     size could have held of the same prompts, and what its decisions expect requests to wait for.
@@ -92,13 +116,16 @@ def plan(trace: Path | None, **options: Any) -> None:
         sys.exit(INTERRUPTED)
 
 
-def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan:
+def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan | TargetPlan:
+    _check_target(options)
     workload, record, config = prepare_replay(path, options)
     made = named_trace(workload, record, options)
     if made is None:
         if path is None:
             raise click.UsageError("Give a TRACE, --workload NAME, --decisions FILE or --router URL.")
         made = read_asked(path, options)
+    if options["target"] is not None:
+        return _search(made, replace(config, host_tokens=options["host_tokens"] or 0), options)
     host = options["host_tokens"]
     host = 4 * config.fleet.engine.cache_tokens if host is None else host
     variants = [] if options["quick"] else make_variants(config, host)
@@ -108,6 +135,32 @@ def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan:
     text, written = write_results(options, as_json(found), functools.partial(write_plot, found))
     to_stdout = options["json_to"] == "-"
     print_plan(found, console(stderr=to_stdout))
+    if to_stdout:
+        click.echo(text)
+    for file in written:
+        click.echo(f"Wrote {file}.", err=True)
+    return found
+
+
+def _check_target(options: dict[str, Any]) -> None:
+    """Check that --target can be read and goes with the other options. Raises `UsageError`, `ConfigError`."""
+    if options["target"] is None:
+        if options["price"] is not None:
+            raise click.UsageError("--price needs --target.")
+        return
+    parse_target(options["target"])
+    for name in ("quick", "plots"):
+        if options[name]:
+            raise click.UsageError(f"--{name.removesuffix('s')} does not apply to --target.")
+
+
+def _search(trace: Trace, config: ReplayConfig, options: dict[str, Any]) -> TargetPlan:
+    target = parse_target(options["target"])
+    with on_interrupt() as stop, progress_bar(config.policies, len(trace.requests)) as bar:
+        found = search_target(trace, config, target, price=options["price"], progress=bar, stop=stop)
+    text, written = write_results(options, target_as_json(found), lambda _path: None)  # no --plot
+    to_stdout = options["json_to"] == "-"
+    print_target(found, console(stderr=to_stdout))
     if to_stdout:
         click.echo(text)
     for file in written:

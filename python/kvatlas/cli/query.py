@@ -67,7 +67,7 @@ _FLAGS = "--tokens, --tokens-file, --text, --chat and --content-hashes"
 @click.option("--sites", is_flag=True, help="Ask a service above many sites which of them hold how much.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def query(
-    url: str,
+    url: str | None,
     key_file: Path | None,
     ca: Path | None,
     timeout: float,

@@ -13,6 +13,7 @@ import click
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar, write_output
 from kvatlas.cli.engine_options import (
+    policy_option,
     request_rate_option,
 )
 from kvatlas.cli.replay_options import (
@@ -54,6 +55,7 @@ _WORK = WorkloadConfig()
     "or all. Repeatable.  "
     f"[default: {', '.join(POLICIES)}]",
 )
+@policy_option
 @click.option(
     "--routers",
     type=click.IntRange(1, 64),
@@ -119,8 +121,8 @@ def replay(trace: Path | None, **options: Any) -> None:
     """Route TRACE over simulated engines, once with each policy, and compare the policies.
 
     TRACE is a JSONL file in Mooncake's format: timestamp (ms), input_length, output_length and hash_ids, which name
-    the prompt's blocks of 512 tokens. Without TRACE, a workload is generated: chats and agents that share system
-    prompts.
+    the prompt's blocks of 512 tokens; or - for standard input. Without TRACE, a workload is generated: chats and agents
+    that share system prompts.
 
     The engines are simulated. The cache behaves exactly like vLLM's. Engines work in steps, in which prompts and
     decoding requests share: time of a step = base + prefill * prompt tokens + running * requests + context * tokens of

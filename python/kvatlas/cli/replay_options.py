@@ -19,10 +19,12 @@ from kvatlas.cli.engine_options import (
     time_unit_option,
 )
 from kvatlas.cli.replay_results import check_results
+from kvatlas.cli.standard_input import as_file
 from kvatlas.lab.replay.config import POLICIES, ReplayConfig
 from kvatlas.lab.replay.decisions import Decisions, read_decisions
 from kvatlas.lab.replay.runner import make_placer
 from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.variants import with_options
 from kvatlas.lab.replay.workloads import TRACES, WORKLOADS, Workload, find_workload
 from kvatlas.routing import policy_names
 from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, read_trace
@@ -169,8 +171,9 @@ def traffic_options(command: _F) -> _F:
 
 
 def read_asked(path: Path, options: dict[str, Any]) -> Trace:
-    """Read the trace in a file. Raises `TraceError`."""
-    return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"])
+    """Read the trace in a file, or in standard input (`-`). Raises `TraceError`."""
+    with as_file(path) as file:
+        return read_trace(file, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"])
 
 
 def asked_workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
@@ -241,7 +244,7 @@ def named_trace(workload: Workload | None, record: Decisions | None, options: di
 def replay_config(options: dict[str, Any], workload: Workload | None, record: Decisions | None) -> ReplayConfig:
     """The configuration of a replay from these options. Options that a command lacks keep their defaults."""
     asked = tuple(dict.fromkeys(options["policies"]))
-    policies = tuple(policy_names()) if "all" in asked else asked or POLICIES
+    names = tuple(policy_names()) if "all" in asked else asked or POLICIES
     scenario = workload.scenario if workload is not None else Scenario()
     late = {name: options[name] for name in ("event_delay", "lose_events") if options.get(name) is not None}
     if options.get("no_events") is not None:
@@ -260,11 +263,11 @@ def replay_config(options: dict[str, Any], workload: Workload | None, record: De
     }
     steps: StepTime = replace(find_hardware(options["hardware"]), **constants)
     speedup = options["speedup"] if workload is None else options["speedup"] * workload.speedup
-    return ReplayConfig(
+    config = ReplayConfig(
         fleet=FleetConfig(engines, engine, options.get("own_names", False), options["seed"]),
         steps=steps,
         scenario=replace(scenario, **late),
-        policies=policies,
+        policies=names,
         guess=options.get("no_events") or "mock",
         routers=options.get("routers", 1),
         loop=options["loop"],
@@ -272,3 +275,5 @@ def replay_config(options: dict[str, Any], workload: Workload | None, record: De
         check=options.get("check", 0.0),
         check_seconds=options.get("check_seconds", 0.0),
     )
+    policies = with_options(names, options["policy_options"], lambda policy: make_placer(policy, config))
+    return replace(config, policies=policies)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kvatlas.cli.console import show_cause
+from kvatlas.cli.grouped_help import GroupedCommand
 from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
 from kvatlas.router.config import ROUTER, read_router_config, show_router_config
@@ -20,6 +21,32 @@ _ENGINES = {
     "decode": "HTTP address of an engine that generates answers to prompts computed by --prefill engines. Repeatable.",
 }
 
+_MOST_USED = (
+    "engine",
+    "discovery__sources",
+    "http__bind",
+    "router__policy",
+    "router__tokenizer",
+    "http__key_file",
+    "router__peers",
+    "config",
+    "print_config",
+    "check",
+)
+_TITLES = {
+    "router": "Placing requests",
+    "http": "Clients",
+    "upstream": "Speaking to engines",
+    "health": "Engines' health",
+    "discovery": "Finding and asking engines",
+    "streams": "Engines' event streams",
+    "relay": "Relays",
+    "snapshot": "Snapshots",
+    "adopt": "Blocks that were never announced",
+    "limits": "Limits",
+    "log": "Logs",
+}
+
 
 def _engines(command: Any) -> Any:
     for name, text in reversed(_ENGINES.items()):
@@ -27,7 +54,12 @@ def _engines(command: Any) -> Any:
     return command
 
 
-@click.command(short_help="Route requests by what engines have cached and how busy they are.")
+@click.command(
+    cls=GroupedCommand,
+    most_used=_MOST_USED,
+    titles=_TITLES,
+    short_help="Route requests by what engines have cached and how busy they are.",
+)
 @_engines
 @click.option(
     "--stream",
@@ -38,8 +70,9 @@ def _engines(command: Any) -> Any:
 @config_option
 @print_config_option
 @click.option("--check", is_flag=True, help="Send a prompt through each engine, say what is wrong, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --check: print a JSON object on a line for each engine.")
 @setting_flags(ROUTER)
-def router(config: Path | None, print_config: bool, check: bool, **options: Any) -> None:
+def router(config: Path | None, print_config: bool, check: bool, as_json: bool, **options: Any) -> None:
     """Route requests of OpenAI clients to vLLM and SGLang engines, by what each has cached and how busy it is.
 
     One process: it follows the engines' KV events like `kvatlas serve`, and sends each request to the engine where it
@@ -49,9 +82,13 @@ def router(config: Path | None, print_config: bool, check: bool, **options: Any)
     configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.
 
     SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off,
-    the router could not start, or --check found something wrong; 2 if an argument or setting is invalid; 130 after a
-    second Ctrl-C.
+    or the router could not start; 2 if an argument or setting is invalid; 130 after a second Ctrl-C.
+
+    With --check: 3 if an engine cannot be used, 4 if the events of one do not arrive or cannot be used, 5 if prompts
+    become other tokens here than in an engine, 1 for any other problem; of several, the first of these.
     """
+    if as_json and not check:
+        raise click.UsageError("--json can only be used with --check.")
     try:
         resolved = read_router_config(given(ROUTER, options), file=config)
         if print_config:
@@ -60,7 +97,7 @@ def router(config: Path | None, print_config: bool, check: bool, **options: Any)
         if check:
             from kvatlas.cli.router_check import report  # noqa: PLC0415 - not needed to run
 
-            status = report(resolved.config)
+            status = report(resolved.config, as_json=as_json)
         else:
             from kvatlas.router.run import run  # noqa: PLC0415 - not needed to check
 

@@ -46,7 +46,7 @@ class RouterReader:
         if not isinstance(router, dict) or "policy" not in router:
             raise ClientError(f"{self._url} is not a kvatlas router: for a service, use `kvatlas workers --watch`")
         last = self.decisions(decisions) if decisions else []
-        return Look(self._url, time.monotonic(), router, self._get("/workers"), self._get("/streams"), last)
+        return Look(self._url, time.monotonic(), router, self._get("/workers"), last)
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         """The last decisions, the newest first. For ten seconds from now, the router keeps the terms of new ones."""

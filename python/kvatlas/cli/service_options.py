@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import httpx
 
 from kvatlas._http import origin
+from kvatlas.cli.router_reader import ROUTER_URL
 from kvatlas.client import DEFAULT_URL, Client
 from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError, UnreachableError
 from kvatlas.service.config.section import check_secret, read_secret
@@ -25,8 +28,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--url",
                 envvar="KVATLAS_URL",
-                default=DEFAULT_URL,
-                show_default=True,
+                show_default=f"{DEFAULT_URL}, or {ROUTER_URL} if only a router listens",
                 show_envvar=True,
                 help="Address of the service, or of a router.",
             ),
@@ -60,13 +62,29 @@ def authenticates(key: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 @contextmanager
-def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
-    """A context with a client. Its errors end the command: with status 1 if the service caused them, else 2."""
+def asking(url: str | None, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
+    """A context with a client. Its errors end the command: with status 1 if the service caused them, else 2.
+
+    Without a URL, it is a client of the service at its usual port; of a router at its own, if nothing listens at the
+    service's.
+    """
+    if url is None:
+        is_router = not _listens(DEFAULT_URL) and _listens(ROUTER_URL)
+        url = ROUTER_URL if is_router else DEFAULT_URL
     with (
         ending("kvatlas serve", "KVATLAS_URL"),
         Client(url, key=key_of(key_file, env), timeout=timeout, ssl_context=trust(ca)) as client,
     ):
         yield client
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +18,18 @@ def _keys(schema: Schema[Any]) -> dict[str, Any]:
     return {path.replace(".", "__"): key for path, key in schema.keys.items()}
 
 
-def setting_flags(schema: Schema[Any]) -> Callable[[_F], _F]:
-    """Add a flag for each setting, in order. The configuration parses the values, so that all sources agree."""
+def setting_flags(schema: Schema[Any], only: Container[str] | None = None) -> Callable[[_F], _F]:
+    """Add a flag for each setting, in order. The configuration parses the values, so that all sources agree.
+
+    Args:
+        schema: The settings.
+        only: The paths of settings that get a flag; all if not given.
+    """
 
     def decorate(command: _F) -> _F:
         for name, key in reversed(_keys(schema).items()):
+            if only is not None and key.path not in only:
+                continue
             shown = key.show_default().strip('"')
             if isinstance(key.kind, Switch):
                 command = click.option(key.flag, name, flag_value="true", default=None, help=key.help)(command)

@@ -49,12 +49,13 @@ from kvatlas.errors import UnreachableError
 def top(url: str, key_file: Path | None, ca: Path | None, interval: float, decisions: int, once: bool) -> None:
     """Watch a running router until Ctrl-C.
 
-    For each engine: whether it takes requests; the state of its event streams and how late events are visible (lag);
-    requests that wait for their first token, and run; uncached prompt tokens queued; how full its KV cache is; the
-    share of prompt tokens found in its cache (hits), since this command started, or with --once since the router did.
+    For each engine: its models; whether it takes requests; the state of its event streams and how late events are
+    visible (lag); requests that wait for their first token, and run; uncached prompt tokens queued; how full its KV
+    cache is; the share of prompt tokens found in its cache (hits), since this command started, or with --once since the
+    router did.
 
-    For each decision: the engine, the prompt's tokens, how many the router expected in the cache and how many the
-    engine found there, why it was chosen, how long that took, and the time to the first token.
+    For each decision: the engine, the model, the prompt's tokens, how many the router expected in the cache and how
+    many the engine found there, why it was chosen, how long that took, and the time to the first token.
 
     Columns that do not fit are left out. Exit status: 0; 1 if the router does not respond or refuses; 2 if an argument
     is invalid; 130 after Ctrl-C.

@@ -13,29 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from kvatlas._text import counted, milliseconds, nanoseconds, percent, seconds, short
+from kvatlas.cli.conditions import CONDITIONS, condition_words
 
 _STANDINGS = {
     "up": "green",
     "busy": "yellow",
     "asleep": "yellow",
     "draining": "yellow",
-    "refusing": "yellow",
-    "partial": "yellow",
+    **dict.fromkeys(("refusing", "denying", "slow", "overdue", "partial"), "yellow"),
 }
-_STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow"}
+_STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow", "asking": "yellow"}
 _ROWS = 64  # engines shown
 _ADVISED = 8  # engines shown with advice
-_CONDITIONS = (  # the worst first
-    "down",
-    "asleep",
-    "failing",
-    "silent",
-    "misconfigured",
-    "busy",
-    "refusing",
-    "denying",
-    "partial",
-)
+_MODELS = 2  # names of models shown of an engine
+_LONGEST = 28  # characters of a model's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,6 @@ class Look:
     at: float  # seconds
     router: dict[str, Any]
     workers: list[dict[str, Any]]
-    streams: list[dict[str, Any]]
     decisions: list[dict[str, Any]]
 
 
@@ -80,10 +70,13 @@ class View:
             parts.insert(0, Text(f" EVERY ENGINE IS DOWN: {why} ", "bold white on red"))
         if unread := look.router.get("unread_prompts"):
             parts.append(_unread(unread))
+        if refused := _refused(look, before):
+            parts.append(refused)
         if changing := look.router.get("changing_prompts"):
             parts.append(_changing(changing))
         if rows:
-            parts.append(_table(_ENGINES, rows[:_ROWS], out))
+            shown = rows[:_ROWS]
+            parts.append(_table(_with_models(_ENGINES, shown, lambda row: row.models), shown, out))
             if len(rows) > _ROWS:
                 parts.append(Text(f"and {len(rows) - _ROWS} more", "dim"))
             parts += [_advice(row) for row in rows[:_ADVISED] if row.condition]
@@ -92,7 +85,8 @@ class View:
         if self.decisions:
             parts.append(Text())
             if look.decisions:
-                parts.append(_table(_DECISIONS, look.decisions, out))
+                columns = _with_models(_DECISIONS, look.decisions, _model_of_decision)
+                parts.append(_table(columns, look.decisions, out))
             else:
                 parts.append(Text("No decisions yet.", "dim"))
         return Group(*parts)
@@ -113,7 +107,9 @@ def _summary(look: Look, first: Look, before: Look) -> Text:
     if hits is not None:
         possible = router.get("possible_hit_rate") or {}
         most = possible.get("fleet") or possible.get("unlimited")
-        words.append(f"hits {percent(hits)}" + (f", possible {percent(most)}" if most is not None else ""))
+        # A bound below the hits is none: this router has not seen the prompts that caches are full of.
+        is_bound = most is not None and most >= hits
+        words.append(f"hits {percent(hits)}" + (f", possible {percent(float(most or 0))}" if is_bound else ""))
     expected = _since(look, first, "expected_cached_tokens")
     reported = _since(look, first, "reported_cached_tokens")
     if expected:
@@ -123,8 +119,20 @@ def _summary(look: Look, first: Look, before: Look) -> Text:
 
 def _advice(row: _Engine) -> Text:
     """The line that says what is wrong with an engine, and what to do about it."""
-    about = row.condition
-    return Text(f"{row.name}: {about['reason']}; {about['advice']}: {about['runbook']}", "yellow")
+    return Text(f"{row.name}: {condition_words(row.condition)}", "yellow")
+
+
+def _refused(look: Look, before: Look) -> Text | None:
+    """The line about requests that the router refused, by reason; None if it refused none."""
+    counts, past = look.router.get("refused") or {}, before.router.get("refused") or {}
+    if not counts:
+        return None
+    by_count = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    words = ", ".join(
+        f"{count:,} {code}" + (f" (+{more:,})" if (more := count - past.get(code, 0)) and before is not look else "")
+        for code, count in by_count
+    )
+    return Text(f"Refused since the router started: {words}", "yellow")
 
 
 def _unread(about: dict[str, Any]) -> Text:
@@ -165,15 +173,12 @@ class _Engine:
         self.name = str(worker["name"])
         self.standing = str(worker["standing"])
         condition = worker.get("condition")
-        self.condition: dict[str, str] = condition if isinstance(condition, dict) else {}
+        self.condition: dict[str, Any] = condition if isinstance(condition, dict) else {}
         ranks = worker.get("ranks")
         self.ranks: list[dict[str, Any]] = ranks if isinstance(ranks, list) else []
-        self.streams: list[dict[str, Any]] = [
-            stream
-            for each in look.streams
-            if each.get("instance_id") == self.name
-            for stream in each.get("streams", {}).values()
-        ]
+        events = worker.get("events")
+        self.events: dict[str, Any] = events if isinstance(events, dict) else {}
+        self.models = [str(model) for model in worker.get("models") or ()]
         self._now, self._first = worker, _named(first, self.name) if first is not look else None
         past = _named(before, self.name) if before is not look else None
         span = look.at - before.at
@@ -188,9 +193,9 @@ class _Engine:
     @property
     def rank_of_condition(self) -> int:
         """Sort key of the engine's condition; the worst sorts first."""
-        if self.word in _CONDITIONS:
-            return _CONDITIONS.index(self.word)
-        return len(_CONDITIONS) + (self.word == "up")
+        if self.word in CONDITIONS:
+            return CONDITIONS.index(self.word)
+        return len(CONDITIONS) + (self.word == "up")
 
     @property
     def is_followed(self) -> bool:
@@ -230,16 +235,15 @@ def _number(value: float | None) -> Text:
 
 
 def _stream(engine: _Engine) -> Text:
-    if not engine.streams:
+    state = engine.events.get("state")
+    if state is None:
         return Text("" if engine.is_followed else "untrusted", "yellow")
-    states = [str(stream.get("state")) for stream in engine.streams]
-    worst = next((state for state in states if state != "live"), "live")
-    return Text(worst, _STREAMS.get(worst, "red"))
+    return Text(str(state), _STREAMS.get(str(state), "red"))
 
 
 def _lag(engine: _Engine) -> Text:
-    lags = [float(stream["lag_ms"]) for stream in engine.streams if _is_number(stream.get("lag_ms"))]
-    return Text(milliseconds(max(lags))) if lags else Text("")
+    lag = engine.events.get("lag_ms")
+    return Text(milliseconds(float(lag or 0))) if _is_number(lag) else Text("")
 
 
 def _kv(engine: _Engine) -> Text:
@@ -309,6 +313,29 @@ _DECISIONS = (
 
 def _place(record: dict[str, Any]) -> str:
     return f"{record['worker']}" + (f" rank {record['rank']}" if record.get("rank") else "")
+
+
+def _model_of_decision(record: dict[str, Any]) -> list[str]:
+    return [str(record["model"])] if record.get("model") else []
+
+
+def _with_models(
+    columns: Sequence[Column], rows: Sequence[Any], models_of: Callable[[Any], Sequence[str]]
+) -> Sequence[Column]:
+    """The columns, with one of models after the engine's if any is known; it gives way first if all rows have one."""
+    known = {model for row in rows for model in models_of(row)}
+    if not known:
+        return columns
+    after = next(place for place, column in enumerate(columns, 1) if column.title == "engine")
+    gives_way = 1 if len(known) > 1 else max(column.gives_way for column in columns) + 1
+    model = Column("model", lambda row: Text(_model_names(models_of(row))), gives_way, left=True)
+    return (*columns[:after], model, *columns[after:])
+
+
+def _model_names(models: Sequence[str]) -> str:
+    """The first names, cut to a length that leaves room for other columns, and the number of the others."""
+    names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in models[:_MODELS]]
+    return ", ".join(names) + (f" +{len(models) - _MODELS}" if len(models) > _MODELS else "")
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Any], out: Console) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from click.core import ParameterSource
 from kvatlas.cli.console import check_output, console, exit_status, write_output
 from kvatlas.cli.engine_options import POSITIVE, seed_option, time_unit_option
 from kvatlas.cli.query import open_tokenizer
+from kvatlas.cli.standard_input import as_file
 from kvatlas.lab.traffic.profile import as_json, profile
 from kvatlas.lab.traffic.reading import FORMATS, read_traffic
 from kvatlas.lab.traffic.report import print_profile
@@ -27,7 +29,7 @@ _ONLY = {
     "columns": ("csv", "azure", "burstgpt"),
     "time_unit": ("trace", "bailian", "csv", "azure", "burstgpt", "openai"),
     "block_size": ("trace", "claude-logs", "bailian", "otel", "csv", "azure", "burstgpt", "openai", "vllm"),
-    "tokenizer": ("otel", "openai", "vllm"),
+    "tokenizer": ("csv", "otel", "openai", "vllm"),
     "session_rate": ("claude-code",),
     "longest_pause": ("claude-code", "claude-logs"),
     "seed": ("claude-code",),
@@ -36,7 +38,9 @@ _ONLY = {
 
 
 @click.command(short_help="Describe a trace, or make one of other records of traffic.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="FILE...")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, allow_dash=True), metavar="FILE..."
+)
 @click.option(
     "--from",
     "kind",
@@ -55,14 +59,14 @@ _ONLY = {
     type=click.IntRange(1),
     metavar="TOKENS",
     help="Tokens per block, where FILE does not say: what an id stands for, or what is to be made of a log.  "
-    "[default: 512; 64 for logs; 16 for bailian]",
+    "[default: 512; 64 for logs and texts; 16 for bailian]",
 )
 @time_unit_option
 @click.option(
     "--tokenizer",
     metavar="NAME",
-    help="Tokenizer for logs with text: a tokenizer.json, a model directory, or a model name on the Hugging Face hub.  "
-    "[default: cut by characters]",
+    help="Tokenizer for logs and tables with text: a tokenizer.json, a model directory, or a model name on the Hugging "
+    "Face hub.  [default: cut by characters]",
 )
 @click.option("--model", metavar="NAME", help="Use only the requests of this model.")
 @click.option(
@@ -91,7 +95,7 @@ def trace(files: tuple[Path, ...], **options: Any) -> None:
 
     FILE may be a trace, a router's record, or what others record: see --from. --save writes a trace that `kvatlas
     replay` and `kvatlas plan` read. Claude Code's sessions and logs, Dynamo's traces and spans may be several files, or
-    a directory.
+    a directory. FILE may be - for standard input.
 
     Exit status: 0; 2 if FILE cannot be read or an argument is invalid.
     """
@@ -103,9 +107,14 @@ def trace(files: tuple[Path, ...], **options: Any) -> None:
     made = traffic.trace
     if options["save"] is not None:
         write_output(options["save"], functools.partial(write_trace, options["save"], made.requests, made.block))
+    for warning in traffic.warnings:
+        click.echo(f"Warning: {warning}", err=True)
     it = profile(made)
     to_stdout = options["json_to"] == "-"
-    text = json.dumps({"format": traffic.format, "assumptions": traffic.assumptions, **as_json(it)}, indent=2)
+    text = json.dumps(
+        {"format": traffic.format, "assumptions": traffic.assumptions, "warnings": traffic.warnings, **as_json(it)},
+        indent=2,
+    )
     if options["json_to"] is not None and not to_stdout:
         path = Path(options["json_to"])
         write_output(path, functools.partial(path.write_text, text + "\n", encoding="utf-8"))
@@ -133,7 +142,9 @@ def _read(files: Sequence[Path], options: dict[str, Any]) -> Traffic:
         skip_bad=options["skip_bad"],
         **_tokenizer(options["tokenizer"]),
     )
-    traffic = read_traffic(files, how, kind=options["kind"], limit=options["requests"])
+    with ExitStack() as stack:
+        paths = [stack.enter_context(as_file(file)) for file in files]
+        traffic = read_traffic(paths, how, kind=options["kind"], limit=options["requests"])
     source = click.get_current_context().get_parameter_source
     for name, kinds in _ONLY.items():
         if traffic.format not in kinds and source(name) is not ParameterSource.DEFAULT:

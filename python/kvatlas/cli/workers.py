@@ -18,13 +18,15 @@ from rich.text import Text
 
 from kvatlas._text import counted, milliseconds
 from kvatlas.cli import INTERRUPTED
+from kvatlas.cli.conditions import condition_words
 from kvatlas.cli.console import console
 from kvatlas.cli.service_options import asking, asks, no_workers
 from kvatlas.client import EngineStatus, Readiness, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 
 _COUNTERS = ("gaps", "lost", "refused", "unlinked")
-_RUNBOOK = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md"
+_PAGES = "https://github.com/kvatlas/kvatlas/blob/main/docs"
+_RUNBOOK = f"{_PAGES}/guides/sick-engines.md"
 _ADVICE = {
     "misconfigured": "its blocks have another size than --block-size: leave the option out, or set it to their size",
     "refusing": "some of its events could not be used: `kvatlas decode` shows them",
@@ -57,7 +59,7 @@ _COLORS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. With --watch, one line per refresh.")
 def workers(
-    url: str,
+    url: str | None,
     key_file: Path | None,
     ca: Path | None,
     timeout: float,
@@ -72,6 +74,8 @@ def workers(
     gaps: how often batches were missing. lost: batches that no replay recovered. refused: events that could not be
     used. unlinked: blocks below a missing one. lag: time from the engine's timestamp until a batch is visible in
     answers.
+
+    What a router knows of its engines (their conditions, with reason, advice and runbook) is below the table.
 
     Engines that the service was told to follow, but could not register, are listed below the table with the reason, and
     engines to which a router sends requests without following their events.
@@ -96,8 +100,14 @@ def workers(
                 state = "" if ready else f"; {ready}"
                 table = Text(f"{client.url} has {no_workers(client, model, routing_group)}{state}.")
             unfollowed = (worker for worker in fleet if not worker.streams)
+            conditions = (
+                Text(f"{worker.worker}: {condition_words(dataclasses.asdict(worker.condition))}", "yellow")
+                for worker in fleet
+                if worker.condition
+            )
             return Group(
                 table,
+                *conditions,
                 *(Text(_unfollowed(worker), "yellow") for worker in unfollowed),
                 *(Text(_engine(engine), "red") for engine in ready.engines),
             )
@@ -165,9 +175,9 @@ def _shown(out: Console, fleet: list[WorkerStatus], ready: Readiness) -> Rendera
         for worker, stream in streams
         if stream.last_error and not stream.trusted
     ] + [
-        f"{worker.worker} rank {stream.rank}: {doubt}: {_ADVICE[doubt]}: {_RUNBOOK}#{doubt}"
+        f"{worker.worker} rank {stream.rank}: {doubt}: {_ADVICE[doubt]}: {_PAGES}/runbooks/{doubt}.md"
         for worker, stream in streams
-        if (doubt := _doubt(stream)) in _ADVICE
+        if worker.condition is None and (doubt := _doubt(stream)) in _ADVICE
     ]
     return Group(
         Text(words, "bold white on red" if is_emergency else ""),

@@ -12,6 +12,7 @@ from kvatlas.client.aio import AsyncClient
 from kvatlas.client.answers import (
     Answer,
     BatchAnswer,
+    EngineCondition,
     EngineStatus,
     KeyspaceDump,
     RankDepth,
@@ -34,6 +35,7 @@ __all__ = [
     "AsyncClient",
     "BatchAnswer",
     "Client",
+    "EngineCondition",
     "EngineStatus",
     "KeyspaceDump",
     "Query",

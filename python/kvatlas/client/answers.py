@@ -259,11 +259,31 @@ class StreamStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineCondition:
+    """The worst thing that a router knows of an engine.
+
+    Attributes:
+        name: Its name in metrics and logs: "down", "no_events", "refused", "slow", …
+        reason: The reason, in words.
+        advice: What to do.
+        runbook: The address of a page about it.
+        since: The time since which it holds, in seconds since 1970.
+    """
+
+    name: str
+    reason: str
+    advice: str
+    runbook: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """A registered worker.
 
     `source` is who registered it, `status` the worst status of its streams. `aliases` are other names of its model, and
-    `adapters` the LoRA adapters that can be given as the model.
+    `adapters` the LoRA adapters that can be given as the model. `condition` is what a router says of it: None if all is
+    well, and at a service.
     """
 
     worker: str
@@ -275,6 +295,7 @@ class WorkerStatus:
     streams: tuple[StreamStatus, ...]
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    condition: EngineCondition | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from kvatlas.client import parse
@@ -41,7 +42,8 @@ def workers(
     engines: Rows, followed: list[WorkerStatus], model: str | None, routing_group: str | None
 ) -> list[WorkerStatus]:
     """The workers of a router: engines whose events it follows, then engines without events."""
-    fleet = list(followed)
+    conditions = {str(row["name"]): parse.engine_condition(row.get("condition")) for row in engines}
+    fleet = [dataclasses.replace(worker, condition=conditions.get(worker.worker)) for worker in followed]
     known = {worker.worker for worker in fleet}
     for row in engines:
         names = [str(name) for name in row["models"]]
@@ -57,6 +59,7 @@ def workers(
                     block_size=0,
                     streams=(),
                     aliases=tuple(names[1:]),
+                    condition=conditions[str(row["name"])],
                 )
             )
     return [

@@ -11,6 +11,7 @@ import httpx
 from kvatlas.client.answers import (
     Answer,
     BatchAnswer,
+    EngineCondition,
     EngineStatus,
     KeyspaceDump,
     RankDepth,
@@ -169,6 +170,14 @@ def worker_statuses(data: Any) -> list[WorkerStatus]:
         )
         for each in data
     ]
+
+
+def engine_condition(about: Mapping[str, Any] | None) -> EngineCondition | None:
+    """The condition of an engine in a router's `/workers`; None if all is well."""
+    if about is None:
+        return None
+    words = {name: str(about[name]) for name in ("name", "reason", "advice", "runbook")}
+    return EngineCondition(**words, since=float(about.get("since", 0)))
 
 
 def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:

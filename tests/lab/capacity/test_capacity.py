@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from kvatlas.lab.capacity import CapacityPlan, make_variants, measure_plan
-from kvatlas.lab.capacity.plan import NOW, as_json
+from kvatlas.lab.capacity.plan import NOW, SHARED, Bottleneck, as_json
 from kvatlas.lab.capacity.plot import write_plot
-from kvatlas.lab.capacity.report import cache_rows, print_plan
+from kvatlas.lab.capacity.report import about_bottleneck, about_variants, cache_rows, print_plan
 from kvatlas.lab.replay import ReplayConfig
+from kvatlas.lab.replay.results import Latency
 from kvatlas.sim import EngineConfig, FleetConfig, Trace, TraceRequest
 from kvatlas.sim.hardware import StepTime
 
@@ -122,3 +123,35 @@ def test_an_interrupted_one_keeps_what_it_has() -> None:
     found = measure_plan(Trace(lines), its, make_variants(its), stop=lambda: next(calls, True))
     assert found.partial
     assert [row.name for row in found.rows] == [NOW]
+
+
+def test_what_helps_is_what_the_table_says(plan: CapacityPlan) -> None:
+    base = plan.rows[0].result.ttft.mean
+    said = " ".join(about_variants(plan.rows))
+    helps, _, rest = said.partition("Less than")
+    for row in plan.rows[1:]:
+        change = row.result.ttft.mean / base - 1
+        is_less = row.name in ("half the cache", "1 engine")
+        assert (row.name in helps) == (change <= -0.1 and not is_less)
+        assert (row.name in rest) == (change < 0.1 if is_less else change > -0.1)
+
+
+def test_a_table_where_everything_helps_leaves_nothing_out() -> None:
+    # F3: the largest part was compute by little, and "more cache hardly helps" stood below -37 % for more cache.
+    ttfts = {NOW: 1.0, "half the cache": 4.0, "4 x the cache": 0.63, "twice as fast": 0.5, "6 engines": 0.97}
+    one = size([asks(0, (1, 2))], config()).rows[0]
+    rows = [replace(one, name=name, cache_tokens=1 if name.startswith("half") else one.cache_tokens) for name in ttfts]
+    rows = [replace(row, result=replace(row.result, ttft=Latency(ttfts[row.name], 0.0, 0.0))) for row in rows]
+    assert about_variants(rows) == [
+        "The first token comes sooner, most of all, with twice as fast (-50 %), 4 x the cache (-37 %).",
+        "Less than 10.0 % sooner, or later: 6 engines (-3 %).",
+    ]
+    sentences = about_bottleneck(Bottleneck(0.0, 0.4, 0.6), rows)
+    assert sentences[1] == "Compute limits this fleet most."
+    assert "hardly does" not in " ".join(sentences)
+
+
+def test_one_shared_cache_is_a_row(plan: CapacityPlan) -> None:
+    rows = {row.name: row.result for row in plan.rows}
+    assert rows[SHARED].policy == "shared-cache"
+    assert rows[SHARED].hit_rate >= rows[NOW].hit_rate

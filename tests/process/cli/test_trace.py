@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from tests.support.command import Run
+
+from kvatlas.cli import main
 
 LINE = '{"timestamp": %d, "input_length": 1100, "output_length": 2, "hash_ids": [1, 2, %d], "session_id": "s"}\n'
 TABLE = "when,in,out\n1,600,5\n2,700,6\n"
@@ -223,6 +226,33 @@ def test_a_narrow_terminal(run: Run, trace: Path, monkeypatch: pytest.MonkeyPatc
     done = run("trace", trace)
     assert max(map(len, done.stdout.splitlines())) <= width
     assert "prompt tokens" in done.stdout
+
+
+def test_standard_input_is_a_file_too(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trace.parent)
+
+    def piped(text: str, *args: str) -> Result:
+        return CliRunner().invoke(main, args, prog_name="kvatlas", input=text)
+
+    done = piped(trace.read_text(), "trace", "-", "--save", "s.jsonl")
+    assert done.exit_code == 0, done.stderr
+    assert "standard input: 2 requests in 30 seconds" in done.stdout
+    assert Path("s.jsonl").read_text() == trace.read_text()
+    for command in ("replay", "plan"):
+        done = piped(trace.read_text(), command, "-", "--policy", "round-robin", "--engines", "1")
+        assert done.exit_code == 0, done.stderr
+        assert "2 requests" in done.stdout
+        done = piped("{}\n", command, "-")
+        assert done.exit_code == 2
+        assert done.stderr.startswith("Error: standard input, line 1: no 'timestamp'")
+
+
+def test_a_warning_goes_to_stderr_and_json(run: Run, tmp_path: Path) -> None:
+    row = {"time": 0, "prompt": "a" * 1_730, "usage": {"prompt_tokens": 10}}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    done = run("trace", "log.jsonl", "--json", "-")
+    assert "Warning: In 1 of 1 request with usage" in done.stderr
+    assert len(json.loads(done.stdout)["warnings"]) == 1
 
 
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_live_stream_that_is_not_well(service: Service, changes: dict[str, Any
     assert first.split()[:4] == ["a", "1", "live", word]
     assert second.split()[:4] == ["a", "0", "live", "yes"]
     assert advice.startswith(f"a rank 1: {word}: ")
-    assert advice.endswith(f"sick-engines.md#{word}")
+    assert advice.endswith(f"docs/runbooks/{word}.md")
 
 
 def test_json(run: Run, service: Service) -> None:

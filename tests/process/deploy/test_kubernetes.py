@@ -228,8 +228,11 @@ def test_only_those_named_may_connect() -> None:
 
 
 def test_kvatlas_reads_the_engines(made: list[Document]) -> None:
-    (engines,) = (of_kind("ConfigMap", made)).values()
-    text = engines["data"]["engines.toml"]
+    (text,) = (
+        document["data"]["engines.toml"]
+        for document in of_kind("ConfigMap", made).values()
+        if "engines.toml" in document["data"]
+    )
     read = read_engines(text.encode(), Path("engines.toml"), Config())
     assert len(read) == text.count("\n[[")
     if "old-0" in text:
@@ -263,7 +266,9 @@ def test_kubernetes_schemas_have_all_of_it(version: str, tmp_path: Path) -> None
     texts |= {path.stem: render("--values", str(path)) for path in VALUES}
     for name, text in texts.items():
         # The operator's own kind, without a schema in Kubernetes.
-        known = [document for document in documents(text) if document["kind"] != "ServiceMonitor"]
+        known = [
+            document for document in documents(text) if document["kind"] not in ("ServiceMonitor", "PrometheusRule")
+        ]
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump_all(known))
         command = [validate, "--strict", "--kubernetes-version", version, str(path)]
@@ -307,3 +312,32 @@ def test_kustomize_takes_the_base_and_the_example() -> None:
     assert "--hash-seed=0" in served["args"]
     (engines,) = of_kind("ConfigMap", made).values()
     assert len(read_engines(engines["data"]["engines.toml"].encode(), Path("e"), Config())) == 2
+
+
+# Monitoring
+
+
+def test_the_chart_has_the_alerts_and_the_dashboards_if_asked_for() -> None:
+    values = next(path for path in VALUES if path.stem == "everything")
+    made = documents(render("--values", str(values)))
+    (rules,) = of_kind("PrometheusRule", made).values()
+    assert rules["metadata"]["labels"]["release"] == "prometheus"
+    assert rules["spec"] == load(CHART.parents[1] / "prometheus/kvatlas.rules.yml")
+    maps = of_kind("ConfigMap", made)
+    files = {path.name: path.read_text() for path in (CHART.parents[1] / "grafana").glob("*.json")}
+    found: dict[str, str] = {}
+    for document in maps.values():
+        labels = document["metadata"].get("labels", {})
+        if "grafana_dashboard" in labels:
+            assert labels["grafana"] == "main"
+            assert document["metadata"]["annotations"] == {"grafana_folder": "kvatlas"}
+            found |= document["data"]
+    assert {name: json.loads(text) for name, text in found.items()} == {
+        f"kvatlas-{name}": json.loads(text) for name, text in files.items()
+    }
+
+
+def test_the_chart_has_no_alerts_and_no_dashboards_unless_asked_for() -> None:
+    made = documents(RENDERED.read_text())
+    assert not of_kind("PrometheusRule", made)
+    assert not [name for name in of_kind("ConfigMap", made) if "dashboard" in name]

@@ -120,7 +120,7 @@ def test_a_prompt_that_is_computed_for_long_is_left_alone(
         wait_until(lambda: condition(router).get("name") == "busy", "that is its condition")
         about = condition(router)
         assert "GET /health" in about["reason"]
-        assert about["runbook"].endswith("#busy")
+        assert about["runbook"].endswith("/busy.md")
         assert router.metric("kvatlas_router_engine_standing", engine="e0", standing="busy") == 1
         before = other.asked()
         answers = [router.ask() for _ in range(4)]
@@ -202,7 +202,9 @@ def test_an_engine_that_always_answers_late_is_up_once_that_is_known(engine: Eng
 
     engine.answers["/health"] = late
     with Router(engine, flags=FLAGS, ready=False) as router:
-        wait_until(lambda: router.log.count("the engine is back") == 1 or router.get("/ready")[0] == 200, "it answered")
+        wait_until(
+            lambda: router.log.count("the engine is well again") == 1 or router.get("/ready")[0] == 200, "it answered"
+        )
         downs = router.log.count("the engine is down")
         asked = engine.times("/health")
         wait_until(lambda: engine.times("/health") > asked + 3, "it was asked again")

@@ -98,7 +98,7 @@ def test_an_engine_that_denies_again_and_again(cache: Cache) -> None:
     about = cache.condition()
     assert "0 of the 50 blocks" in about["reason"]
     assert about["advice"]
-    assert about["runbook"].endswith("sick-engines.md#denying")
+    assert about["runbook"].endswith("docs/runbooks/denying.md")
     assert cache.router.metric("kvatlas_router_engine_condition", engine="e0", condition="denying") == 1
     assert "denying" in ask_by_command(cache.router, "top", "--once").stdout
     wait_until(lambda: cache.router.log.count("the engine is denying") == 1, "the log says so, once")

@@ -33,7 +33,7 @@ def test_an_engine_that_fails_all_its_requests(router: Router, engine: Engine) -
     about = condition(router)
     assert about["name"] == "failing"
     assert about["advice"]
-    assert about["runbook"].endswith("sick-engines.md#failing")
+    assert about["runbook"].endswith("docs/runbooks/failing.md")
     wait_until(lambda: router.log.count("the engine is failing") == 1, "the log says so")
     assert router.metric("kvatlas_router_engine_condition", engine="e0", condition="failing") == 1
     assert router.metric("kvatlas_router_engine_condition", engine="e0") == 1, "one at a time"

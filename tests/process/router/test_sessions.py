@@ -277,7 +277,7 @@ def test_prompts_that_begin_differently_each_time_are_told(exact: Router) -> Non
     assert exact.metric("kvatlas_router_changing_prompt_sessions") == 1
     wait_until(lambda: "begin differently turn after turn" in exact.log, "the log says so")
     assert "clock" not in exact.log
-    look = Look("http://r", 0.0, state, [], [], [])
+    look = Look("http://r", 0.0, state, [], [])
     console = pytest.importorskip("rich.console").Console(width=200, record=True, file=io.StringIO())
     console.print(View(0).show(look, console))
     assert (

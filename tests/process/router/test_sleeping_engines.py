@@ -49,7 +49,7 @@ def test_an_engine_that_sleeps_gets_nothing_until_it_wakes(engine: Engine, other
         wait_until(lambda: standing(router) == "asleep", "it is seen to sleep")
         assert [router.ask().headers["x-kvatlas-worker"] for _ in range(4)] == ["e1"] * 4
         wait_until(lambda: condition(router).get("name") == "asleep", "that is its condition")
-        assert condition(router)["runbook"].endswith("#asleep")
+        assert condition(router)["runbook"].endswith("/asleep.md")
         assert router.metric("kvatlas_router_engine_standing", engine="e0", standing="asleep") == 1
         assert router.metric("kvatlas_router_engine_condition", engine="e0", condition="asleep") == 1
         assert "asleep" in ask_by_command(router, "top", "--once").stdout

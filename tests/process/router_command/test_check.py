@@ -235,7 +235,7 @@ def test_the_command(fleet: Fleet, tokenizer: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "No problems with 1 engine." in done.output
     done = CliRunner().invoke(command, [*flags, "--engine", "http://127.0.0.1:9"], env={"COLUMNS": "40"})
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert "1 problem at 1 of 2 engines." in " ".join(done.output.split())
     assert max(map(len, done.output.splitlines())) <= 40
     assert CliRunner().invoke(command, ["--check"]).exit_code == 2

@@ -1,5 +1,6 @@
 """`kvatlas` itself."""
 
+import os
 import subprocess
 import sys
 
@@ -52,3 +53,25 @@ def test_ctrl_c_where_a_command_does_not_see_to_it(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SystemExit) as ended:
         main(["query", "--tokens", "1"])
     assert ended.value.code == 130
+
+
+def test_the_help_of_the_router_is_in_groups_with_the_most_used_first(run: Run) -> None:
+    lines = run("router", "--help").stdout.splitlines()
+    groups = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert groups[:3] == ["Most used:", "Placing requests:", "Clients:"]
+    assert groups[-1] == "Other options:"
+    flags = [line.split()[0] for line in lines[lines.index("Most used:") :] if line.startswith("  --")]
+    assert flags[:10] == [
+        *("--engine", "--discover", "--bind", "--policy", "--tokenizer"),
+        *("--key-file", "--peer", "--config", "--print-config", "--check"),
+    ]
+    assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(shell: str) -> None:
+    environment = os.environ | {"_KVATLAS_COMPLETE": f"{shell}_source"}
+    command = [sys.executable, "-W", "ignore", "-c", "from kvatlas.cli import main; main(prog_name='kvatlas')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0 or "Bash version is not supported" in done.stderr, done.stderr
+    assert f"_KVATLAS_COMPLETE={shell}_complete" in done.stdout

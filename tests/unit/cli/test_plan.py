@@ -66,6 +66,9 @@ def test_a_workload_and_policies_to_compare(run: Run) -> None:
         (("t.jsonl", "--json", "t.jsonl"), "would be overwritten"),
         (("t.jsonl", "--host-tokens", "-1"), "'--host-tokens'"),
         (("none.jsonl",), "cannot read none.jsonl"),
+        (("t.jsonl", "--target", "p99>2s"), "p99 is a time that should be low"),
+        (("t.jsonl", "--price", "3"), "--price needs --target"),
+        (("t.jsonl", "--target", "p99<2s", "--plot", "p.png"), "--plot does not apply to --target"),
         (("t.jsonl", "--loop", "closed"), "only the open loop can replay it"),
     ],
 )
@@ -73,3 +76,30 @@ def test_wrong_flags_are_refused(run: Run, trace: Path, flags: tuple[str, ...], 
     done = run("plan", *flags)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
+
+
+def test_a_target_and_a_price(run: Run, trace: Path, tmp_path: Path) -> None:
+    flags = ("--policy", "kvatlas", "--policy", "round-robin", "--target", "p99<5s", "--price", 3, "--json", "p.json")
+    done = run("plan", trace, *SMALL, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "kvatlas needs 1 engine for p99 < 5.00 s." in " ".join(done.stdout.split())
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert [one["engines"] for one in data["policies"]] == [1, 1]
+    assert data["policies"][0]["price_per_hour"] == 3.0
+
+
+def test_a_range_of_a_policys_option(run: Run, trace: Path) -> None:
+    for command, flags in (("plan", ("--target", "p99<5s")), ("replay", ())):
+        done = run(
+            command, trace, *SMALL, "--policy", "kvatlas", "--policy-option", "hold=0..1:1", *flags, "--json", "-"
+        )
+        assert done.returncode == 0, done.stderr
+        rows = json.loads(done.stdout)["policies"]
+        assert [row["policy"] for row in rows] == ["kvatlas hold=0", "kvatlas hold=1"]
+
+
+@pytest.mark.parametrize("command", ["plan", "replay", "demo"])
+def test_an_unknown_option_of_a_policy_is_refused(run: Run, command: str) -> None:
+    done = run(command, *(("--workload", "chat") if command != "demo" else ()), "--policy-option", "nope=1")
+    assert done.returncode == 2
+    assert 'has no option "nope"' in " ".join(done.stderr.split())

@@ -111,10 +111,14 @@ impl Fleet {
     /// not, its silence.
     #[must_use]
     pub fn lag(&self, stream: &Stream) -> Option<Duration> {
-        let (lag, silence) = (stream.status.lag(), stream.status.silence());
+        stream.status.lag().max(self.overdue(stream))
+    }
+
+    /// Silence of a stream whose engine should have answered since and has not; none if it is not overdue.
+    #[must_use]
+    pub fn overdue(&self, stream: &Stream) -> Option<Duration> {
         let is_asked = stream.registration.replay_endpoint.is_some();
-        let overdue = silence.filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval());
-        lag.max(overdue)
+        stream.status.silence().filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval())
     }
 
     /// The engines that connect to this service.

@@ -39,7 +39,7 @@ pub fn list(fleet: &Fleet, model: Option<&str>, routing_group: Option<&str>) -> 
     let one = |worker: WorkerView| {
         let key = &raw const *worker.keyspace;
         let blocks = held.entry(key).or_insert_with(|| blocks(&worker.keyspace));
-        describe(&worker, blocks)
+        describe(fleet, &worker, blocks)
     };
     workers.map(one).collect()
 }
@@ -53,7 +53,7 @@ fn blocks(keyspace: &Keyspace) -> Blocks {
     keyspace.index().ranks().into_iter().map(of).collect()
 }
 
-fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
+fn describe(fleet: &Fleet, worker: &WorkerView, blocks: &Blocks) -> Value {
     let mut endpoints = Map::new();
     let mut listeners = Map::new();
     let mut streams = Map::new();
@@ -66,7 +66,7 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
         }
         endpoints.insert(rank.clone(), endpoint.into());
         listeners.insert(rank.clone(), listener);
-        streams.insert(rank, describe_stream(stream, blocks, &worker.keyspace));
+        streams.insert(rank, describe_stream(fleet, stream, blocks, &worker.keyspace));
     }
     let states = worker.streams.iter().map(|(_, stream)| status(stream.status.state()));
     let source = worker.streams.first().map_or("zmq", |(_, stream)| &stream.registration.source);
@@ -100,7 +100,7 @@ fn severity(status: &str) -> usize {
     ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
 }
 
-fn describe_stream(stream: &Stream, blocks: &Blocks, keyspace: &Keyspace) -> Value {
+fn describe_stream(fleet: &Fleet, stream: &Stream, blocks: &Blocks, keyspace: &Keyspace) -> Value {
     let status = &stream.status;
     let ranks = stream.ranks();
     let held = ranks.iter().fold(BlockCounts::default(), |sum, rank| {
@@ -138,7 +138,7 @@ fn describe_stream(stream: &Stream, blocks: &Blocks, keyspace: &Keyspace) -> Val
         "upper_bound": status.upper_bound.load(Relaxed),
         "epoch": status.epoch.load(Relaxed),
         "seq": status.last_seq(),
-        "lag_ms": status.lag().map(millis),
+        "lag_ms": fleet.lag(stream).map(millis),
         "lag_max_ms": millis(status.lag_max()),
         "silence_ms": status.silence().map(millis),
         "blocks": held.blocks,

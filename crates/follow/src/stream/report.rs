@@ -135,7 +135,7 @@ fn log_changes<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: Sta
     } else if lost > 0 {
         tracing::warn!(worker, rank, state, seq, lost, partial, "earlier batches could not be recovered");
     } else if changed && state == State::Stale.name() {
-        tracing::warn!(worker, rank, state, seq, "the engine is silent: not trusted until it sends something");
+        tracing::warn!(worker, rank, state, seq, "no events come: the stream is not trusted until one does");
     } else if changed && state == State::Unreadable.name() {
         tracing::warn!(worker, rank, state, seq, "more events of unknown types came: the stream is not trusted");
     } else if forgotten > 0 && state != State::Limited.name() {

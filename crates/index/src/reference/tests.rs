@@ -54,14 +54,23 @@ fn tiers_join_chains_in_the_any_view_only() {
 }
 
 #[test]
-fn the_newest_announcement_wins() {
+fn the_device_says_what_a_name_means() {
     let mut index = ReferenceIndex::new(true);
     store(&mut index, Tier::Cpu, None, &[(1, 10)]);
+    assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 1), (0, 0)));
     store(&mut index, Tier::Gpu, None, &[(1, 11)]);
     assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 0), (1, 1)));
     store(&mut index, Tier::Disk, None, &[(1, 10)]);
-    assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 1), (1, 0)));
+    assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 0), (1, 1)));
     assert_eq!(index.replaced, 1);
+    // What it said holds for as long as any tier has the block.
+    index.remove("w", 0, Tier::Gpu, &names(&[1]));
+    index.remove("w", 0, Tier::Cpu, &names(&[1]));
+    store(&mut index, Tier::Cpu, None, &[(1, 10)]);
+    assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 0), (0, 1)));
+    index.clear("w", None, None);
+    store(&mut index, Tier::Cpu, None, &[(1, 10)]);
+    assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 1), (0, 0)));
 }
 
 #[test]
@@ -69,8 +78,8 @@ fn a_dump_restores() {
     let mut index = ReferenceIndex::new(true);
     store(&mut index, Tier::Gpu, None, &[(1, 10), (2, 20), (2, 20)]);
     store(&mut index, Tier::Gpu, None, &[(1, 10)]);
-    store(&mut index, Tier::Cpu, None, &[(2, 21)]);
-    store(&mut index, Tier::Disk, None, &[(2, 21)]);
+    store(&mut index, Tier::Cpu, None, &[(3, 21)]);
+    store(&mut index, Tier::Disk, None, &[(2, 21), (3, 21)]);
     let mut copy = ReferenceIndex::new(true);
     for event in index.dump() {
         copy.apply(&event).unwrap();

@@ -129,8 +129,8 @@ impl Decision {
         }
     }
 
-    /// str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or
-    /// "idle"; "waits" if it waits; or the reason in refused.
+    /// str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust",
+    /// "idle" or "policy_failed"; "waits" if it waits; or the reason in refused.
     #[getter]
     fn why(&self) -> &'static str {
         match &*self.state() {

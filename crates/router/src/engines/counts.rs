@@ -15,6 +15,8 @@ pub(crate) struct Counts {
     pub(crate) answers: [AtomicU64; 5],
     /// Requests that got no answer, or an error in place of one or at its end, by [`FAULTS`](super::FAULTS).
     pub(crate) faults: [AtomicU64; FAULTS.len()],
+    /// Answers that take no request at present: with status 429, with status 503.
+    pub(crate) not_taken: [AtomicU64; 2],
     /// Answers that broke off in the middle, or ended with an error.
     pub(crate) broken: AtomicU64,
     /// Requests that the client gave up.

@@ -2,11 +2,13 @@
 
 mod address;
 mod answer_head;
+mod busy_answers;
 mod cache_belief;
 mod chunked;
 mod connection;
 mod counts;
 pub(crate) mod diagnosis;
+mod event_trouble;
 mod fault;
 pub(crate) mod fleet;
 mod framing;
@@ -17,18 +19,20 @@ mod kind;
 mod models;
 mod pool;
 mod questions;
+mod record;
 mod reported;
 pub(crate) mod request_head;
 mod side_route;
 mod signs;
 mod sleep;
+pub(crate) mod slowness;
 mod trouble;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::HeaderValue;
@@ -39,6 +43,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 pub(crate) use self::address::Address;
 pub(crate) use self::answer_head::Head;
+use self::busy_answers::BusyAnswers;
 pub(crate) use self::cache_belief::CacheBelief;
 pub(crate) use self::connection::Connection;
 pub(crate) use self::counts::{Counts, Recent};
@@ -53,10 +58,12 @@ pub(crate) use self::models::{MAX_MODELS, MAX_NAME, Serving, denies_model};
 pub(crate) use self::models::{Model, Models};
 pub(crate) use self::pool::Pool;
 pub(crate) use self::questions::{LIST, SHORT, ask, get, lines, status, whole};
+pub(crate) use self::record::EngineRecord;
 pub(crate) use self::reported::EngineMetrics;
 pub(crate) use self::side_route::{Outcome, SideRoutes, Turn};
 pub(crate) use self::signs::Signs;
 pub(crate) use self::sleep::{SLEEP_PATH, read as read_sleep};
+use self::slowness::SpeedGap;
 pub(crate) use self::trouble::{Condition, RefusedEvents, Trouble};
 use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Handover, Role};
@@ -89,8 +96,14 @@ pub(crate) struct Engine {
     pub(crate) signs: Arc<Signs>,
     /// Reason for being down or busy.
     pub(crate) why_not: Arc<Mutex<Option<String>>>,
-    /// The worst thing that is known of the engine, as seen last.
-    pub(crate) condition: Mutex<Option<Condition>>,
+    /// Time at which the engine was added.
+    pub(crate) added: Instant,
+    /// The account of the engine, as seen last.
+    pub(crate) record: Mutex<EngineRecord>,
+    /// Requests of the last minute that it did not take.
+    pub(crate) busy_answers: Mutex<BusyAnswers>,
+    /// Speed beside its peers, if it is slow.
+    pub(crate) slowness: Mutex<Option<SpeedGap>>,
     pub(crate) refused: Mutex<RefusedEvents>,
     /// Belief in the blocks of each rank, by its number, once it has reported cached tokens.
     pub(crate) beliefs: Mutex<BTreeMap<WorkerId, CacheBelief>>,
@@ -149,7 +162,10 @@ impl Engine {
             recent: Arc::default(),
             signs: Arc::default(),
             why_not: Arc::default(),
-            condition: Mutex::default(),
+            added: Instant::now(),
+            record: Mutex::default(),
+            busy_answers: Mutex::default(),
+            slowness: Mutex::default(),
             refused: Mutex::default(),
             beliefs: Mutex::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
@@ -190,7 +206,10 @@ impl Engine {
         self.recent = old.recent.clone();
         self.signs = old.signs.clone();
         self.why_not = old.why_not.clone();
-        self.condition = Mutex::new(old.condition.lock().clone());
+        self.added = old.added;
+        self.record = Mutex::new(old.record.lock().clone());
+        self.busy_answers = Mutex::new(old.busy_answers.lock().clone());
+        self.slowness = Mutex::new(*old.slowness.lock());
         self.refused = Mutex::new(old.refused.lock().clone());
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
         self.kind.store(old.kind.load_full());

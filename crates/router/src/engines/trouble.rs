@@ -1,11 +1,11 @@
 //! The kinds of trouble that an engine can have: the words for each, and what to do about it.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
-/// Address of the runbook, which has an entry for each condition.
-const RUNBOOK: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md";
+/// Address of the runbooks: a page for each condition, by its name.
+const RUNBOOKS: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/runbooks";
 
 /// Events that were refused longer ago are of no concern any more.
 const REFUSED_LATELY: Duration = Duration::from_secs(600);
@@ -17,10 +17,15 @@ pub(crate) enum Trouble {
     Asleep,
     Failing,
     Silent,
+    Refused,
+    NoEvents,
     Misconfigured,
     Busy,
+    Unfollowed,
     Refusing,
     Denying,
+    Slow,
+    Overdue,
     Partial,
 }
 
@@ -30,6 +35,8 @@ pub(crate) struct Condition {
     pub(crate) ill: Trouble,
     /// Reason in words, with figures.
     pub(crate) reason: String,
+    /// Time since which the engine has had this condition.
+    pub(crate) since: SystemTime,
 }
 
 /// Events of an engine that were refused so far, and when the last one was.
@@ -38,30 +45,48 @@ pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {
     /// All kinds, the worst first.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Down,
         Self::Asleep,
         Self::Failing,
         Self::Silent,
+        Self::Refused,
+        Self::NoEvents,
         Self::Misconfigured,
         Self::Busy,
+        Self::Unfollowed,
         Self::Refusing,
         Self::Denying,
+        Self::Slow,
+        Self::Overdue,
         Self::Partial,
     ];
 
-    /// The name in answers and logs, which is the anchor of its entry in the runbook.
+    /// The name in answers, metrics and logs, and of its runbook.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Down => "down",
             Self::Asleep => "asleep",
             Self::Failing => "failing",
             Self::Silent => "silent",
+            Self::Refused => "refused",
+            Self::NoEvents => "no_events",
             Self::Misconfigured => "misconfigured",
             Self::Busy => "busy",
+            Self::Unfollowed => "unfollowed",
             Self::Refusing => "refusing",
             Self::Denying => "denying",
+            Self::Slow => "slow",
+            Self::Overdue => "overdue",
             Self::Partial => "partial",
+        }
+    }
+
+    /// The name in a sentence: "the engine is …".
+    pub(crate) fn phrase(self) -> &'static str {
+        match self {
+            Self::NoEvents => "without events",
+            other => other.name(),
         }
     }
 
@@ -72,11 +97,21 @@ impl Trouble {
             Self::Asleep => "wake it with POST /wake_up at the engine; it is used again when it says that it is awake",
             Self::Failing => "look into the engine's log: requests reach it, and it cannot answer them",
             Self::Silent => "look into the engine's log: it hangs, or works on what it will not finish",
+            Self::Refused => "correct what the reason names; until then, requests are placed as if it held nothing",
+            Self::NoEvents => {
+                "look whether the engine still publishes events, and whether the router reaches both of its event sockets; \
+                 requests are placed as if it held nothing"
+            }
+            Self::Unfollowed => {
+                "list the engine in the configuration or in a source of --discover, so that its events are followed"
+            }
+            Self::Slow => "look for what else runs on its machine, a throttled GPU, or other flags than its peers have",
+            Self::Overdue => "nothing, unless it lasts: its events are asked for, and late",
             Self::Misconfigured => {
                 "set --block-size to the size of the blocks in the engine's events, or topic to its topic, or leave them out"
             }
             Self::Busy => {
-                "nothing, unless it lasts: it works, and gets new requests when it answers, or if no other can"
+                "nothing, unless it lasts: it works, and gets new requests when it answers or takes them, or if no other can"
             }
             Self::Refusing => "`kvatlas decode` shows the events; a newer version of kvatlas may know them",
             Self::Denying => {
@@ -90,6 +125,11 @@ impl Trouble {
 }
 
 impl Condition {
+    /// A condition that begins now.
+    pub(crate) fn new(ill: Trouble, reason: impl Into<String>) -> Self {
+        Self { ill, reason: reason.into(), since: SystemTime::now() }
+    }
+
     /// Returns the condition as answers show it.
     pub(crate) fn to_json(&self) -> Value {
         let name = self.ill.name();
@@ -97,7 +137,8 @@ impl Condition {
             "name": name,
             "reason": self.reason,
             "advice": self.ill.advice(),
-            "runbook": format!("{RUNBOOK}#{name}"),
+            "runbook": format!("{RUNBOOKS}/{name}.md"),
+            "since": self.since.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         })
     }
 }

@@ -9,6 +9,7 @@ use super::{Core, Places};
 use crate::clock::{self, seconds};
 use crate::config::EngineConfig;
 use crate::engines::fleet::Adder;
+use crate::engines::slowness::SeenSpeed;
 use crate::engines::{DrainedBy, Engine, HealthState};
 use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
@@ -104,6 +105,27 @@ impl Places {
                 unheard.set_room(id.0, blocks as usize);
             }
         }
+    }
+
+    /// Returns what each engine was seen to do, by its fastest rank, in the order of `engines`.
+    pub(crate) fn seen_speeds(&self, engines: &[Arc<Engine>]) -> Vec<SeenSpeed> {
+        let mut core = self.core();
+        let rows = core.router.candidates(seconds());
+        let of = |engine: &Arc<Engine>| {
+            let models = engine.models.load();
+            let names: Vec<_> = models.names.iter().map(|model| &*model.name).collect();
+            let kind = format!("{} {}", engine.config.role.name(), names.join(" "));
+            let mut speed = SeenSpeed { kind, prefill_rate: 0.0, step_time: f64::INFINITY, requests: 0 };
+            for id in engine.ids.get().into_iter().flatten() {
+                let Some(at) = rows.worker.iter().position(|worker| *worker == id.0) else { continue };
+                let weight = rows.weight[at];
+                speed.prefill_rate = speed.prefill_rate.max(rows.prefill_rate[at] / weight);
+                speed.step_time = speed.step_time.min(rows.step_time[at] * weight);
+                speed.requests += rows.sent[at];
+            }
+            speed
+        };
+        engines.iter().map(of).collect()
     }
 
     /// Sets whether the index can be trusted about an engine's rank, by its position.

@@ -88,7 +88,11 @@ impl Flight {
     pub(crate) fn answered(&mut self, status: u16) {
         self.refused |= status >= 400;
         let class = usize::from(status / 100).clamp(1, 5) - 1;
-        self.engine().counts.answers[class].fetch_add(1, Relaxed);
+        let counts = &self.engine().counts;
+        counts.answers[class].fetch_add(1, Relaxed);
+        if let Some(at) = [429, 503].iter().position(|busy| *busy == status) {
+            counts.not_taken[at].fetch_add(1, Relaxed);
+        }
         self.engine().note_sign_of_life();
         if status < 500 {
             self.engine().health.note_answer();

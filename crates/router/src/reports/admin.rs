@@ -160,6 +160,14 @@ pub(crate) async fn explain(
     if !unverified.is_empty() {
         said["unverified"] = unverified.into();
     }
+    let sick = engines.iter().map(|engine| (&*engine.name, engine.record.lock().condition_to_json()));
+    let sick: serde_json::Map<String, Value> = sick
+        .filter(|(_, condition)| !condition.is_null())
+        .map(|(name, condition)| (name.to_owned(), condition))
+        .collect();
+    if !sick.is_empty() {
+        said["conditions"] = sick.into();
+    }
     if let Some(bounds) = bounds {
         said["bounds"] = bounds.to_json(app.fleet.engines().iter().map(|engine| &*engine.name));
     }

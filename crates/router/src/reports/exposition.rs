@@ -399,7 +399,7 @@ impl Scrape {
         let help = "1 for the worst thing that is known of an engine or of its events, 0 for the others";
         let mut family = describe(encoder, "engine_condition", help, MetricType::Gauge)?;
         for engine in engines.iter() {
-            let now = engine.condition.lock().as_ref().map(|condition| condition.ill);
+            let now = engine.record.lock().condition.as_ref().map(|condition| condition.ill);
             for ill in Trouble::ALL {
                 let labels = [("engine", &*engine.name), ("condition", ill.name())];
                 family.encode_family(&labels)?.encode_gauge(&i64::from(now == Some(ill)))?;

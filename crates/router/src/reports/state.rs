@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::engines::Engine;
 use crate::engines::fleet::Fleet;
-use crate::engines::{Condition, Engine};
 use crate::placing::Places;
 
 /// The state of all engines.
@@ -19,12 +19,14 @@ pub(crate) fn workers(places: &Places) -> Value {
 pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
     let counts = &engine.counts;
     let models = engine.models.load();
+    let record = engine.record.lock().clone();
     json!({
         "name": &*engine.name,
         "url": &engine.config.url,
         "role": engine.config.role.name(),
         "standing": engine.health.standing().name(),
-        "condition": engine.condition.lock().as_ref().map(Condition::to_json),
+        "events": record.events_to_json(),
+        "condition": record.condition_to_json(),
         "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
         "max_model_len": engine.max_len(None),
         "weight": engine.config.weight,
@@ -52,6 +54,7 @@ pub(crate) fn router(app: &App) -> Value {
         "queued": places.waiting + places.waiting_for_engine,
         "waiting_for_engine": places.waiting_for_engine,
         "requests": counts.all_requests(),
+        "refused": counts.refused.by_code(),
         "connections": app.front.connections(),
         "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
         "expected_cached_tokens": places.counts.expected_cached,

@@ -114,12 +114,12 @@ pub(super) struct IdlePrompts {
     occupied: Vec<u32>,
     count: usize,
     pauses: Pauses,
-    found: Found,
+    found: Matches,
 }
 
 /// The prompts that a request goes on from, as they were last looked for: worker and place on its shelf.
 #[derive(Debug, Default)]
-struct Found {
+struct Matches {
     request: u64,
     tail: Tail,
     places: Vec<(u32, usize)>,
@@ -132,7 +132,7 @@ impl IdlePrompts {
         if self.shelves.len() <= at {
             self.shelves.resize_with(at + 1, Shelf::default);
         }
-        self.found = Found { places: std::mem::take(&mut self.found.places), ..Found::default() };
+        self.found = Matches { places: std::mem::take(&mut self.found.places), ..Matches::default() };
         let shelf = &mut self.shelves[at];
         let was_empty = shelf.prompts.is_empty();
         while let Some(first) = shelf.prompts.front()
@@ -171,7 +171,7 @@ impl IdlePrompts {
                 self.occupied.retain(|its| *its != worker);
             }
         }
-        self.found = Found { places: found, ..Found::default() };
+        self.found = Matches { places: found, ..Matches::default() };
     }
 
     /// Notes that the router is asked where a request should go.
@@ -205,7 +205,7 @@ impl IdlePrompts {
             self.count -= shelf.prompts.len();
             *shelf = Shelf::default();
             self.occupied.retain(|its| *its != worker);
-            self.found = Found::default();
+            self.found = Matches::default();
         }
     }
 

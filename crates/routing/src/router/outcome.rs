@@ -29,12 +29,22 @@ pub enum ChoiceReason {
     /// The policy wanted to wait, but no request is running that could end, or no request may wait. The least loaded
     /// worker takes the request.
     Idle,
+    /// The policy's own code failed, or chose a worker that is no candidate. Another one takes the request.
+    PolicyFailed,
 }
 
 impl ChoiceReason {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Policy, Self::Session, Self::Only, Self::NoIndex, Self::NoTokens, Self::NoTrust, Self::Idle];
+    pub const ALL: [Self; 8] = [
+        Self::Policy,
+        Self::Session,
+        Self::Only,
+        Self::NoIndex,
+        Self::NoTokens,
+        Self::NoTrust,
+        Self::Idle,
+        Self::PolicyFailed,
+    ];
 
     /// The reason as one word, for headers and metrics.
     #[must_use]
@@ -47,6 +57,7 @@ impl ChoiceReason {
             Self::NoTokens => "no_tokens",
             Self::NoTrust => "no_trust",
             Self::Idle => "idle",
+            Self::PolicyFailed => "policy_failed",
         }
     }
 }
@@ -168,7 +179,7 @@ pub struct Counts {
     /// Requests refused, by reason, in the order of [`Refusal::ALL`].
     pub refused: [u64; Refusal::ALL.len()],
     /// Requests placed, by reason, in the order of [`ChoiceReason::ALL`].
-    pub why: [u64; 7],
+    pub why: [u64; ChoiceReason::ALL.len()],
     /// Requests that finished.
     pub finished: u64,
     /// Requests that failed, including those withdrawn while they waited.

@@ -310,9 +310,12 @@ impl Router {
         let may_wait = config.queue_limit > 0 && !request.at_once && request.waited < config.queue_timeout;
         let row = match choice {
             Choice::Row(row) if row < candidates.len() => row,
-            Choice::Row(_) => {
+            Choice::Failed(row) if row < candidates.len() => {
+                return Plan::Row { row, why: ChoiceReason::PolicyFailed };
+            }
+            Choice::Row(_) | Choice::Failed(_) => {
                 counts.bad_rows += 1;
-                least_loaded(candidates)
+                return Plan::Row { row: least_loaded(candidates), why: ChoiceReason::PolicyFailed };
             }
             Choice::Wait if may_wait && candidates.requests.iter().any(|requests| *requests > 0) => {
                 return Plan::Wait { aim: None };

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use kvatlas_index::{BlockHash, Tier};
 
 use super::Tally;
@@ -33,21 +34,31 @@ impl Salts {
         self.blocks.get(&block).map(|salted| salted.salt.clone())
     }
 
-    /// Blocks were stored, under this salt or under none. What was known of the names before is replaced.
+    /// Blocks were stored, under this salt or under none. On the device that replaces what was known of the names. Copies
+    /// on other tiers are announced without their salts, so there what is known stays.
     pub(crate) fn store(&mut self, names: &[BlockHash], salt: Option<&Arc<str>>, tier: Tier, count_copies: bool) {
-        let Some(salt) = salt else {
-            if !self.blocks.is_empty() {
-                for name in names {
-                    self.blocks.remove(name);
-                }
-            }
+        if salt.is_none() && self.blocks.is_empty() {
             return;
-        };
+        }
         for name in names {
-            let new = || SaltedBlock { salt: salt.clone(), copies: [0; Tier::ALL.len()] };
-            let salted = self.blocks.entry(*name).or_insert_with(new);
-            if salted.salt != *salt {
-                *salted = new();
+            let salted = match (self.blocks.entry(*name), salt) {
+                (Entry::Occupied(known), None) if tier == Tier::Gpu => {
+                    known.remove();
+                    continue;
+                }
+                (Entry::Vacant(_), None) => continue,
+                (Entry::Occupied(known), _) => known.into_mut(),
+                (Entry::Vacant(new), Some(salt)) => {
+                    new.insert(SaltedBlock { salt: salt.clone(), copies: [0; Tier::ALL.len()] })
+                }
+            };
+            if let Some(salt) = salt
+                && tier == Tier::Gpu
+                && salted.salt != *salt
+            {
+                salted.salt = salt.clone();
+                // The copies on other tiers are of the same block.
+                salted.copies[tier as usize] = 0;
             }
             let copies = &mut salted.copies[tier as usize];
             *copies = if count_copies { copies.saturating_add(1) } else { (*copies).max(1) };

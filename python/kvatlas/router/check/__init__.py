@@ -4,8 +4,8 @@
 that prompts become the same tokens in router and engine. Then it sends one small prompt twice, and tests that the index
 holds it and the engine found it in its cache. If so, engine and router agree on everything in between.
 
-`findings` has the report, `ask` the requests, `tokens` and `agents` the comparison of tokens, `round_trip` the prompt's
-way through an engine, `handover` the way from a prefill to a decode engine.
+`findings` has the report, `ask` the requests, `look` the first questions, `tokens` and `agents` the comparison of
+tokens, `round_trip` the prompt's way through an engine, `handover` the way from a prefill to a decode engine.
 """
 
 from kvatlas.router.check.check import check

@@ -49,12 +49,22 @@ async def compare_agents(engine: Engine, report: EngineReport, model: str, token
             if error.status not in _OWN:
                 missing[path] = str(error)
             else:
-                report.add("agents", "note", f"the engine does not render a request with {name}: {error}")
+                report.add(
+                    "agents",
+                    "note",
+                    f"the engine does not render a request with {name}: {error}",
+                    code="agents_not_compared",
+                )
             continue
         try:
             ours = prompt_tokens(tokenizer, "vllm", version, path, json.dumps(body).encode())
         except KvatlasError as error:
-            report.add("agents", "problem", f"the router has no tokens of a request with {name}: {error}")
+            report.add(
+                "agents",
+                "problem",
+                f"the router has no tokens of a request with {name}: {error}",
+                code="agent_no_tokens",
+            )
             continue
         if ours == theirs:
             same.append(name)
@@ -67,13 +77,14 @@ async def compare_agents(engine: Engine, report: EngineReport, model: str, token
             f"at {path}, a request with {name} becomes {len(ours)} tokens here and {len(theirs)} in the engine, "
             f"different from token {at} on: blocks from there on are never found",
             "use --tokenizer engine, or start the engine without options that change what it makes of requests",
+            code="agent_tokens_differ",
         )
     if same:
         report.add("agents", "ok", f"the same as in the engine for requests with {', '.join(same)}")
     if missing:
         why = next(iter(missing.values()))
         words = f"not compared at {', '.join(sorted(missing))}: the engine does not render requests there ({why})"
-        report.add("agents", "note", words, f"{_FLAG} to have them compared")
+        report.add("agents", "note", words, f"{_FLAG} to have them compared", code="agents_not_compared")
 
 
 async def look_at_rendering(engine: Engine, report: EngineReport, model: str) -> None:
@@ -97,6 +108,7 @@ async def look_at_rendering(engine: Engine, report: EngineReport, model: str) ->
         f"the engine does not render requests for {' and '.join(missing)} ({why}): the router makes chats of them "
         "itself and asks /tokenize, which is exact but for system messages that the template moves",
         f"{_FLAG}, or give --tokenizer PATH",
+        code="agents_not_rendered",
     )
 
 

@@ -45,6 +45,7 @@ class Engine:
             trust_env=False,
             follow_redirects=False,
         )
+        self.waits_for = ""  # the request that has no answer yet
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,11 +86,13 @@ class Engine:
 
     async def _send(self, method: str, path: str, body: object = None, timeout: float | None = None) -> httpx.Response:
         wait = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        self.waits_for = f"{method} {path}"
         try:
             async with self._http.stream(method, path, json=body, timeout=wait) as answer:
                 content = await read_whole(answer, _MOST)
         except (httpx.HTTPError, OSError) as error:
             raise ClientError(f"it {failure(error)[1]}") from error
+        self.waits_for = ""
         if content is None:
             raise ClientError(f"{method} {path} returned more than {_MOST >> 10} KiB, or a packed answer")
         return httpx.Response(answer.status_code, content=content, request=answer.request)

@@ -1,31 +1,44 @@
-"""The check: requests to each engine, then one prompt through all of them."""
+"""The check: requests to each engine, side by side, and one prompt through each of them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
-from kvatlas.errors import ClientError, DiscoveryError, KvatlasError
 from kvatlas.router.check.agents import compare_agents, look_at_rendering
 from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import CheckedEngine, EngineReport
 from kvatlas.router.check.handover import hand_over
+from kvatlas.router.check.look import look
+from kvatlas.router.check.model_tokenizers import ModelTokenizers
 from kvatlas.router.check.round_trip import RoundTrip
 from kvatlas.router.check.sites import look_above
 from kvatlas.router.check.tokens import compare
 from kvatlas.router.config import RouterConfig
-from kvatlas.router.tokenizers import ENGINE, NONE, resolve
 from kvatlas.service.config import Engine as EngineEntry
-from kvatlas.service.discovery.http import Asker
-from kvatlas.service.discovery.probe import EngineDescription, Prober
 from kvatlas.service.discovery.watch import Discovery
-from kvatlas.tokenize import LocalTokenizer
+
+Done = Callable[[EngineReport], None]
+
+LOOK = 6.0
+"""Time limit of the first look at an engine, in seconds."""
+WORK = 9.0
+"""Time limit of the prompts sent through an engine after that, in seconds."""
+_SIDE_BY_SIDE = 16
 
 
-def check(config: RouterConfig) -> list[EngineReport]:
+def check(config: RouterConfig, done: Done | None = None) -> list[EngineReport]:
     """Test each engine of a configuration and of its engines file.
 
-    Each engine gets two requests for one token. Clients are not served meanwhile; events are followed for these few
-    seconds as by the router. With `router.global_url`, the last report is about the service there.
+    Engines are tested side by side, 16 at a time, each for `LOOK` + `WORK` seconds at most. Each gets two requests for
+    one token. Clients are not served meanwhile; events are followed for these few seconds as by the router. With
+    `router.global_url`, the last report is about the service there. Engines that sleep get no requests. A report about
+    settings follows those about engines if a tokenizer is given for a model that no engine serves.
+
+    Args:
+        config: The router's configuration.
+        done: Called with each report as soon as nothing more is added to it.
 
     Raises:
         ConfigError: Something in the configuration cannot be used.
@@ -33,163 +46,98 @@ def check(config: RouterConfig) -> list[EngineReport]:
     """
     found = asyncio.run(Discovery(config).look())
     entries = [entry for entry in found if isinstance(entry, EngineEntry)]
-    tokenizer = None
-    if config.router.tokenizer not in (ENGINE, NONE):
-        tokenizer = LocalTokenizer(resolve(config.router.tokenizer) or "")
-    return asyncio.run(_check(config, entries, tokenizer))
+    return asyncio.run(_check(config, entries, ModelTokenizers(config), done or (lambda _report: None)))
 
 
 async def _check(
-    config: RouterConfig, entries: list[EngineEntry], tokenizer: LocalTokenizer | None
+    config: RouterConfig, entries: list[EngineEntry], tokenizers: ModelTokenizers, done: Done
 ) -> list[EngineReport]:
-    looked = await asyncio.gather(*(_look(config, entry) for entry in entries))
-    _compare_models(looked)
-    _compare_block_sizes(looked)
-    up = [one for one in looked if one.models]
-    for one in up:
-        if config.router.tokenizer == NONE:
-            one.report.add(
-                "tokens",
-                "warning",
-                "prompts are not tokenized (--tokenizer none): requests are placed by load",
-                "give --tokenizer PATH, or `engine`",
-            )
-        else:
-            async with _engine(config, one.entry) as engine:
-                await compare(engine, one.report, one.model, tokenizer)
-                if tokenizer is not None:
-                    await compare_agents(engine, one.report, one.model, resolve(config.router.tokenizer) or "")
-                else:
-                    await look_at_rendering(engine, one.report, one.model)
-    if up:
-        await RoundTrip(config, tokenizer).run(up)
-        await hand_over(config, up)
+    async with AsyncExitStack() as stack:
+        looked = []
+        for entry in entries:
+            report = EngineReport(entry.worker, entry.shown_url, entry.role or "both")
+            http = Engine(entry.url, config.discovery.bearer(), config.discovery.request_timeout)
+            looked.append(CheckedEngine(entry, report, await stack.enter_async_context(http)))
+        few = asyncio.Semaphore(_SIDE_BY_SIDE)
+        await asyncio.gather(*(_within(few, LOOK, one, lambda one: look(config, one)) for one in looked))
+        _compare_models(looked)
+        _compare_block_sizes(looked)
+        up = [one for one in looked if one.models and not one.is_stuck and not one.is_asleep]
+        for one in looked:
+            if one not in up:
+                done(one.report)
+        if up:
+            await _send_prompts(config, up, tokenizers, few, done)
     reports = [one.report for one in looked]
+    if looked and (unused := tokenizers.look_for_models(looked)) is not None:
+        reports.append(unused)
+        done(unused)
     if config.router.global_url is not None:
         reports.append(await look_above(config, [one.entry.worker for one in looked], [one.models for one in looked]))
+        done(reports[-1])
     return reports
 
 
-def _engine(config: RouterConfig, entry: EngineEntry) -> Engine:
-    return Engine(entry.url, config.discovery.bearer(), config.discovery.request_timeout)
+async def _send_prompts(
+    config: RouterConfig, up: list[CheckedEngine], tokenizers: ModelTokenizers, few: asyncio.Semaphore, done: Done
+) -> None:
+    """Compare tokens with engines, send prompts through them, and hand over one between each pair."""
+    trip = RoundTrip(config, tokenizers)
+
+    async def send(one: CheckedEngine) -> None:
+        await _tokens(one, tokenizers)
+        await trip.through(one)
+
+    async def whole(one: CheckedEngine) -> None:
+        await _within(few, WORK, one, send)
+        if one.report.role == "both":
+            done(one.report)
+
+    async with trip.following(up):
+        await asyncio.gather(*map(whole, up))
+    in_pairs = [one for one in up if one.report.role != "both"]
+    await hand_over(config, [one for one in in_pairs if not one.is_stuck], WORK)
+    for one in in_pairs:
+        done(one.report)
 
 
-async def _look(config: RouterConfig, entry: EngineEntry) -> CheckedEngine:
-    """Test that an engine answers, and find its models and its events."""
-    report = EngineReport(entry.worker, entry.shown_url, entry.role or "both")
-    looked = CheckedEngine(entry, report, [])
-    async with _engine(config, entry) as engine:
-        try:
-            status, seconds = await engine.get(config.health.path)
-        except ClientError as error:
-            report.add("reachable", "problem", str(error), "start the engine, or correct its address")
-            return looked
-        if status == 200:
-            report.add("reachable", "ok", f"GET {config.health.path} answered in {seconds * 1e3:.0f} ms")
-        else:
-            report.add(
-                "reachable",
-                "problem",
-                f"GET {config.health.path} returned status {status}: the router leaves such an engine out",
-                "wait until the engine is up; if it has another health route, set --health-path",
-            )
-        await _models(engine, looked)
-    if looked.models:
-        await _events(config, looked)
-    return looked
-
-
-async def _models(engine: Engine, looked: CheckedEngine) -> None:
-    report = looked.report
-    try:
-        said = await engine.json("GET", "/v1/models")
-    except ClientError as error:
-        change = "set --engine-key-file or KVATLAS_ENGINE_KEY" if error.status in (401, 403) else ""
-        report.add("models", "problem", str(error), change)
-        return
-    cards = said.get("data") if isinstance(said, dict) else None
-    names = [
-        str(card["id"])
-        for card in (cards if isinstance(cards, list) else [])
-        if isinstance(card, dict) and card.get("id")
-    ]
-    if not names:
-        report.add("models", "problem", "GET /v1/models lists no models", "give the address of a vLLM or SGLang server")
-        return
-    wanted = looked.entry.model
-    if wanted is not None and wanted not in names:
-        report.add(
-            "models",
-            "problem",
-            f"it serves {', '.join(names)}, but its model is configured as {wanted}",
-            f"set its model to {names[0]}, or start the engine with --served-model-name {wanted}",
+async def _tokens(one: CheckedEngine, tokenizers: ModelTokenizers) -> None:
+    path, tokenizer = tokenizers.path(one.model), tokenizers.local(one.model)
+    if path is None:
+        one.report.add(
+            "tokens",
+            "warning",
+            "prompts are not tokenized (--tokenizer none): requests are placed by load",
+            "give --tokenizer PATH, or `engine`",
+            code="not_tokenized",
         )
+        return
+    await compare(one.http, one.report, one.model, tokenizer, tokenizers.option(one.model))
+    if tokenizer is not None:
+        await compare_agents(one.http, one.report, one.model, path)
     else:
-        report.add("models", "ok", f"serves {', '.join(names[:6])}{' …' if len(names) > 6 else ''}")
-    looked.models = [wanted, *names] if wanted in names else names
+        await look_at_rendering(one.http, one.report, one.model)
 
 
-async def _events(config: RouterConfig, looked: CheckedEngine) -> None:
-    report = looked.report
-    if config.router.no_events:
-        report.add("events", "note", "not followed (--no-events): what it holds is predicted from what was sent to it")
-        return
-    if config.router.index is not None:
-        report.add("events", "note", f"followed by the service at {config.router.index}")
-        return
-    if config.router.global_url is not None:
-        return  # `sites` says what is known of it
-
-    def allowed(_endpoint: str, _host: str) -> None:
-        return None
-
-    async with Asker(config.discovery.request_timeout, config.discovery.bearer()) as asker:
+async def _within(
+    few: asyncio.Semaphore, limit: float, one: CheckedEngine, test: Callable[[CheckedEngine], Awaitable[None]]
+) -> None:
+    """Run a test of an engine. If it takes too long, the report says which request had no answer."""
+    async with few:
+        one.until = asyncio.get_running_loop().time() + limit
         try:
-            found = await Prober(asker, looked.entry, config, allowed, names_ranks=True).whole()
-        except DiscoveryError as error:
-            if looked.report.role == "decode":
-                words = f"{error}; a decode engine is chosen by load then"
-                report.add("events", "note", words)
-            else:
-                change = "fix that, or use --no-events; until then, this engine is chosen by load only"
-                report.add("events", "problem", str(error), change)
-            return
-        except KvatlasError as error:
-            report.add("events", "problem", str(error))
-            return
-    looked.found = found
-    count = len(found.sources)
-    ranks = "" if count == 1 else f", {count} ranks"
-    where = ", ".join(source.endpoint for source in found.sources[:4])
-    report.add("events", "ok", f"published at {where}{ranks}; blocks of {found.block_size} tokens ({found.engine})")
-    if found.has_choice_of_numbers:
-        _ranks(looked, found)
-    without = [source.rank for source in found.sources if source.replay_endpoint is None]
-    if without:
-        report.add(
-            "replay",
-            "warning",
-            "there is no replay socket: blocks cached before the router starts are learnt only gradually, and a lost "
-            "batch clears what is known of the engine",
-            'add "replay_endpoint": "tcp://*:5757" to its --kv-events-config (and --replay-port 5757 for vLLM before '
-            "0.31)",
-        )
-
-
-def _ranks(looked: CheckedEngine, found: EngineDescription) -> None:
-    """Report how requests number the ranks of an engine that shares its deployment's ranks with others."""
-    numbers = ", ".join(map(str, found.ranks))
-    if found.rank_header is None:
-        looked.report.add(
-            "ranks",
-            "warning",
-            f"its ranks are {numbers}, and it refuses requests that name them so, as well as requests that count them "
-            "from 0: it is not known what X-data-parallel-rank has to be, and they are counted from 0",
-            "let POST /v1/completions work with one of both",
-        )
-        return
-    how = "by these numbers" if found.rank_header == "global" else f"as 0 to {len(found.ranks) - 1}"
-    looked.report.add("ranks", "ok", f"{numbers}; requests name them {how} (X-data-parallel-rank)")
+            async with asyncio.timeout_at(one.until):
+                await test(one)
+        except TimeoutError:
+            one.is_stuck = True
+            what = f"{one.http.waits_for} had no answer" if one.http.waits_for else "its check did not end"
+            one.report.add(
+                "hangs",
+                "problem",
+                f"{what} within the {limit:.0f} s that an engine has: the rest was not tested",
+                "look at the engine's log; if it compiles a model for its first request, check again after that",
+                code="hangs",
+            )
 
 
 def _compare_models(looked: list[CheckedEngine]) -> None:
@@ -206,6 +154,7 @@ def _compare_models(looked: list[CheckedEngine]) -> None:
                 "note",
                 f"no other engine serves {one.model}; others serve {', '.join(others[:4])}: requests for one model "
                 "never reach the engines of another",
+                code="models_differ",
             )
 
 
@@ -227,4 +176,5 @@ def _compare_block_sizes(looked: list[CheckedEngine]) -> None:
                 f"its blocks have {one.found.block_size} tokens, but {others}, for the same model",
                 "start all engines of a model with the same --block-size (SGLang: --page-size), or give some of them "
                 "another --routing-group",
+                code="block_sizes_differ",
             )

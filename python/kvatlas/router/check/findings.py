@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from kvatlas.router.check.ask import Engine as HttpEngine
+from kvatlas.router.check.codes import OK
 from kvatlas.service.config import Engine
 from kvatlas.service.discovery.probe import EngineDescription
 
@@ -12,6 +14,8 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 GLOBAL = "global"
 """Role in the report about the service above sites, which is not an engine."""
+SETTINGS = "settings"
+"""Role in the report about settings that concern no engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +27,14 @@ class Finding:
         level: "ok"; "note" (good to know); "warning" (works, but less well); "problem".
         words: The finding.
         change: What to change; empty if nothing.
+        code: The finding as one of `codes.CODES`; "ok" with level "ok".
     """
 
     what: str
     level: Level
     words: str
     change: str = ""
+    code: str = OK
 
 
 @dataclass(slots=True)
@@ -38,35 +44,83 @@ class EngineReport:
     Attributes:
         worker: The engine's name.
         url: Its URL.
-        role: "both", "prefill" or "decode"; "global" for the service above sites, which is not an engine.
+        role: "both", "prefill" or "decode"; of reports that are about no engine, "global" for the service above sites
+            and "settings" for settings.
         findings: In the order in which they were looked at.
+        models: The names of the models that it serves, in its order but for the configured one, which comes first.
+        adapters: The names of the LoRA adapters that it serves.
     """
 
     worker: str
     url: str
     role: str = "both"
     findings: list[Finding] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
 
-    def add(self, what: str, level: Level, words: str, change: str = "") -> None:
+    def add(self, what: str, level: Level, words: str, change: str = "", *, code: str = OK) -> None:
         """Add a finding."""
-        self.findings.append(Finding(what, level, words, change))
+        self.findings.append(Finding(what, level, words, change, code))
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as a JSON object, with each finding as a check."""
+        return {
+            "name": self.worker,
+            "url": self.url,
+            "role": self.role,
+            "models": self.models,
+            "adapters": self.adapters,
+            "checks": [
+                {"check": one.what, "outcome": one.level, "code": one.code, "why": one.words, "change": one.change}
+                for one in self.findings
+            ],
+        }
 
     @property
     def problems(self) -> list[Finding]:
         """The findings that need a change."""
         return [finding for finding in self.findings if finding.level == "problem"]
 
+    @property
+    def is_of_engine(self) -> bool:
+        """True if this is about an engine."""
+        return self.role not in (GLOBAL, SETTINGS)
+
 
 @dataclass(slots=True)
 class CheckedEngine:
-    """Engine under test, with what is known about it."""
+    """Engine under test, with what is known about it.
+
+    Attributes:
+        entry: The engine's settings.
+        report: What was found.
+        http: The client of its HTTP interface.
+        found: Where its events are; None if they are not followed or not found.
+        until: When its check has to end, by the clock of the event loop.
+        is_stuck: Whether its check was ended because a request had no answer.
+        is_asleep: Whether it says that it sleeps, and so gets no prompts.
+    """
 
     entry: Engine
     report: EngineReport
-    models: list[str]
+    http: HttpEngine
     found: EngineDescription | None = None
+    until: float = 0.0
+    is_stuck: bool = False
+    is_asleep: bool = False
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models that it serves; none if it did not say."""
+        return self.report.models
 
     @property
     def model(self) -> str:
         """The name that requests use."""
         return self.models[0]
+
+    @property
+    def names(self) -> set[str]:
+        """All names that requests to it may use: what it serves, and what its settings add."""
+        more = (*(self.entry.aliases or ()), *(self.entry.adapters or ()))
+        return {*self.models, *self.report.adapters, *more}

@@ -24,28 +24,37 @@ _GIVE = {
 }
 
 
-async def hand_over(config: RouterConfig, looked: Sequence[CheckedEngine]) -> None:
-    """Try each prefill engine with a decode engine, and each decode engine with a prefill engine."""
+async def hand_over(config: RouterConfig, looked: Sequence[CheckedEngine], limit: float) -> None:
+    """Try each prefill engine with a decode engine, and each decode engine with a prefill engine.
+
+    Pairs are tried side by side, each for `limit` seconds at most.
+    """
     prefill = [one for one in looked if one.report.role == "prefill"]
     decode = [one for one in looked if one.report.role == "decode"]
     if not prefill or not decode:
         return
-    for number in range(max(len(prefill), len(decode))):
-        giver, taker = prefill[number % len(prefill)], decode[number % len(decode)]
+
+    async def pair(giver: CheckedEngine, taker: CheckedEngine) -> None:
         where = f"{giver.report.worker} to {taker.report.worker}"
         try:
-            answer = await _pair(config, giver, taker)
-        except ClientError as error:
+            async with asyncio.timeout(limit):
+                answer = await _pair(config, giver, taker)
+        except (ClientError, TimeoutError) as failed:
+            error = f"no answer within {limit:.0f} s" if isinstance(failed, TimeoutError) else failed
             giver.report.add(
                 "handover",
                 "problem",
                 f"{where}: {error}",
                 "vLLM: start both with a KV connector (--kv-transfer-config); SGLang: with --disaggregation-mode; each "
                 "must reach the other's ports",
+                code="handover_failed",
             )
-            continue
+            return
         cached = "" if answer.cached_tokens is None else f", {answer.cached_tokens} tokens taken over"
         taker.report.add("handover", "ok", f"{where}: answered in {answer.seconds:.2f} s{cached}")
+
+    pairs = range(max(len(prefill), len(decode)))
+    await asyncio.gather(*(pair(prefill[i % len(prefill)], decode[i % len(decode)]) for i in pairs))
 
 
 async def _pair(config: RouterConfig, giver: CheckedEngine, taker: CheckedEngine) -> Answer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +16,15 @@ from kvatlas.client import AsyncClient, StreamStatus
 from kvatlas.errors import ClientError, KvatlasError, ServiceError
 from kvatlas.router.check.ask import Answer, Engine
 from kvatlas.router.check.findings import CheckedEngine
+from kvatlas.router.check.model_tokenizers import ModelTokenizers
 from kvatlas.router.check.tokens import tokens_of
 from kvatlas.router.config import RouterConfig
-from kvatlas.router.tokenizers import NONE
 from kvatlas.service import Config, HttpConfig, Service
-from kvatlas.tokenize import LocalTokenizer
 
-_EVENTS = 10.0  # seconds for events to arrive; SGLang holds them back for a while
+_EVENTS = 5.0  # seconds for events to arrive; SGLang holds them back for a while
 _MORE = 1.0  # seconds for more of them, once there are some
-_SETTLE = 20.0  # seconds for streams to be live
+_SETTLE = 4.0  # seconds for streams to be live
+_REST = 0.5  # seconds kept for the report, of the time that the engine has
 _BLOCK = 16
 _WORDS = ("blue", "stone", "river", "seven", "lamp", "cloud", "paper", "north")
 
@@ -32,16 +32,17 @@ _WORDS = ("blue", "stone", "river", "seven", "lamp", "cloud", "paper", "north")
 class RoundTrip:
     """Sender of the prompts, with a service that follows the engines meanwhile."""
 
-    def __init__(self, config: RouterConfig, tokenizer: LocalTokenizer | None) -> None:
+    def __init__(self, config: RouterConfig, tokenizers: ModelTokenizers) -> None:
         self._config = config
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
+        self._client: AsyncClient | None = None  # of the service, while it follows
 
-    async def run(self, looked: Sequence[CheckedEngine]) -> None:
-        """Send prompts through all engines, and add findings to their reports."""
+    @contextlib.asynccontextmanager
+    async def following(self, looked: Sequence[CheckedEngine]) -> AsyncIterator[None]:
+        """Follow the events of these engines within `async with`."""
         followed = [one for one in looked if one.found is not None]
         if not followed:
-            for one in looked:
-                await self._through(one, None)
+            yield
             return
         config = self._config
         plain = Config(
@@ -58,38 +59,44 @@ class RoundTrip:
             service = Service(engines=entries, config=plain)
         except ServiceError as error:
             for one in followed:
-                one.report.add("index", "problem", str(error))
+                one.report.add("index", "problem", str(error), code="not_followed")
+            yield
             return
         async with service, service.async_client() as client:
-            with contextlib.suppress(ServiceError):  # each stream's state says it
-                await service.wait_ready_async(_SETTLE)
-            for one in looked:
-                await self._through(one, client if one.found is not None else None)
+            self._client = client
+            yield
+        self._client = None
 
-    async def _through(self, one: CheckedEngine, client: AsyncClient | None) -> None:
+    async def through(self, one: CheckedEngine) -> None:
+        """Send a prompt through an engine, twice, and add findings to its report."""
         config, report = self._config, one.report
+        client = self._client if one.found is not None else None
         if report.role != "both" and one.found is not None and one.found.engine == "sglang":
-            report.add("answers", "note", "not asked alone: SGLang's prefill and decode engines answer in pairs")
+            report.add(
+                "answers",
+                "note",
+                "not asked alone: SGLang's prefill and decode engines answer in pairs",
+                code="answers_in_pairs",
+            )
             return
         if client is not None and not await self._live(one, client):
             client = None
         size = one.found.block_size if one.found is not None else config.block_size or _BLOCK
         before = {} if client is None else {stream.rank: stream.seq for stream in await self._streams(one, client)}
         text = _prompt(size)
-        async with Engine(one.entry.url, config.discovery.bearer(), config.discovery.request_timeout) as engine:
+        try:
+            first, messages = await self._ask(one.http, one.model, text)
+            again, _ = await self._ask(one.http, one.model, text, chat=messages is not None)
+        except ClientError as error:
+            report.add("answers", "problem", str(error), "look at the engine's log", code="no_answer")
+            return
+        report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
+        tokens: list[int] | None = None
+        if self._tokenizers.path(one.model) is not None:
             try:
-                first, messages = await self._ask(engine, one.model, text)
-                again, _ = await self._ask(engine, one.model, text, chat=messages is not None)
-            except ClientError as error:
-                report.add("answers", "problem", str(error), "look at the engine's log")
-                return
-            report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
-            tokens: list[int] | None = None
-            if config.router.tokenizer != NONE:
-                try:
-                    tokens = await tokens_of(engine, one.model, messages, text, self._tokenizer)
-                except KvatlasError as error:
-                    report.add("index", "problem", f"the prompt has no tokens here: {error}")
+                tokens = await tokens_of(one.http, one.model, messages, text, self._tokenizers.local(one.model))
+            except KvatlasError as error:
+                report.add("index", "problem", f"the prompt has no tokens here: {error}", code="no_tokens")
         self._cached(one, again, size)
         if tokens is None:
             return
@@ -99,6 +106,7 @@ class RoundTrip:
                 "problem",
                 f"the engine counts {first.prompt_tokens} prompt tokens, the router {len(tokens)}",
                 "give the router the tokenizer and chat template that the engine uses",
+                code="token_count_differs",
             )
         if client is not None:
             await self._indexed(one, client, tokens, size, before)
@@ -119,10 +127,15 @@ class RoundTrip:
 
     async def _live(self, one: CheckedEngine, client: AsyncClient) -> bool:
         streams = await self._streams(one, client)
+        clock = asyncio.get_running_loop().time
+        deadline = min(clock() + _SETTLE, one.until - _REST)
+        while clock() < deadline and not (streams and all(stream.trusted for stream in streams)):
+            await asyncio.sleep(0.05)
+            streams = await self._streams(one, client)
         if not streams:
             why = [engine.reason for engine in (await client.ready()).engines if engine.worker == one.report.worker]
             words = (why[0] if why else None) or "it could not be registered"
-            one.report.add("stream", "problem", words)
+            one.report.add("stream", "problem", words, code="not_registered")
             return False
         bad = [stream for stream in streams if not stream.trusted]
         if not bad:
@@ -132,7 +145,13 @@ class RoundTrip:
         stream = bad[0]
         change = "open this port to the router; the endpoint in --kv-events-config must have a *, such as tcp://*:5557"
         words = f"rank {stream.rank} is {stream.state}"
-        one.report.add("stream", "problem", f"{words}: {stream.last_error}" if stream.last_error else words, change)
+        one.report.add(
+            "stream",
+            "problem",
+            f"{words}: {stream.last_error}" if stream.last_error else words,
+            change,
+            code="stream_not_live",
+        )
         return False
 
     async def _streams(self, one: CheckedEngine, client: AsyncClient) -> list[StreamStatus]:
@@ -146,7 +165,8 @@ class RoundTrip:
         assert one.found is not None  # noqa: S101 - said by the caller's condition
         report, wanted, depth = one.report, (len(tokens) - 1) // size, 0
         clock = asyncio.get_running_loop().time
-        deadline, heard = clock() + _EVENTS, False
+        began, heard = clock(), False
+        deadline = min(began + _EVENTS, one.until - _REST)
         while depth < wanted and clock() < deadline:
             await asyncio.sleep(0.02)
             answer = await client.query(tokens=tokens, model=one.found.model, routing_group=self._group(one))
@@ -159,6 +179,14 @@ class RoundTrip:
             lags = [stream.lag_ms for stream in streams if stream.lag_ms is not None]
             lag = f", events visible after {max(lags):.1f} ms" if lags else ""
             report.add("index", "ok", f"all {wanted} usable blocks of the prompt were found{lag}")
+            if not lags:
+                report.add(
+                    "live",
+                    "problem",
+                    "no event arrived live: the blocks came from the replay socket only, so the index is always late",
+                    "let the router reach the port of the events themselves, not only the replay port",
+                    code="no_live_events",
+                )
             return
         if any(stream.refused.get("block_size") or stream.refused.get("partial_block") for stream in streams):
             given = "set here" if self._config.block_size or one.entry.block_size else "that it announces"
@@ -167,6 +195,17 @@ class RoundTrip:
                 "problem",
                 f"the blocks of its events have another size than the {size} tokens {given}: none can be matched",
                 "leave --block-size out, or set it to the size that `kvatlas decode` shows in the engine's events",
+                code="wrong_block_size",
+            )
+        elif refused := {reason: count for stream in streams for reason, count in stream.refused.items() if count}:
+            counts = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
+            why = next((f": {stream.last_error}" for stream in streams if stream.last_error), "")
+            report.add(
+                "refused",
+                "problem",
+                f"events of it cannot be used ({counts}), and {depth} of {wanted} blocks were found{why}",
+                "`kvatlas decode` shows the events; use an engine's version that kvatlas knows",
+                code="events_refused",
             )
         elif depth:
             report.add(
@@ -174,6 +213,7 @@ class RoundTrip:
                 "problem",
                 f"the first {depth} of {wanted} blocks were found: tokens differ after that",
                 "give the router the tokenizer and chat template that the engine uses",
+                code="blocks_differ",
             )
         elif heard:
             report.add(
@@ -181,13 +221,15 @@ class RoundTrip:
                 "problem",
                 "the engine announces blocks, but none of this prompt: its tokens differ from the first block on",
                 "give the router the tokenizer and chat template that the engine uses",
+                code="blocks_differ",
             )
         else:
             report.add(
                 "index",
                 "problem",
-                f"the engine announced nothing within {_EVENTS:.0f} s of its answer",
+                f"the engine announced nothing within {clock() - began:.0f} s of its answer",
                 "turn on prefix caching: vLLM without --no-enable-prefix-caching, SGLang without --disable-radix-cache",
+                code="nothing_announced",
             )
 
     def _group(self, one: CheckedEngine) -> str:
@@ -201,6 +243,7 @@ class RoundTrip:
                 "note",
                 "the engine does not say how many prompt tokens it found in its cache: predictions cannot be checked",
                 "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report",
+                code="cache_not_reported",
             )
         elif again.prompt_tokens is not None and again.cached_tokens < (again.prompt_tokens - 1) // size * size:
             usable = (again.prompt_tokens - 1) // size * size
@@ -209,6 +252,7 @@ class RoundTrip:
                 "warning",
                 f"asked again, it found {again.cached_tokens} of {usable} tokens in its cache",
                 "" if again.cached_tokens else "turn on prefix caching in the engine",
+                code="cache_missed",
             )
         else:
             report.add("cache", "ok", f"asked again, it found {again.cached_tokens} tokens in its cache")

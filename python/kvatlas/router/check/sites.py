@@ -34,7 +34,7 @@ async def look_above(config: RouterConfig, names: Sequence[str], models: Iterabl
         try:
             sites = await client.site_statuses()
         except ClientError as error:
-            report.add("reachable", "problem", str(error), _to_change(error))
+            report.add("reachable", "problem", str(error), _to_change(error), code="sites_unreachable")
             return report
         report.add("reachable", "ok", f"GET /sites/status lists {len({site.site for site in sites})} sites")
         group = config.routing_group
@@ -65,6 +65,7 @@ def _names(report: EngineReport, sites: Sequence[SiteStatus], names: Sequence[st
             "problem",
             f"no engine has the name of {', '.join(more)}: these sites get no requests",
             "give each site as --engine NAME=URL, with its --site as NAME",
+            code="site_without_engine",
         )
     if less:
         report.add(
@@ -72,6 +73,7 @@ def _names(report: EngineReport, sites: Sequence[SiteStatus], names: Sequence[st
             "problem",
             f"no site has the name of {', '.join(less)}: nothing is known of what they hold",
             "start the site's service with --site NAME and --global, or correct the name of the engine",
+            code="engine_without_site",
         )
     if not more and not less:
         report.add("names", "ok", "each engine is a site, and each site an engine")
@@ -80,7 +82,9 @@ def _names(report: EngineReport, sites: Sequence[SiteStatus], names: Sequence[st
             words = {"unknown": "no digest has come lately", "doubted": "it claimed more than it had"}.get(
                 site.state, ""
             )
-            report.add("digests", "warning", f"{site.site} is {site.state} for {site.model}: {words}")
+            report.add(
+                "digests", "warning", f"{site.site} is {site.state} for {site.model}: {words}", code="site_not_known"
+            )
 
 
 def _models(report: EngineReport, sites: Sequence[SiteStatus], served: set[str], group: str) -> None:
@@ -91,6 +95,7 @@ def _models(report: EngineReport, sites: Sequence[SiteStatus], served: set[str],
             "problem",
             f"no site has sent a digest of {', '.join(missing)} in the routing group {group}",
             "use the sites' model names and --routing-group",
+            code="site_model_missing",
         )
     elif served:
         report.add("models", "ok", f"digests of {', '.join(sorted(served))}")
@@ -103,6 +108,7 @@ def _block_sizes(report: EngineReport, sites: Sequence[SiteStatus], ours: int) -
             "problem",
             f"the sites have blocks of {others[0]} tokens, this router {ours}: nothing would ever be found",
             f"set --block-size {others[0]}",
+            code="site_block_size",
         )
 
 
@@ -117,7 +123,7 @@ async def _may_report(report: EngineReport, client: AsyncClient, sites: Sequence
         words = (
             f"it does not take reports of what engines had cached, so sites that claim too much get requests: {error}"
         )
-        report.add("reports", "problem", words, _KEY)
+        report.add("reports", "problem", words, _KEY, code="reports_refused")
     else:
         report.add("reports", "ok", "it takes what engines had cached")
 
@@ -132,11 +138,17 @@ async def _in_time(
     try:
         await client.sites(content_hashes=[1], model=sites[0].model, routing_group=config.routing_group)
     except ClientError as error:
-        report.add("answers", "problem", str(error))
+        report.add("answers", "problem", str(error), code="sites_no_answer")
         return
     took, limit = clock() - start, config.router.global_timeout
     if took > limit:
         words = f"it took {took * 1e3:.0f} ms to answer, longer than requests wait for it ({limit * 1e3:.0f} ms)"
-        report.add("answers", "warning", words, f"set --global-timeout {2 * took:.1f}s, if requests may wait that long")
+        report.add(
+            "answers",
+            "warning",
+            words,
+            f"set --global-timeout {2 * took:.1f}s, if requests may wait that long",
+            code="sites_slow",
+        )
     else:
         report.add("answers", "ok", f"in {took * 1e3:.0f} ms")

@@ -21,17 +21,22 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 TEXT = "The quick brown fox,  naïve café, 東京 🙂\n\tprint('x')\n"
 
 
-async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: LocalTokenizer | None) -> None:
-    """Compare the router's tokens with those of the engine's `/tokenize`, for text and for chats."""
+async def compare(
+    engine: Engine, report: EngineReport, model: str, tokenizer: LocalTokenizer | None, option: str
+) -> None:
+    """Compare the router's tokens with those of the engine's `/tokenize`, for text and for chats.
+
+    `option` is the one that sets the tokenizer, for advice.
+    """
     try:
         theirs = await _tokenize(engine, {"prompt": TEXT, "model": model})
     except ClientError as error:
         if tokenizer is None:
             change = "give --tokenizer PATH: this engine cannot tokenize for the router"
-            report.add("tokens", "problem", str(error), change)
+            report.add("tokens", "problem", str(error), change, code="cannot_tokenize")
         else:
             words = f"{error}: whether tokens are the same as ours can only be seen from the round trip"
-            report.add("tokens", "note", words)
+            report.add("tokens", "note", words, code="tokens_not_compared")
         return
     if tokenizer is None:
         report.add(
@@ -39,38 +44,41 @@ async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: L
             "note",
             "the engine tokenizes each prompt (--tokenizer engine): exact, but one more request for each prompt",
             "give --tokenizer PATH to tokenize in the router",
+            code="engine_tokenizes",
         )
         return
     compared = []
-    if not _same(report, "text", tokenizer.encode(TEXT), theirs):
+    if not _same(report, "text", tokenizer.encode(TEXT), theirs, option):
         return
     for name, messages in CHATS.items():
         try:
             theirs = await _tokenize(engine, {"messages": messages, "model": model, "add_generation_prompt": True})
         except ClientError as error:
             # Base models have no chat template; templates may refuse system prompts.
-            report.add("template", "note", f"the engine does not take {name}: {error}")
+            report.add("template", "note", f"the engine does not take {name}: {error}", code="chat_not_taken")
             continue
         try:
             ours = tokenizer.encode_chat(messages)
         except KvatlasError as error:
             change = "add the model's chat_template.jinja beside its tokenizer.json"
-            report.add("template", "problem", f"the router cannot render {name}: {error}", change)
+            report.add(
+                "template", "problem", f"the router cannot render {name}: {error}", change, code="template_fails"
+            )
             return
-        if not _same(report, name, ours, theirs):
+        if not _same(report, name, ours, theirs, option):
             return
         compared.append(name)
     report.add("tokens", "ok", f"the same as in the engine for {', '.join(['text', *compared])}")
 
 
-def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int]) -> bool:
+def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int], option: str) -> bool:
     if ours == theirs:
         return True
     pairs = zip(ours, theirs, strict=False)
     at = next((i for i, (our, their) in enumerate(pairs) if our != their), min(len(ours), len(theirs)))
     what = "tokens" if name == "text" else "template"
     change = (
-        "give the model's own tokenizer as --tokenizer"
+        f"give the model's own tokenizer as {option}"
         if name == "text"
         else "give the router the same chat template as the engine's (--chat-template of the engine: put that file "
         "beside tokenizer.json as chat_template.jinja)"
@@ -81,6 +89,7 @@ def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int]) -
         f"{name} becomes {len(ours)} tokens here and {len(theirs)} in the engine, different from token {at} on (the "
         f"router's {ours[at : at + 4]}, the engine's {theirs[at : at + 4]}): blocks from there on are never found",
         change,
+        code="tokens_differ" if name == "text" else "template_differs",
     )
     return False
 

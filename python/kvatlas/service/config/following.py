@@ -197,7 +197,7 @@ class DiscoveryConfig(Section):
         metadata=about(
             Text(),
             "--kubernetes-url",
-            "URL of the Kubernetes API server, such as that of `kubectl proxy`; inside a cluster it is known.",
+            "URL of the Kubernetes API server, or of `kubectl proxy`; inside a cluster it is known.",
         ),
     )
     kubernetes_account: Path = field(

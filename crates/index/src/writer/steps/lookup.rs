@@ -87,6 +87,13 @@ impl Writer {
         self.find_in_branches(holder, name).map(|(_, at)| self.block_at(holder, at))
     }
 
+    /// True if `holder` has a block of this name, whatever it contains.
+    pub(in crate::writer) fn has_name(&self, holder: u32, name: u64) -> bool {
+        self.holders[holder as usize].irregular_block(name).is_some()
+            || self.find(holder, name).is_some()
+            || self.find_in_branches(holder, name).is_some()
+    }
+
     /// True if `holder` has just this block. Asks for no name by its place, which takes long where names are a holder's
     /// own.
     pub(in crate::writer) fn has_block(&self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> bool {

@@ -2,9 +2,9 @@
 //!
 //! A query may count the blocks in device memory, or those down to a tier: a view. Views are nested, and each is a
 //! holder of its own, made when the first block comes to its tier; until then the next narrower one answers for it.
-//! By name, a view is the device's blocks overlaid by those offloaded to its tiers; the newest announcement of a name
-//! says what it means there, and an announcement of it for the device with another content ends the claims of the
-//! other tiers on it.
+//! A name means one block on all tiers, and announcements for the device say which: engines announce copies on other
+//! tiers without all that the block is made of, salts above all, and perhaps before the device's. So what is said of a
+//! copy elsewhere counts only where the rank holds nothing under its name, until the device says otherwise.
 //!
 //! A view begins with all that the next narrower one has, which may be much. So before a large rank's first block is stored
 //! on a tier, a holder that readers have no name for takes all that over in steps: run by run, then what is in none, name by
@@ -82,8 +82,9 @@ impl Writer {
         for (&name, &content) in names.iter().zip(contents) {
             let claimed = self.rank_mut(rank).offloaded.get(name).is_some();
             if claimed && !self.has_block(widest, parent, name, content) {
-                self.rank_mut(rank).offloaded.set(name, [0; 3]);
                 self.counters.replaced += 1;
+                // At once: the name may come again in this chain, with yet another content.
+                self.gain_one(widest, parent, name, content);
             }
             parent = Some(name);
         }
@@ -115,32 +116,24 @@ impl Writer {
         contents: &[u64],
     ) {
         let slot = tier as usize - 1;
+        let count_copies = self.count_copies;
         let books = self.rank_mut(rank);
-        let (views, widest) = (books.views(), books.widest());
+        let (device, views, widest) = (books.device, books.views(), books.widest());
         for (&name, &content) in names.iter().zip(contents) {
-            let same_block = self.has_block(widest, parent, name, content);
-            let count_copies = self.count_copies;
             let offloaded = &mut self.rank_mut(rank).offloaded;
-            let mut only = [0; 3];
-            only[slot] = 1;
-            let before = match offloaded.get(name) {
-                Some(mut claims) if same_block => {
-                    if claims[slot] == 0 || count_copies {
-                        claims[slot] = claims[slot].saturating_add(1);
+            let mut claims = offloaded.get(name).unwrap_or_default();
+            if claims[slot] == 0 || count_copies {
+                claims[slot] = claims[slot].saturating_add(1);
+            }
+            let before = offloaded.set(name, claims);
+            if !reach(before, slot) && !self.has_name(device, name) {
+                let is_known = reach(before, 2) && !self.has_block(widest, parent, name, content);
+                let known = if is_known { self.block(widest, name) } else { None };
+                let (parent, content) = known.unwrap_or((parent, content));
+                for &(view, holder) in &views {
+                    if view >= slot && !reach(before, view) {
+                        self.gain(holder, parent, &[name], &[content], &mut Vec::new());
                     }
-                    offloaded.set(name, claims)
-                }
-                Some(before) => {
-                    offloaded.set(name, only);
-                    self.counters.replaced += 1;
-                    self.leave(rank, name, before);
-                    [0; 3]
-                }
-                None => offloaded.set(name, only),
-            };
-            for &(view, holder) in &views {
-                if view >= slot && !reach(before, view) {
-                    self.gain(holder, parent, &[name], &[content], &mut Vec::new());
                 }
             }
             parent = Some(name);
@@ -180,17 +173,17 @@ impl Writer {
         }
     }
 
-    /// Gives the views in which the claims on a name have ended what the device has of it, if anything.
+    /// Takes a name out of the views in which the claims on it have ended, unless the device has it.
     fn leave(&mut self, rank: u32, name: u64, before: Claims) {
         let books = self.rank_mut(rank);
         let now = books.offloaded.get(name).unwrap_or_default();
         let (device, views) = (books.device, books.views());
+        if self.has_name(device, name) {
+            return;
+        }
         for (view, holder) in views {
             if reach(before, view) && !reach(now, view) {
-                match self.block(device, name) {
-                    Some((parent, content)) => drop(self.gain_one(holder, parent, name, content)),
-                    None => drop(self.lose_one(holder, name)),
-                }
+                self.lose_one(holder, name);
             }
         }
     }

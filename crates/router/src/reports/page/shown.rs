@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::lines::{line, millis};
 use crate::app::App;
-use crate::engines::{Condition, Engine};
+use crate::engines::Engine;
 use crate::placing::decisions::Record;
 
 /// Decisions sent at a time, as many as the page shows.
@@ -83,6 +83,7 @@ impl PageSource for PageState {
             "in_flight": summary.in_flight,
             "waiting_here": summary.waiting + summary.waiting_for_engine,
             "errors": counts.refused.errors(),
+            "refused": counts.refused.by_code(),
             "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
             "connections": app.front.connections(),
             "changing_prompts": app.proxy.sessions.habits(),
@@ -101,6 +102,9 @@ impl PageSource for PageState {
         let prompt = now.prompt.saturating_sub(before.prompt);
         let summary = self.app.places.summary();
         let [fleet, unlimited] = self.app.places.possible_hit_rates();
+        let hit_real = share(now.reported.saturating_sub(before.reported), prompt);
+        // A router that has not seen the prompts that caches are full of knows no bound yet.
+        let possible = fleet.or(unlimited).filter(|most| hit_real.is_none_or(|real| real <= *most));
         let rates = self.looker.as_mut().map(FleetObserver::rates);
         let Rates { events, rows, blocks, lag } = rates.clone().unwrap_or_default();
         let point = json!({
@@ -108,10 +112,10 @@ impl PageSource for PageState {
             "requests": tenth(now.requests.saturating_sub(before.requests) as f64 / seconds),
             "in_flight": summary.in_flight,
             "waiting_here": summary.waiting + summary.waiting_for_engine,
-            "hit_real": share(now.reported.saturating_sub(before.reported), prompt),
+            "hit_real": hit_real,
             "hit_predicted": share(now.expected.saturating_sub(before.expected), prompt),
             // What one cache of the engines' size could hold of the last hour's prompts; any cache, if that is not known.
-            "hit_possible": fleet.or(unlimited).map(|rate| (rate * 1e4).round() / 1e4),
+            "hit_possible": possible.map(|rate| (rate * 1e4).round() / 1e4),
             "ttft": quantile(&before.first_tokens, &now.first_tokens, 0.5).map(millis),
             "ttft_p99": quantile(&before.first_tokens, &now.first_tokens, 0.99).map(millis),
             // In milliseconds too, and much shorter.
@@ -140,11 +144,16 @@ impl PageState {
         let models = engine.models.load();
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
         let standing = engine.health.standing().name();
-        let condition = engine.condition.lock().as_ref().map(Condition::to_json);
+        let condition = engine.record.lock().condition_to_json();
+        // Discovery lists an engine that is not registered as a whole: it is the same engine, which has a row for each rank.
+        let unregistered = rows.remove(&*engine.name);
         let Value::Array(ranks) = self.app.places.rows_of(engine) else { return };
         for known in &ranks {
             let rank = &known["rank"];
             let row = rows.entry(format!("{}/{rank}", engine.name)).or_insert_with(|| json!({}));
+            if let (Some(row), Some(Value::Object(whole))) = (row.as_object_mut(), &unregistered) {
+                row.extend(whole.clone());
+            }
             let number = |name: &str| known[name].as_f64().filter(|number| number.is_finite());
             let more = json!({
                 "worker": &*engine.name,

@@ -21,6 +21,9 @@ from kvatlas.sim.trace import Trace
 NOW = "as it is"
 """The name of the variant that changes nothing."""
 
+SHARED = "one shared cache"
+"""The name of the variant whose engines share one cache, as large as all of theirs together."""
+
 CACHES = (0.25, 0.5, 1, 2, 4, 8)
 """Sizes of the cache, relative to the given one, at which the curve is reported."""
 
@@ -132,6 +135,8 @@ def make_variants(config: ReplayConfig, host_tokens: int = 0) -> list[Variant]:
     ]
     if host_tokens:
         made.append(Variant("a host tier", replace(first, host_tokens=host_tokens)))
+    # A bound of the replay: it knows all engines, so that it says what sharing could be worth at best.
+    made.append(Variant(SHARED, replace(first, policies=("shared-cache",))))
     more = math.ceil(1.5 * fleet.engines)
     made.append(Variant(counted(more, "engine"), engines(more)))
     if fleet.engines > 1:

@@ -91,7 +91,7 @@ def page(plan: CapacityPlan) -> str:
         parts.append(html.paragraphs([*summary.about_trace(plan.base), summary.about_fleet(plan.base)]))
     bottleneck = plan.bottleneck
     if bottleneck is not None:
-        parts.append(html.paragraphs(report.about_bottleneck(bottleneck, plan.rows[0].result.waits)))
+        parts.append(html.paragraphs(report.about_bottleneck(bottleneck, plan.rows)))
     parts += [
         svg_of(draw(plan)),
         html.heading("Cache"),

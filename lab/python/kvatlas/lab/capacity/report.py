@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.padding import Padding
 
 from kvatlas._tables import make_table
 from kvatlas._text import count, counted, percent, seconds, share, short
-from kvatlas.lab.capacity.plan import NOW, Bottleneck, CapacityPlan
+from kvatlas.lab.capacity.plan import NOW, Bottleneck, CapacityPlan, Row
 from kvatlas.lab.replay import summary
-from kvatlas.lab.replay.drive import Waits
 from kvatlas.lab.replay.report import between, busy, first_token, hits
 
 CACHE = ("cache of each engine", "all together", "one cache finds", "of the possible")
@@ -44,17 +45,62 @@ _MEANING = {
 }
 
 
-def about_bottleneck(bottleneck: Bottleneck, waits: Waits) -> list[str]:
-    """The limit of a fleet, in sentences. `waits`: of the fleet as it is."""
+def about_bottleneck(bottleneck: Bottleneck, rows: Sequence[Row]) -> list[str]:
+    """The limit of a fleet and what helps, in sentences. `rows`: the fleet as it is, then its variants."""
+    waits = rows[0].result.waits
     waiting = waits.router + waits.queue + waits.room
     total = bottleneck.room + bottleneck.cache + bottleneck.compute
+    # What helps is what the table says, if there is one: the largest part alone can be barely the largest.
+    measured = about_variants(rows)
+    meaning = f"{bottleneck.largest.capitalize()} limits this fleet most." if measured else None
+    share_waiting = waiting / (waiting + waits.compute) if waiting else 0.0
     return [
         (
             f"Of the mean time to first token, {seconds(total)}, requests spend {seconds(bottleneck.room)} waiting for "
             f"room, {seconds(bottleneck.cache)} on computing again what was cached once (their own prompts, and those "
             f"before them in a queue), and {seconds(bottleneck.compute)} on computing the rest."
         ),
-        meaning_of(bottleneck, waiting / (waiting + waits.compute) if waiting else 0.0),
+        meaning or meaning_of(bottleneck, share_waiting),
+        *measured,
+    ]
+
+
+def about_variants(rows: Sequence[Row]) -> list[str]:
+    """The variants that help, that hardly do, and that less would be enough for, in sentences; empty without any."""
+    changes = changes_of(rows)
+    more = sorted((change, name) for name, change, is_less in changes if not is_less)
+    if not more:
+        return []
+    helps = [f"{name} ({_change(1 + change)})" for change, name in more if change <= -_HARDLY]
+    hardly = [f"{name} ({_change(1 + change)})" for change, name in more if change > -_HARDLY]
+    spared = [f"{name} ({_change(1 + change)})" for name, change, is_less in changes if is_less and change < _HARDLY]
+    lines = [
+        f"The first token comes sooner, most of all, with {', '.join(helps)}."
+        if helps
+        else f"Nothing simulated makes the first token come {percent(_HARDLY)} sooner."
+    ]
+    if helps and hardly:
+        lines.append(f"Less than {percent(_HARDLY)} sooner, or later: {', '.join(hardly)}.")
+    if spared:
+        lines.append(f"Hardly worse with less: {', '.join(spared)}.")
+    return lines
+
+
+def changes_of(rows: Sequence[Row]) -> list[tuple[str, float, bool]]:
+    """Each variant with its change of the mean time to first token, and True if it has less than the fleet as it is.
+
+    A change of -0.5 is half the time. Empty without a fleet as it is, or if that has no time.
+    """
+    base = rows[0] if rows else None
+    if base is None or not base.result.ttft.mean:
+        return []
+    return [
+        (
+            row.name,
+            row.result.ttft.mean / base.result.ttft.mean - 1,
+            row.engines < base.engines or row.cache_tokens < base.cache_tokens,
+        )
+        for row in rows[1:]
     ]
 
 
@@ -152,7 +198,7 @@ def print_plan(plan: CapacityPlan, console: Console) -> None:
         console.print(Padding(NOTES, (0, 1)), style="dim", highlight=False)
     if (bottleneck := plan.bottleneck) is not None:
         console.print()
-        for line in about_bottleneck(bottleneck, plan.rows[0].result.waits):
+        for line in about_bottleneck(bottleneck, plan.rows):
             console.print(line, highlight=False)
         if plan.rows[0].result.utilisation >= _OVERLOAD:
             console.print(OVERLOADED, highlight=False)

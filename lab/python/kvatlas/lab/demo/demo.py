@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from kvatlas.lab.demo.config import DemoConfig
 from kvatlas.lab.demo.load import Load, Tally
+from kvatlas.lab.replay.variants import split_policy
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
+from kvatlas.routing import Router as DecidingRouter
 from kvatlas.routing.policies import check_name, own_policy
 from kvatlas.service import LogConfig
 from kvatlas.sim import Trace
@@ -59,7 +61,7 @@ class Demo:
         self._config = config
         self._show = show
         for policy in config.policies:
-            _check(policy, config.fleet.seed)
+            check_policy(policy, config.fleet.seed)
         self._over: list[PolicyResults] = []
 
     def run(self, stop: Callable[[], bool]) -> list[PolicyResults]:
@@ -77,10 +79,13 @@ class Demo:
         for engine in fleet.engines:
             engine.wait_quiet()
             engine.reset()
+        name, options = split_policy(policy)
         # A free port: there may be a router where they usually are. Prompts are token ids already.
         settings = RouterConfig(
             http=RouterHttpConfig(bind="127.0.0.1:0"),
-            router=RouterSection(policy=policy, seed=config.fleet.seed, tokenizer="none"),
+            router=RouterSection(
+                policy=name, policy_options=tuple(options.items()), seed=config.fleet.seed, tokenizer="none"
+            ),
             log=LogConfig(level="error"),
         )
         with Router(engines=fleet.urls, config=settings) as router:
@@ -119,9 +124,11 @@ class Demo:
         return standing()
 
 
-def _check(policy: str, seed: int) -> None:
-    """Raise `PolicyError` if a policy is unknown."""
-    if ":" in policy:
-        own_policy(policy, seed)
+def check_policy(policy: str, seed: int) -> None:
+    """Check that a policy exists and has the options behind its name. Raises `PolicyError`, `ConfigError`."""
+    name, options = split_policy(policy)
+    if ":" in name:
+        own_policy(name, seed, options)
     else:
-        check_name(policy)
+        check_name(name)
+        DecidingRouter(name, (), block_size=16, seed=seed, options=options)

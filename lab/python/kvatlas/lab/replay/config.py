@@ -84,9 +84,7 @@ class ReplayConfig:
             raise ConfigError(f"check must be from 0 to 1, got {self.check}")
         if not self.check_seconds >= 0:
             raise ConfigError(f"check_seconds must not be negative, got {self.check_seconds}")
-        named = [(name, n) for name in ("slow", "joins", "dies", "limits") for n in getattr(self.scenario, name)]
-        named += [(trouble.kind, trouble.engine) for trouble in self.scenario.troubles]
-        for name, number in named:
+        for name, number in self.scenario.named_engines():
             if number >= self.fleet.engines:
                 raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")
         if self.guess not in GUESSES:

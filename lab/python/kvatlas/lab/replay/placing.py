@@ -81,9 +81,14 @@ class RouterPlacer:
         options: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
         guess: Guess | None = None,
+        *,
+        label: str | None = None,
     ) -> None:
-        """Create a placer. `guess` replaces the index without events. Raises `PolicyError`, `ConfigError`."""
-        self.name = policy
+        """Create a placer. Raises `PolicyError`, `ConfigError`.
+
+        `guess` replaces the index without events. `label`: the name in results, by default the policy's.
+        """
+        self.name = label or policy
         self._workers = list(workers)
         self._numbers = {name: number for number, name in enumerate(workers)}
         self._router = Router(

@@ -27,6 +27,7 @@ from kvatlas.lab.replay.misses import Holdings
 from kvatlas.lab.replay.placing import Placer, RouterPlacer, RoutersPlacer
 from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
 from kvatlas.lab.replay.sessions import session_slowdown, time_alone
+from kvatlas.lab.replay.variants import split_policy
 from kvatlas.reference import ReferenceIndex
 from kvatlas.sim.curve import hit_curve
 from kvatlas.sim.loop import choose_loop
@@ -87,7 +88,10 @@ def replay(
 
 
 def make_placer(policy: str, config: ReplayConfig) -> Placer:
-    """Make the router of one policy, or the bound of that name. Raises `PolicyError`."""
+    """Make the router of one policy, which may have options behind its name, or the bound of that name.
+
+    Raises `PolicyError`, `ConfigError`.
+    """
     fleet = config.fleet
     if policy in BOUNDS:
         return GreedyBound(policy, fleet.engine.block_size, fleet.seed)
@@ -96,10 +100,13 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
         blind = MockCaches(fleet.engines, fleet.engine.blocks) if config.guess == "mock" else None
         guess = blind or TtlCaches(fleet.engines)
     workers = fleet.workers()
-    size, seed, options, settings = fleet.engine.block_size, fleet.seed, config.options, config.settings
+    name, own = split_policy(policy)
+    options = {**(config.options or {}), **own}
+    size, seed, settings = fleet.engine.block_size, fleet.seed, config.settings
     try:
         routers = [
-            RouterPlacer(policy, workers, size, seed + nth, options, settings, guess) for nth in range(config.routers)
+            RouterPlacer(name, workers, size, seed + nth, options, settings, guess, label=policy)
+            for nth in range(config.routers)
         ]
         return RoutersPlacer(routers) if len(routers) > 1 else routers[0]
     except KvatlasError:

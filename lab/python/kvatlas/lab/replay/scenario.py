@@ -123,3 +123,8 @@ class Scenario:
     def exact_events(self) -> bool:
         """True if the index gets every announcement at once."""
         return not (self.event_delay or self.lose_events or self.no_events)
+
+    def named_engines(self) -> list[tuple[str, int]]:
+        """Numbers of engines that something happens to, each with what it is."""
+        named = [(name, n) for name in ("slow", "joins", "dies", "limits") for n in getattr(self, name)]
+        return named + [(trouble.kind, trouble.engine) for trouble in self.troubles]

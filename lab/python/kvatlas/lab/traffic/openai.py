@@ -1,22 +1,25 @@
 """Reader of logs of OpenAI's API: JSON lines, each with a request and, if it was logged, its answer.
 
 The request is the whole line, or below `request`, `body` or `input`; the answer below `response` or `output`. Requests
-are chats (`messages`), completions (`prompt`, as text or token ids) and responses (`input`, `instructions`).
+are chats (`messages`), completions (`prompt`, as text or token ids) and responses (`input`, `instructions`). Where no
+session is named, chats that continue an earlier one are recognised by their messages. Where the ends of answers were
+logged, each request waits for the one before it in its session.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvatlas.errors import TraceError
-from kvatlas.lab.traffic.source import BadRows, Conversion, Traffic, make_trace
-from kvatlas.lab.traffic.text import Prompt, cut_prompts, text_of
+from kvatlas.lab.traffic.chats import TEXT_BLOCK, add_messages, add_text, prompt_traffic
+from kvatlas.lab.traffic.source import BadRows, Conversion, Traffic
+from kvatlas.lab.traffic.text import Prompt, text_of
 from kvatlas.sim.forms import request_of
 from kvatlas.sim.times import is_number, parse_time
 
-_BLOCK = 64  # tokens
 _TIMES = (
     "timestamp",
     "time",
@@ -28,6 +31,7 @@ _TIMES = (
     "request_time",
     "request_created_at",
 )
+_ENDS = ("end_time", "endTime", "completed_at", "finished_at")
 _SESSIONS = ("session_id", "sessionId", "conversation_id", "thread_id", "prompt_cache_key")
 
 
@@ -53,10 +57,8 @@ def read_log(lines: Iterable[str], how: Conversion, *, name: str, where: str) ->
                 prompts.append(_prompt(row, request, answer, parse_time(time, how.unit), how))
         except TraceError as error:
             bad.add(number, error)
-    cut = cut_prompts(prompts, how.block or _BLOCK)
     guessed = "s" if numbers and how.unit is None else None
-    trace = make_trace(cut.rows, name, how.block or _BLOCK, where, bad, guessed)
-    return Traffic(trace, "openai", cut.assumptions)
+    return prompt_traffic(prompts, "openai", how.block or TEXT_BLOCK, name=name, where=where, bad=bad, guessed=guessed)
 
 
 def _answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,7 +72,7 @@ def _answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _prompt(
     row: Mapping[str, Any], request: Mapping[str, Any], answer: Mapping[str, Any], at: float, how: Conversion
 ) -> Prompt:
-    made = Prompt(at)
+    made = Prompt(at, end=_end(row, answer, how.unit))
     usage = answer.get("usage") or row.get("usage") or {}
     if isinstance(usage, dict):
         usage = {**row, **usage}
@@ -81,32 +83,15 @@ def _prompt(
     messages, tools = request.get("messages"), request.get("tools")
     prompt = request.get("prompt", request.get("input"))
     if isinstance(messages, list):
-        if how.encode_chat is not None:
-            made.tokens = how.encode_chat(messages, tools)
-        else:
-            made.text = _text_of_chat(messages, tools)
+        add_messages(made, messages, tools, how)
     elif isinstance(prompt, list) and prompt and all(type(each) is int for each in prompt):
         made.tokens = prompt
     elif isinstance(prompt, list):
-        made.text = _text_of_chat([request.get("instructions") or "", *prompt], tools)
+        # The chat templates of tokenizers are not for parts of this API.
+        add_messages(made, [request.get("instructions") or "", *prompt], tools, replace(how, encode_chat=None))
     else:
-        made.text = f"{request.get('instructions') or ''}{prompt}"
-        if how.encode is not None:
-            made.text, made.tokens = "", how.encode(made.text)
-    if made.tokens is None and not made.text:
-        raise TraceError("an empty prompt")
+        add_text(made, f"{request.get('instructions') or ''}{prompt}", how)
     return made
-
-
-def _text_of_chat(messages: Iterable[object], tools: object) -> str:
-    parts = [text_of(tools)] if tools else []
-    for each in messages:
-        if isinstance(each, dict):
-            rest = {key: value for key, value in each.items() if key not in ("role", "content")}
-            parts.append(f"{each.get('role', '')}\n{text_of(each.get('content') or '')}{text_of(rest) if rest else ''}")
-        elif each:
-            parts.append(text_of(each))
-    return "\n".join(parts)
 
 
 def _text_of_answer(answer: Mapping[str, Any]) -> str:
@@ -129,6 +114,12 @@ def _time(row: Mapping[str, Any], request: Mapping[str, Any], answer: Mapping[st
                 value: object = place[name]
                 return value
     raise TraceError(f"no time: one of {', '.join(_TIMES)}")
+
+
+def _end(row: Mapping[str, Any], answer: Mapping[str, Any], unit: str | None) -> float | None:
+    """The time when an answer ended, in seconds; None if unknown."""
+    known = (place[name] for place in (row, answer) for name in _ENDS if place.get(name) is not None)
+    return None if (value := next(known, None)) is None else parse_time(value, unit)
 
 
 def _session(row: Mapping[str, Any], request: Mapping[str, Any]) -> str | None:

@@ -123,13 +123,13 @@ def read_spans(
                 bad.add(number, TraceError("not JSON"))
     calls = spans.outermost()
     block = how.block or _BLOCK
-    turns, assumptions = _turns(calls, block, how)
+    turns, assumptions, warnings = _turns(calls, block, how)
     trace = make_trace(link_turns(turns), name, block, where, bad)
     if spans.others:
         assumptions.append(f"{count(spans.others)} spans that are no requests were left out.")
     if len(calls) < len(spans.calls):
         assumptions.append(f"{count(len(spans.calls) - len(calls))} spans inside other requests were left out.")
-    return Traffic(trace, "otel", assumptions)
+    return Traffic(trace, "otel", assumptions, warnings)
 
 
 def _spans(document: object) -> Iterator[Mapping[str, Any]]:
@@ -194,7 +194,8 @@ def _numbered(attributes: Mapping[str, Any]) -> Iterator[str]:
         at += 1
 
 
-def _turns(calls: list[_Call], block: int, how: Conversion) -> tuple[list[Turn], list[str]]:
+def _turns(calls: list[_Call], block: int, how: Conversion) -> tuple[list[Turn], list[str], list[str]]:
+    """Requests with the times of their answers, the assumptions made, and warnings."""
     if calls and all(call.text for call in calls):
         prompts = []
         for call in calls:
@@ -203,7 +204,7 @@ def _turns(calls: list[_Call], block: int, how: Conversion) -> tuple[list[Turn],
             prompts.append(Prompt(call.at, text, tokens, call.tokens, call.output, session=call.session))
         cut = cut_prompts(prompts, block)
         turns = [Turn(call.at, call.end, request) for call, (_, request) in zip(calls, cut.rows, strict=True)]
-        return turns, cut.assumptions
+        return turns, cut.assumptions, cut.warnings
     ids, before = Ids(), dict[str, tuple[int, ...]]()
     turns = []
     for call in calls:
@@ -220,7 +221,7 @@ def _turns(calls: list[_Call], block: int, how: Conversion) -> tuple[list[Turn],
     ]
     if guessed := sum(call.output is None for call in calls):
         lines.append(f"{count(guessed)} answers of unknown length were taken to have {UNKNOWN_OUTPUT} tokens.")
-    return turns, lines
+    return turns, lines, []
 
 
 def _time(span: Mapping[str, Any], names: Iterable[str]) -> float | None:

@@ -47,11 +47,12 @@ class Conversion:
 
 @dataclass(slots=True)
 class Traffic:
-    """Trace made from foreign records, with its source format and the assumptions made."""
+    """Trace made from foreign records, with its source format, the assumptions made, and warnings."""
 
     trace: Trace
     format: str
     assumptions: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 class Ids:

@@ -1,7 +1,8 @@
 """Reader of tables with a row a request: Azure's LLM traces, BurstGPT, and other CSV or JSON lines with named columns.
 
 Most have arrival times and lengths, but not which blocks prompts share. A column of block ids has that. With a column
-of sessions, each prompt is assumed to begin with the one before it in its session.
+of sessions, each prompt is assumed to begin with the one before it in its session. A column of texts or chats has all,
+and is read like a log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 
 from kvatlas._text import count, nearest
 from kvatlas.errors import TraceError
+from kvatlas.lab.traffic.chats import TEXT_BLOCK, add_messages, add_text, prompt_traffic
 from kvatlas.lab.traffic.source import BadRows, Conversion, Ids, Traffic, go_on, make_trace, parse_count
+from kvatlas.lab.traffic.text import Prompt, text_of
 from kvatlas.sim.dependencies import Dependency
 from kvatlas.sim.times import is_number, parse_time
 from kvatlas.sim.trace import TRACE_BLOCK, TraceRequest
@@ -27,6 +30,8 @@ FIELDS = {
     "output_length": "generated tokens",
     "hash_ids": "ids of the prompt's blocks, in brackets or with spaces between",
     "session_id": "the conversation",
+    "text": "the prompt's text, instead of its blocks",
+    "messages": "the prompt as a list of chat messages in JSON, or as a chat request, instead of its blocks",
     "duration": "seconds from the request to the end of its answer",
 }
 """Fields of a request, which a mapping assigns to columns."""
@@ -47,6 +52,8 @@ SEPARATORS = (",", ";", "\t", "|")
 """Characters that may separate the columns of a table."""
 
 _REQUIRED = ("input_length", "output_length")
+_CONTENT = ("text", "messages")
+_LONGEST = 1 << 30  # characters of a cell with text
 _MODEL = ("Model", "model")
 
 
@@ -87,16 +94,25 @@ class _Row:
 
 def read_table(lines: Iterable[str], how: Conversion, *, kind: str, name: str, where: str) -> Traffic:
     """Read a table of `kind`: a name of `TABLES`, or "csv". Raises `TraceError`."""
+    is_text = how.columns is not None and any(name in how.columns for name in _CONTENT)
+    usual = csv.field_size_limit()
     try:
+        if is_text:
+            csv.field_size_limit(_LONGEST)
         return _read(lines, how, kind, name, where)
     except csv.Error as error:
         raise TraceError(f"{where} cannot be read as CSV: {error}") from error
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _read(lines: Iterable[str], how: Conversion, kind: str, name: str, where: str) -> Traffic:
     there, table = _open(iter(lines))
     columns = _columns(how, kind, there, where)
-    block = how.block or TRACE_BLOCK
+    content = next((field for field in _CONTENT if field in columns), None)
+    if content is None and how.encode is not None:
+        raise TraceError(f"{where}: a tokenizer is for a column of text: --columns says which is text, or messages")
+    block = how.block or (TRACE_BLOCK if content is None else TEXT_BLOCK)
     bad = BadRows(where, how.skip_bad)
     model = next((column for column in _MODEL if column in there), None)
     if how.model is not None and model is None:
@@ -104,10 +120,15 @@ def _read(lines: Iterable[str], how: Conversion, kind: str, name: str, where: st
     unanswered = 0
     numbers = False  # some times are numbers, of a unit that nothing tells
     rows: list[_Row] = []
+    prompts: list[Prompt] = []
     for number, cells in table:
         if how.model is not None and cells.get(model or "") != how.model:
             continue
         try:
+            if content is not None:
+                prompts.append(_parse_prompt(cells, columns, how))
+                numbers = numbers or is_number(cells.get(columns.get("timestamp", "")))
+                continue
             row = _parse(cells, columns, block, how.unit)
         except TraceError as error:
             bad.add(number, error)
@@ -117,9 +138,11 @@ def _read(lines: Iterable[str], how: Conversion, kind: str, name: str, where: st
             continue
         rows.append(row)
         numbers = numbers or is_number(cells.get(columns.get("timestamp", "")))
+    guessed = "s" if numbers and how.unit is None else None
+    if content is not None:
+        return prompt_traffic(prompts, kind, block, name=name, where=where, bad=bad, guessed=guessed)
     # Sessions follow the order of time, in which the rows need not be.
     rows.sort(key=lambda row: row.at)
-    guessed = "s" if numbers and how.unit is None else None
     trace = make_trace(_requests(rows, block), name, block, where, bad, guessed)
     return Traffic(trace, kind, _assumptions(columns, unanswered))
 
@@ -144,7 +167,7 @@ def _csv_rows(table: csv.DictReader[str]) -> Iterator[tuple[int, Mapping[str, st
 def _json_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, str | None]]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield number, {name: None if value is None else str(value) for name, value in _object(line).items()}
+            yield number, {name: None if value is None else text_of(value) for name, value in _object(line).items()}
 
 
 def _object(line: str) -> dict[str, object]:
@@ -156,28 +179,81 @@ def _object(line: str) -> dict[str, object]:
     return row if isinstance(row, dict) else {}
 
 
-def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: int, unit: str | None) -> _Row:
-    """Parse a row. Raises `TraceError`."""
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Cells of a row by the names of our fields."""
 
-    def cell(name: str) -> str:
-        value = cells.get(columns[name])
+    cells: Mapping[str, str | None]
+    columns: Mapping[str, str]
+
+    def needed(self, name: str) -> str:
+        """The cell of a field. Raises `TraceError` if it is empty."""
+        value = self.cells.get(self.columns[name])
         if value is None or not value.strip():
-            raise TraceError(f"no {columns[name]!r}")
+            raise TraceError(f"no {self.columns[name]!r}")
         return value
 
-    def optional(name: str) -> str:
-        return (cells.get(columns[name]) or "").strip() if name in columns else ""
+    def optional(self, name: str) -> str:
+        """The cell of a field; empty if there is none."""
+        return (self.cells.get(self.columns[name]) or "").strip() if name in self.columns else ""
 
-    at = parse_time(cell("timestamp"), unit) if "timestamp" in columns else parse_time(cell("timestamp_ms"), "ms")
-    prompt = parse_count(cell("input_length"), columns["input_length"], 1)
-    output = parse_count(cell("output_length"), columns["output_length"], 0)
+    def at(self, unit: str | None) -> float:
+        """The time of the request, in seconds. Raises `TraceError`."""
+        if "timestamp" in self.columns:
+            return parse_time(self.needed("timestamp"), unit)
+        return parse_time(self.needed("timestamp_ms"), "ms")
+
+    def count(self, name: str, least: int) -> int:
+        """The number of tokens in a field. Raises `TraceError`."""
+        return parse_count(self.needed(name), self.columns[name], least)
+
+    def duration(self) -> float | None:
+        """Seconds to the end of the answer; None if unknown. Raises `TraceError`."""
+        took = self.optional("duration")
+        return parse_time(took) if took else None
+
+
+def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: int, unit: str | None) -> _Row:
+    """Parse a row. Raises `TraceError`."""
+    row = _Cells(cells, columns)
+    at, prompt, output = row.at(unit), row.count("input_length", 1), row.count("output_length", 0)
     ids = None
     if "hash_ids" in columns:
-        ids = tuple(int(digits) for digits in re.findall(r"\d+", cell("hash_ids")))
+        ids = tuple(int(digits) for digits in re.findall(r"\d+", row.needed("hash_ids")))
         if not prompt // block <= len(ids) <= -(-prompt // block):
             raise TraceError(f"{len(ids)} ids for {prompt} tokens in blocks of {block}: --block-size says their size")
-    took = optional("duration")
-    return _Row(at, prompt, output, ids, optional("session_id") or None, parse_time(took) if took else None)
+    return _Row(at, prompt, output, ids, row.optional("session_id") or None, row.duration())
+
+
+def _parse_prompt(cells: Mapping[str, str | None], columns: Mapping[str, str], how: Conversion) -> Prompt:
+    """Parse a row with a text or a chat; its numbers of tokens may be missing. Raises `TraceError`."""
+    row = _Cells(cells, columns)
+    made = Prompt(row.at(how.unit), session=row.optional("session_id") or None)
+    if row.optional("input_length"):
+        made.reported = row.count("input_length", 1)
+    if row.optional("output_length"):
+        made.output = row.count("output_length", 0)
+    if (took := row.duration()) is not None:
+        made.end = made.at + took
+    if "text" in columns:
+        add_text(made, row.needed("text"), how)
+    else:
+        add_messages(made, *_chat(row.needed("messages"), columns["messages"]), how)
+    return made
+
+
+def _chat(text: str, column: str) -> tuple[list[object], object]:
+    """The messages and tools in a cell. Raises `TraceError`."""
+    try:
+        chat: object = json.loads(text)
+    except (ValueError, RecursionError):
+        chat = None
+    tools: object = None
+    if isinstance(chat, dict):
+        tools, chat = chat.get("tools"), chat.get("messages")
+    if not isinstance(chat, list) or not chat or not all(isinstance(each, dict) for each in chat):
+        raise TraceError(f"{column} must be a list of chat messages in JSON, not {text.strip()[:40]!r}")
+    return chat, tools
 
 
 def _requests(rows: Iterable[_Row], block: int) -> Iterator[tuple[float, TraceRequest]]:
@@ -205,13 +281,16 @@ def _columns(how: Conversion, kind: str, there: list[str], where: str) -> dict[s
     if how.columns is None and kind not in TABLES:
         raise TraceError(
             f"{where} is a table with the columns {', '.join(there[:12])}: say which are which with --columns, such as "
-            "timestamp=COLUMN,input_length=COLUMN,output_length=COLUMN"
+            "timestamp=COLUMN,input_length=COLUMN,output_length=COLUMN, or timestamp=COLUMN,text=COLUMN"
         )
     columns = dict(how.columns) if how.columns is not None else dict(TABLES[kind])
     if how.columns is None:
         columns = {name: column for name, column in columns.items() if column in there}
+    content = [name for name in (*_CONTENT, "hash_ids") if name in columns]
+    if len(content) > 1:
+        raise TraceError(f"{where}: --columns may say only one of {', '.join(content)}: each is the prompt")
     for name in _REQUIRED:
-        if name not in columns:
+        if name not in columns and not set(content) & set(_CONTENT):
             raise TraceError(f"{where}: --columns must say which column is {name}")
     if how.unit is not None and "timestamp_ms" in columns:
         raise TraceError(f"{where}: --time-unit goes with the field timestamp; timestamp_ms is in milliseconds")

@@ -1,7 +1,8 @@
 """Prompts cut into blocks, by tokens if known, else by characters.
 
 Without a tokenizer, the characters of a token are the average of the usage that engines reported, or four without
-reports. All prompts are cut at the same places, so equal beginnings stay equal.
+reports. All prompts are cut at the same places, so equal beginnings stay equal. Reports that cannot be of the text (it
+was cut, or the tokens are those of several requests) do not count, and are warned of.
 """
 
 from __future__ import annotations
@@ -11,10 +12,24 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvatlas._text import counted
 from kvatlas.lab.traffic.source import UNKNOWN_OUTPUT, Ids
+from kvatlas.lab.traffic.turns import Turn, link_turns
 from kvatlas.sim.trace import TraceRequest
 
 _CHARACTERS = 4.0  # of a token, by default
+# Characters of a token, between scripts with a token or more for each character, and code with long words and spaces.
+_FEWEST, _MOST = 0.4, 12.0
+_TEMPLATE = 200  # tokens that a template may add to a short text
+_APART = 1.25  # between the numbers of tokens that a tokenizer and an engine may count
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Hashes of a chat's messages, which say whether another chat continues it."""
+
+    whole: int  # of all messages
+    answered: tuple[int, ...]  # of the messages before each answer
 
 
 @dataclass(slots=True)
@@ -28,22 +43,26 @@ class Prompt:
     output: int | None = None  # tokens
     answer: str = ""  # if its tokens were not counted
     session: str | None = None
+    end: float | None = None  # of the answer, in seconds
+    history: History | None = None  # of a chat
 
 
 @dataclass(slots=True)
 class Cut:
-    """Requests with ids for their blocks, and the assumptions made."""
+    """Requests with ids for their blocks, the assumptions made, and warnings."""
 
     rows: list[tuple[float, TraceRequest]] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def cut_prompts(prompts: Sequence[Prompt], block: int) -> Cut:
     """Cut prompts into blocks of `block` tokens."""
-    counted = [each for each in prompts if each.tokens is None and each.reported and each.text]
-    reported = sum(each.reported or 0 for each in counted)
-    per_token = sum(len(each.text) for each in counted) / reported if reported else _CHARACTERS
-    made, ids, guessed = Cut(), Ids(), 0
+    told = [each for each in prompts if each.reported and (each.tokens is not None or each.text)]
+    used = [each for each in told if each.tokens is None and _fits(each)]
+    reported = sum(each.reported or 0 for each in used)
+    per_token = sum(len(each.text) for each in used) / reported if reported else _CHARACTERS
+    made, ids, guessed = Cut(warnings=_warnings(told)), Ids(), 0
     for each in prompts:
         if each.tokens is not None:
             length = len(each.tokens)
@@ -72,6 +91,35 @@ def cut_prompts(prompts: Sequence[Prompt], block: int) -> Cut:
     if guessed:
         made.assumptions.append(f"{guessed:,} answers of unknown length were taken to have {UNKNOWN_OUTPUT} tokens.")
     return made
+
+
+def link_prompts(prompts: Sequence[Prompt], cut: Cut) -> list[tuple[float, TraceRequest]]:
+    """Sort the requests of prompts by time; each waits for the one before it in its session, if that ended in time."""
+    return link_turns([Turn(each.at, each.end, request) for each, (_, request) in zip(prompts, cut.rows, strict=True)])
+
+
+def _fits(prompt: Prompt) -> bool:
+    """True unless the reported tokens of a prompt cannot be those of its text."""
+    reported = prompt.reported or 0
+    if prompt.tokens is not None:
+        known = len(prompt.tokens)
+        return max(known, reported) <= _APART * min(known, reported) or abs(known - reported) <= _TEMPLATE
+    per_token = len(prompt.text) / reported
+    return per_token <= _MOST and (per_token >= _FEWEST or reported <= _TEMPLATE)
+
+
+def _warnings(told: Sequence[Prompt]) -> list[str]:
+    """The warning about prompts whose reported tokens do not fit; none if all fit."""
+    odd = [each for each in told if not _fits(each)]
+    if not odd:
+        return []
+    first = odd[0]
+    where = f"In {len(odd):,} of {counted(len(told), 'request')} with usage, the prompt's reported tokens do not fit"
+    if first.tokens is not None:
+        what = f"its {len(first.tokens):,} tokens (the first: {first.reported:,} reported)"
+        return [f"{where} {what}: is the tokenizer the model's own, and the prompt whole?"]
+    what = f"its text (the first: {first.reported:,} for {len(first.text):,} characters)"
+    return [f"{where} {what}: is the prompt whole, and usage of this request only? The lengths are those of the text."]
 
 
 def text_of(value: object) -> str:

@@ -77,7 +77,7 @@ def read_log(lines: Iterable[str], how: Conversion, *, name: str, where: str) ->
     trace = make_trace(cut.rows, name, how.block or _BLOCK, where, bad)
     if len(known) > len(whole):
         cut.assumptions.append(f"{count(len(known) - len(whole))} requests without a prompt were left out.")
-    return Traffic(trace, "vllm", cut.assumptions)
+    return Traffic(trace, "vllm", cut.assumptions, cut.warnings)
 
 
 def _add_prompt(request: Prompt, line: str, how: Conversion) -> None:

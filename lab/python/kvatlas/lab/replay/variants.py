@@ -1,0 +1,86 @@
+"""Policies with values of their options: `kvatlas hold=0.5 later=0` is the policy `kvatlas` with two options."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvatlas.errors import ConfigError, KvatlasError, PolicyError
+from kvatlas.lab.replay.bounds import BOUNDS
+from kvatlas.service.config.kinds import Pairs
+
+MOST_ROWS = 200
+"""Most policies with values that are made of ranges."""
+
+_WANTED = "write NAME=VALUE, or a range NAME=FROM..TO:STEP such as hold=0..2:0.5"
+
+
+def split_policy(policy: str) -> tuple[str, dict[str, Any]]:
+    """The name of a policy, and the options behind it. Raises `ConfigError`."""
+    name, _, options = policy.partition(" ")
+    return name, dict(Pairs().parse(options))
+
+
+def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[str], object]) -> tuple[str, ...]:
+    """Each policy with every combination of the values that `given` has of its options, in order.
+
+    A policy without one of these options, and a bound, keeps those that it has. `make` makes a policy, to ask it.
+    Raises `ConfigError` if an option cannot be read or is given twice, `PolicyError` if no policy has it.
+    """
+    values: dict[str, list[str]] = {}
+    for text in given:
+        name, found = _read(text)
+        if name in values:
+            raise ConfigError(f"policy option {name} is given twice: {_WANTED}")
+        values[name] = found
+    made: list[str] = []
+    used: set[str] = set()
+    refused: dict[str, list[PolicyError]] = {}
+    for policy in policies:
+        has = []
+        for name, found in values.items():
+            if policy in BOUNDS:
+                continue
+            try:
+                make(f"{policy} {name}={found[0]}")
+            except PolicyError as error:
+                if "has no option" not in str(error):
+                    raise
+                refused.setdefault(name, []).append(error)
+                continue
+            has.append(name)
+        used.update(has)
+        rows = itertools.product(*([f"{name}={value}" for value in values[name]] for name in has))
+        made += [" ".join((policy, *row)) for row in rows]
+    for name in values:
+        if name not in used:
+            errors: list[KvatlasError] = [*refused.get(name, [])]
+            errors.append(ConfigError(f"policy option {name} means nothing to {', '.join(policies)}"))
+            # A policy that has options lists them, which says more than one without any.
+            raise next((error for error in errors[:-1] if not str(error).endswith("it has none")), errors[0])
+    if len(made) > MOST_ROWS:
+        raise ConfigError(f"policy options give {len(made)} rows, and the most are {MOST_ROWS}: use larger steps")
+    return tuple(made)
+
+
+def _read(text: str) -> tuple[str, list[str]]:
+    """The name of an option and its values."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value or len(text.split()) != 1:
+        raise ConfigError(f"policy option {text!r} cannot be read: {_WANTED}")
+    if ".." not in value:
+        return name, [value]
+    first, _, rest = value.partition("..")
+    last, _, step = rest.partition(":")
+    try:
+        low, high, by = float(first), float(last), float(step)
+    except ValueError:
+        raise ConfigError(f"policy option {text!r} has a bad range: {_WANTED}") from None
+    if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(by) and by > 0 and low <= high):
+        raise ConfigError(f"policy option {text!r} has a bad range: FROM must not be above TO, and STEP above 0")
+    steps = (high - low) / by + 1e-9
+    if steps >= MOST_ROWS:
+        raise ConfigError(f"policy option {text!r} has more than {MOST_ROWS} values: use a larger step")
+    return name, [f"{low + n * by:.10g}" for n in range(math.floor(steps) + 1)]

@@ -1,0 +1,32 @@
+"""Words for the conditions of engines, the same in all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+CONDITIONS = (
+    "down",
+    "asleep",
+    "failing",
+    "silent",
+    "refused",
+    "no_events",
+    "misconfigured",
+    "busy",
+    "unfollowed",
+    "refusing",
+    "denying",
+    "slow",
+    "overdue",
+    "partial",
+)
+"""All conditions that a router knows, the worst first."""
+
+
+def condition_words(condition: Mapping[str, Any]) -> str:
+    """The sentence about a condition as `GET /workers` has it: name, reason, advice, since when, runbook."""
+    since = datetime.fromtimestamp(float(condition.get("since", 0))).astimezone().strftime("%H:%M:%S")
+    words = f"{condition['name']} since {since}: {condition['reason']}; {condition['advice']}"
+    return f"{words}: {condition['runbook']}"
