@@ -37,7 +37,7 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
         values[name] = found
     made: list[str] = []
     used: set[str] = set()
-    refused: dict[str, PolicyError] = {}
+    refused: dict[str, list[PolicyError]] = {}
     for policy in policies:
         has = []
         for name, found in values.items():
@@ -48,7 +48,7 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
             except PolicyError as error:
                 if "has no option" not in str(error):
                     raise
-                refused.setdefault(name, error)
+                refused.setdefault(name, []).append(error)
                 continue
             has.append(name)
         used.update(has)
@@ -56,7 +56,12 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
         made += [" ".join((policy, *row)) for row in rows]
     for name in values:
         if name not in used:
-            raise refused.get(name) or ConfigError(f"policy option {name} means nothing to {', '.join(policies)}")
+            errors = refused.get(name)
+            if not errors:
+                raise ConfigError(f"policy option {name} means nothing to {', '.join(policies)}")
+            # Policies that have options list them, which says more than those without any.
+            telling = [str(error) for error in errors if not str(error).endswith("it has none")]
+            raise PolicyError("; ".join(telling or [str(errors[0])]), errors[0].code)
     if len(made) > MOST_ROWS:
         raise ConfigError(f"policy options give {len(made)} rows, and the most are {MOST_ROWS}: use larger steps")
     return tuple(made)
