@@ -33,6 +33,7 @@ def served() -> dict[str, tuple[dict[str, list[str]], str]]:
         nowhere = "http://127.0.0.1:9"
         variants: tuple[dict[str, object], ...] = (
             {"index": nowhere, "peers": (nowhere,), "record": Path(directory) / "decisions"},
+            {"gateway_bind": "127.0.0.1:0"},
             {"global_url": nowhere},
         )
         for settings in variants:

@@ -158,7 +158,13 @@ impl Router {
         let (tls, key) = (app.gate.tls().is_some(), app.gate.asks_for_key());
         tracing::info!(%address, tls, key, threads, policy = app.config.policy, "routing");
         let running = Mutex::new(Some(RouterThreads { server, control }));
-        Ok(Self { app, address, admin_address, running, picker: Mutex::new(None) })
+        let gateways = app.config.gateway_bind;
+        let router = Self { app, address, admin_address, running, picker: Mutex::new(None) };
+        if let Some(address) = gateways {
+            let address = router.serve_gateways(address)?;
+            tracing::info!(%address, "picking engines for gateways");
+        }
+        Ok(router)
     }
 
     /// Starts to pick engines for gateways, which ask over gRPC at this address (Envoy's external processing). Returns the

@@ -14,7 +14,7 @@ def test_each_metric_is_on_its_page_and_the_other_way_round(engine: Engine, tmp_
     # With a record of decisions, and others elsewhere that need not be there: all that has its own metrics.
     record = ("--record", str(tmp_path / "decisions"))
     served: dict[str, set[str]] = {}
-    for flags in ((*PLAIN, *record), REMOTE, GLOBAL):
+    for flags in ((*PLAIN, *record), REMOTE, GLOBAL, GATEWAY):
         with Router(engine, flags=flags) as router:
             assert router.ask().status == 200
             wait_until(lambda router=router: router.in_flight() == 0, "all of it is counted")  # type: ignore[misc]
@@ -38,6 +38,7 @@ def test_a_router_that_follows_events_has_the_metrics_of_a_service(engine: Engin
 
 # No server listens at port 9, so the router decides without knowledge.
 REMOTE = ("--index", "http://127.0.0.1:9", "--peer", "http://127.0.0.1:9", "--tokenizer", "none")
+GATEWAY = (*PLAIN, "--gateway-bind", "127.0.0.1:0")
 GLOBAL = ("--global", "http://127.0.0.1:9", "--tokenizer", "none")
 
 

@@ -4,6 +4,7 @@
 mod ranks;
 mod session_source;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -94,6 +95,8 @@ pub struct Config {
     pub hedge_after: f64,
     /// A file to which decisions are written.
     pub record: Option<PathBuf>,
+    /// An address at which gateways ask over gRPC for an engine; none for no such server.
+    pub gateway_bind: Option<SocketAddr>,
     /// Number of the last decisions that are kept to look at.
     pub decisions: usize,
     /// Paths besides the known ones that are forwarded: a path, or a beginning that ends in `*`.

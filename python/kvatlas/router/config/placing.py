@@ -12,6 +12,7 @@ from kvatlas.errors import ConfigError
 from kvatlas.service.config.kinds import (
     ABOVE_0,
     FROM_0,
+    Address,
     Choice,
     File,
     Integer,
@@ -318,6 +319,15 @@ class RouterSection(Section):
         default=None,
         metadata=about(
             File(), "--record", "File to append each decision to. It contains hashes of prompts, not their text."
+        ),
+    )
+    gateway_bind: str | None = field(
+        default=None,
+        metadata=about(
+            Address(),
+            "--gateway-bind",
+            "Address at which gateways ask over gRPC for the engine of a request (Envoy's external processing, as an "
+            "Endpoint Picker of the Gateway API). Without TLS and without a key.",
         ),
     )
     decisions: int = field(
