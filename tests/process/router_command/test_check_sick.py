@@ -67,3 +67,35 @@ def test_events_are_blamed_before_the_tokenizer(faults: Faults, what: str, words
     [problem] = report.problems
     assert problem.what == what
     assert words in problem.words
+
+
+def test_three_sick_engines_of_ten_each_for_its_own_reason(tokenizer: Path, tmp_path: Path) -> None:
+    for file in tokenizer.iterdir():
+        (tmp_path / file.name).write_text(file.read_text())
+    about = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    about["chat_template"] = "<|system|>Today<|end|>" + about["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    with (
+        Fleet(7, WELL, processes=1) as well,
+        Fleet(1, replace(WELL, faults=Faults(http_hang=1.0))) as hung,
+        Fleet(1, replace(WELL, faults=Faults(poison_event=1.0))) as refused,
+        Fleet(1, replace(WELL, model="other")) as other,
+    ):
+        sick = {"hung": hung, "refused": refused, "other": other}
+        config = RouterConfig(
+            engines=(
+                *(Engine(fleet.urls[0], name=name) for name, fleet in sick.items()),
+                *map(Engine.of, well.urls),
+            ),
+            router=RouterSection(tokenizers=(("sim-model", str(tokenizer)), ("other", str(tmp_path)))),
+            discovery=PATIENT,
+        )
+        reports = check(config)
+    codes = {one.worker: {finding.code for finding in one.problems} for one in reports}
+    assert codes.pop("hung") == {"hangs"}
+    assert codes.pop("refused") == {"events_refused"}
+    of_template = {"template_differs", "agent_tokens_differ", "token_count_differs", "blocks_differ"}
+    assert "template_differs" in codes["other"]
+    assert codes.pop("other") <= of_template
+    assert [problems for problems in codes.values() if problems] == []
+    assert len(codes) == 7
