@@ -46,11 +46,8 @@ def test_options_that_cannot_be_read_are_refused(options: tuple[str, ...], messa
 def test_unknown_names_and_bad_values_are_refused_by_the_policy() -> None:
     with pytest.raises(PolicyError, match='no option "nope"; it has decodes'):
         with_options(("round-robin", "kvatlas"), ("nope=1",), make)
-<<<<<<< HEAD
-=======
     with pytest.raises(PolicyError, match='"nope"; it has by; policy "kvatlas" has no option "nope"; it has decodes'):
         with_options(("least-loaded", "kvatlas"), ("nope=1",), make)
->>>>>>> plan
     with pytest.raises(PolicyError, match='no option "nope"; it has none'):
         with_options(("round-robin",), ("nope=1",), make)
     with pytest.raises(PolicyError, match="hold must be a number from 0"):

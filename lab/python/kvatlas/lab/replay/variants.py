@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvatlas.errors import ConfigError, KvatlasError, PolicyError
+from kvatlas.errors import ConfigError, PolicyError
 from kvatlas.lab.replay.bounds import BOUNDS
 from kvatlas.service.config.kinds import Pairs
 
@@ -56,19 +56,12 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
         made += [" ".join((policy, *row)) for row in rows]
     for name in values:
         if name not in used:
-<<<<<<< HEAD
-            errors: list[KvatlasError] = [*refused.get(name, [])]
-            errors.append(ConfigError(f"policy option {name} means nothing to {', '.join(policies)}"))
-            # A policy that has options lists them, which says more than one without any.
-            raise next((error for error in errors[:-1] if not str(error).endswith("it has none")), errors[0])
-=======
             errors = refused.get(name)
             if not errors:
                 raise ConfigError(f"policy option {name} means nothing to {', '.join(policies)}")
             # Policies that have options list them, which says more than those without any.
             telling = [str(error) for error in errors if not str(error).endswith("it has none")]
             raise PolicyError("; ".join(telling or [str(errors[0])]), errors[0].code)
->>>>>>> plan
     if len(made) > MOST_ROWS:
         raise ConfigError(f"policy options give {len(made)} rows, and the most are {MOST_ROWS}: use larger steps")
     return tuple(made)
