@@ -25,7 +25,7 @@ def lines(engines: list[dict[str, Any]], decisions: list[dict[str, Any]], width:
     """Lines of the screen."""
     state = ROUTER | {"expected_cached_tokens": 0, "reported_cached_tokens": 0}
     console = Console(width=width, record=True, file=io.StringIO())
-    look = Look("http://r", 0.0, state, engines, [], decisions)
+    look = Look("http://r", 0.0, state, engines, decisions)
     console.print(View(len(decisions)).show(look, console))
     return console.export_text().splitlines()
 
