@@ -209,7 +209,7 @@ mod tests {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         store(&index, "a", 0, Tier::Gpu, 1..6);
         index.store("a", 0, Tier::Cpu, None, &[BlockHash(3)], &[77]).expect("equal lengths");
-        assert_eq!(index.find(&[1, 2, 3]).depth(View::AnyTier), 2);
+        assert_eq!(index.find(&[1, 2, 3]).depth(View::AnyTier), 3);
         assert_eq!(seen(&index, &ALL, None), [("a".into(), vec![0], depths(5, 5))]);
     }
 }
