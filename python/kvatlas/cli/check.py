@@ -46,8 +46,7 @@ def check(url: str, key_file: Path | None, ca: Path | None, config: Path | None,
     with ending("kvatlas router", "KVATLAS_ROUTER_URL"):
         settings = read_router_config(given(ROUTER, options), file=config).config
         with RouterReader(url, key_of(key_file, os.environ), trust(ca)) as reader:
-            look = reader.look(0)
-        running = RunningRouter(look.workers, look.streams)
+            running = RunningRouter(reader.look(0).workers, reader.streams())
         found = running.config(settings)
         status = report(found, as_json=as_json, add=lambda one: running.add_to(one, follows=found.follows_events))
     sys.exit(status)

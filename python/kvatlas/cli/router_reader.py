@@ -53,6 +53,11 @@ class RouterReader:
         found: list[dict[str, Any]] = self._get(f"/decisions?limit={limit}")
         return found
 
+    def streams(self) -> list[dict[str, Any]]:
+        """The event streams of the engines that the router follows, a row for each engine."""
+        found: list[dict[str, Any]] = self._get("/streams")
+        return found
+
     def reuse(self) -> dict[str, Any]:
         """The share of the last hour's prompts that one cache could hold, by its size."""
         found: dict[str, Any] = self._get("/reuse")
