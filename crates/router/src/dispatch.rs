@@ -10,7 +10,7 @@ use std::time::Instant;
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, Denial, Front, Handler, ListenerKind, RequestBody, ShownKey};
+use kvatlas_http::{Access, Call, Content, Denial, Front, Handler, ListenerKind, RequestBody};
 
 use crate::answers::body::{Answer, json, typed};
 use crate::answers::observe::Dialect;
@@ -24,7 +24,7 @@ use crate::reports::page;
 use crate::reports::state;
 use crate::requests::cors;
 use crate::requests::reserved;
-use crate::requests::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
+use crate::requests::routes::{self, Responder, RouteMatch, RouterAnswer};
 
 impl Handler for App {
     type Body = Answer;
@@ -156,11 +156,7 @@ async fn dispatch(
         Responder::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
         Responder::Engine(forwarded) if kind == ListenerKind::Main => {
             let shown = app.gate.admit(&request, route.wants)?;
-            let is_known = shown != ShownKey::Nothing;
-            if forwarded.allowed == ForwardCondition::ToAdmins
-                && !is_known
-                && !routes::is_listed(path, &app.config.forward)
-            {
+            if routes::lacks_key(forwarded, shown, path, &app.config.forward) {
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);

@@ -30,7 +30,7 @@ use crate::proxy::{BodyReading, Flight};
 use crate::remote::external_index::ExternalIndex;
 use crate::requests::facts::RequestFacts;
 use crate::requests::reserved;
-use crate::requests::routes::{self, ForwardCondition, ForwardRule, Responder, Route, RouteMatch};
+use crate::requests::routes::{self, ForwardRule, Responder, Route, RouteMatch};
 use crate::requests::task::Task;
 
 pub(crate) use self::server::PickerServer;
@@ -80,8 +80,7 @@ impl EnginePicker {
         arrived: Instant,
     ) -> Result<Pick, Refusal> {
         let app = &self.app;
-        let is_for_admins = forwarded.allowed == ForwardCondition::ToAdmins;
-        if is_for_admins && shown == ShownKey::Nothing && !routes::is_listed(head.uri.path(), &app.config.forward) {
+        if routes::lacks_key(forwarded, shown, head.uri.path(), &app.config.forward) {
             return Err(Refusal::unknown_path());
         }
         let may_write_fields = reserved::may_write_fields(&app.config, shown);

@@ -8,14 +8,14 @@ mod pattern;
 mod table;
 
 use hyper::Method;
-use kvatlas_http::Access;
+use kvatlas_http::{Access, ShownKey};
 
 pub(crate) use self::model::{ModelAt, of_query};
 use self::pattern::ANY;
 use self::pattern::bare;
 pub(crate) use self::pattern::{Methods, take_off_slash};
-pub(crate) use self::table::{ForwardCondition, ForwardRule, Responder, Route, RouterAnswer, WELCOME};
-use self::table::{LISTED, LISTED_CHANGE, ROUTES};
+use self::table::{ForwardCondition, LISTED, LISTED_CHANGE, ROUTES};
+pub(crate) use self::table::{ForwardRule, Responder, Route, RouterAnswer, WELCOME};
 
 /// The route of a request.
 #[derive(Debug)]
@@ -79,8 +79,13 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
     if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
 }
 
+/// True if a path is forwarded only for clients that show a key, and this one showed none.
+pub(crate) fn lacks_key(forwarded: ForwardRule, shown: ShownKey, path: &str, listed: &[String]) -> bool {
+    forwarded.allowed == ForwardCondition::ToAdmins && shown == ShownKey::Nothing && !is_listed(path, listed)
+}
+
 /// True if the setting `forward` lists a path, or a prefix of it ending in `*`.
-pub(crate) fn is_listed(path: &str, listed: &[String]) -> bool {
+fn is_listed(path: &str, listed: &[String]) -> bool {
     listed.iter().any(|rule| match rule.strip_suffix('*') {
         Some(start) => path.starts_with(start),
         None => path == rule,
