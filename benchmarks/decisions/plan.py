@@ -125,8 +125,6 @@ class Ablation:
 
 
 ABLATIONS = (
-    Ablation("without delay of running requests", {"decodes": 0.0}),
-    Ablation("without delay of later requests", {"later": 0.0}),
     Ablation("without blocks pushed out", {"evict": 0.0}),
     Ablation("without the price of room", {"price": 0.0}),
     Ablation("without what a session will bring", {"settle": 0.0}),

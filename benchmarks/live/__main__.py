@@ -21,8 +21,9 @@ from typing import Any, cast
 
 import click
 from benchmarks.router.fleet import Engines
-from benchmarks.router.routers import Router, Setup, kvatlas, smg, vllm_router
+from benchmarks.router.routers import IN_LITELLM, Router, Setup, kvatlas, smg, vllm_router
 
+from kvatlas.sim.agents import AgentConfig, generate_agents
 from kvatlas.sim.trace import TraceRequest, read_trace
 
 from .engines import LiveEngines
@@ -39,6 +40,23 @@ SETUPS = (
     Setup("vllm-router round_robin", vllm_router("round_robin"), peer="vllm-router"),
     Setup("smg cache_aware", smg("cache_aware"), peer="smg"),
     Setup("smg prefix_hash", smg("prefix_hash"), peer="smg"),
+    *IN_LITELLM,
+)
+
+
+# Agents with prompts of a few thousand tokens, which even a proxy in Python keeps up with.
+SHORT = AgentConfig(
+    requests=160,
+    session_rate=600,
+    kinds=6,
+    tools=2_048,
+    first=1_024,
+    grown=300,
+    output=48,
+    turns=14,
+    longest=16_000,
+    longest_pause=20,
+    agent_turns=5,
 )
 
 
@@ -68,13 +86,17 @@ def table(results: dict[str, list[dict[str, Any]]], missing: dict[str, str]) -> 
     """The figures in Markdown, the least time to the first token first, as ratios to the best released router too."""
     rows = {name: summary(turns) for name, turns in results.items() if turns}
     lead = "first token, mean s"
-    others = [row[lead] for name, row in rows.items() if not name.startswith("kvatlas")]
+    others = [row[lead] for name, row in rows.items() if not name.startswith(("kvatlas", "LiteLLM"))]
     best = min(others) if others else float("nan")
     names = list(next(iter(rows.values()))) if rows else []
     lines = ["| router | " + " | ".join(names) + " | to the best other |", "|---|" + "---|" * (len(names) + 1)]
     for name, row in sorted(rows.items(), key=lambda pair: pair[1][lead]):
         figures = " | ".join(f"{row[each]:.2f}" if "s" in each.split()[-1] else f"{row[each]:.1f}" for each in names)
         lines.append(f"| {name} | {figures} | {row[lead] / best:.2f} |")
+    own = next((row["hits %"] for name, row in rows.items() if name == SETUPS[0].name), None)
+    if own is not None:
+        inside = [(name, row["hits %"] / own) for name, row in rows.items() if name.startswith("LiteLLM")]
+        lines += [f"\n{name}: {share:.3f} of the hits of {SETUPS[0].name}" for name, share in inside]
     lines += [f"\n{name}: {why}" for name, why in missing.items()]
     return "\n".join(lines)
 
@@ -102,7 +124,7 @@ def turn(
 
 @click.command(context_settings={"show_default": True}, help=(__doc__ or "").partition("\n\n")[0])
 @click.option(
-    "--trace", type=click.Path(exists=True, dir_okay=False), required=True, help="A trace of Mooncake's format."
+    "--trace", type=click.Path(exists=True, dir_okay=False), help="A trace of Mooncake's format; short agents if none."
 )
 @click.option("--minutes", default=5.0, help="Length of the part of the trace that is sent, from its beginning.")
 @click.option("--speed", default=1.0, help="Speed of the engines' clock, and of the trace.")
@@ -113,7 +135,7 @@ def turn(
 @click.option("--peers", type=click.Path(path_type=Path), default=ROOT / "target" / "router-peers")
 @click.option("--json", "file", type=click.Path(path_type=Path), default=ROOT / "target" / "live-bench.json")
 def main(
-    trace: str,
+    trace: str | None,
     minutes: float,
     speed: float,
     count: int,
@@ -124,7 +146,7 @@ def main(
     file: Path,
 ) -> None:
     """Run the turns, and print the table."""
-    read = read_trace(trace).check_timed()
+    read = read_trace(trace).check_timed() if trace else generate_agents(SHORT)
     begin = read.requests[0].timestamp
     requests = [each for each in read.requests if each.timestamp - begin < minutes * 60_000]
     results: dict[str, list[dict[str, Any]]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

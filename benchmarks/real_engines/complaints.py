@@ -262,7 +262,7 @@ class Complaints:
         done = _kvatlas("router", "--check", "--block-size", wrong, *flags)
         words = f"another size than the {wrong} tokens set here"
         said = words if words in done.stdout else done.stdout[-300:] + done.stderr
-        self._add(f"--check with --block-size {wrong}", f"status 1: {words}", f"status {done.returncode}: {said}")
+        self._add(f"--check with --block-size {wrong}", f"status 4: {words}", f"status {done.returncode}: {said}")
 
     def _all_down(self) -> None:
         with self._router("--health-interval", "500ms") as front:

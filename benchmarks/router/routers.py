@@ -12,11 +12,13 @@ import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.service.servers import free_port
+
+import kvatlas as kvatlas_package
 
 from .fleet import Engines, Process, post, wait
 
@@ -136,15 +138,47 @@ backend engines
     return [["haproxy", "-db", "-q", "-f", str(config)]]
 
 
-def _litellm(place: Place) -> Sequence[Sequence[str]]:
+def _litellm(place: Place, urls: Sequence[str] | None = None, **settings: Any) -> Sequence[Sequence[str]]:
     models = [
         {"model_name": "model", "litellm_params": {"model": "openai/model", "api_base": f"{url}/v1", "api_key": "none"}}
-        for url in place.engines.urls
+        for url in urls or place.engines.urls
     ]
     config = place.logs / "litellm.yaml"  # JSON is YAML
-    config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}), encoding="utf-8")
+    whole = {"model_list": models, "general_settings": {"master_key": KEY}, "litellm_settings": settings}
+    config.write_text(json.dumps(whole), encoding="utf-8")
     line = [place.python("litellm"), "-m", "litellm.proxy.proxy_cli", "--config", str(config), "--host", "127.0.0.1"]
-    return [[*line, "--port", str(place.port), "--telemetry", "False"]]
+    return [[*line, "--port", str(place.port), "--telemetry", "False", "--keepalive_timeout", "75"]]
+
+
+def _litellm_picker(*, at_router: bool) -> Callable[[Place], Sequence[Sequence[str]]]:
+    """LiteLLM's proxy with `kvatlas.litellm.Picker`, which asks a service of its own, or a router."""
+
+    def command(place: Place) -> Sequence[Sequence[str]]:
+        port = free_port()
+        first = kvatlas("kvatlas")(replace(place, port=port))
+        if not at_router:
+            serve = [sys.executable, "-m", "kvatlas.cli", "serve", "--bind", f"127.0.0.1:{port}"]
+            for number, url in enumerate(place.engines.urls):
+                serve += ["--engine", f"e{number}={url}"]
+            first = [serve]
+        tokenizers = {} if at_router else {"model": str(place.model)}
+        lines = f"picker = Picker('http://127.0.0.1:{port}', tokenizers={tokenizers!r}, timeout=5, wait=60)\n"
+        (place.logs / "picking.py").write_text(f"from kvatlas.litellm import Picker\n\n{lines}", encoding="utf-8")
+        return [*first, *_litellm(place, callbacks=["picking.picker"])]
+
+    return command
+
+
+def _litellm_before_kvatlas(place: Place) -> Sequence[Sequence[str]]:
+    """LiteLLM's proxy with a kvatlas router as its one deployment."""
+    port = free_port()
+    return [*kvatlas("kvatlas")(replace(place, port=port)), *_litellm(place, [f"http://127.0.0.1:{port}"])]
+
+
+def in_litellm(name: str, command: Callable[[Place], Sequence[Sequence[str]]]) -> Setup:
+    """A router inside or behind LiteLLM's proxy, which finds kvatlas in this checkout."""
+    env = {"PYTHONPATH": str(Path(kvatlas_package.__file__).parents[1])}
+    return Setup(name, command, peer="litellm", header=f"authorization: Bearer {KEY}", startup=120, env=env)
 
 
 def _dynamo(mode: str) -> Callable[[Place], Sequence[Sequence[str]]]:
@@ -179,6 +213,12 @@ def _nothing(_: Place) -> Sequence[Sequence[str]]:
 
 
 ALONE = Setup("engine alone", _nothing)
+IN_LITELLM = (
+    in_litellm("LiteLLM, picks by a service", _litellm_picker(at_router=False)),
+    in_litellm("LiteLLM, picks by a router", _litellm_picker(at_router=True)),
+    in_litellm("LiteLLM before a router", _litellm_before_kvatlas),
+    in_litellm("LiteLLM, its own choice", _litellm),
+)
 SETUPS = (
     ALONE,
     Setup("HAProxy round robin", _haproxy, program="haproxy"),

@@ -13,6 +13,7 @@ from kvatlas.types import (
     EvictionPolicy,
     IndexStats,
     Layout,
+    Loadable,
     PrefixTableStats,
     RungStats,
     Search,
@@ -27,6 +28,7 @@ __all__ = [
     "Candidates",
     "Cleared",
     "Decision",
+    "LoadableIndex",
     "Match",
     "Plan",
     "PositionalIndexer",
@@ -53,6 +55,7 @@ __all__ = [
     "TreeMatch",
     "TrieNode",
     "__version__",
+    "adopt_sockets",
     "build_profile",
     "compare_snapshots",
     "content_hashes",
@@ -69,6 +72,7 @@ __all__ = [
     "routing_defaults",
     "run_plan",
     "rungs",
+    "unused_sockets",
 ]
 
 _Tokens: TypeAlias = (
@@ -85,6 +89,161 @@ _Key: TypeAlias = tuple[str, SupportsIndex] | tuple[bytes] | bytes | str
 __version__: Final[str]
 build_profile: Final[str]
 has_lab: Final[bool]
+
+@final
+class LoadableIndex:
+    """The part of an index that knows what engines can load beyond their device memory.
+
+    The workers in it have stored something on another tier than their device, or are members of pools. Their
+    engines look for a prompt's continuation from where their device has no more of it, chunk by chunk: first in host
+    memory, then on the other tiers, then in pools.
+    """
+    def set_offloading(
+        self,
+        worker: str,
+        *,
+        host_chunk: SupportsIndex | None = None,
+        disk_chunk: SupportsIndex | None = None,
+        external_chunk: SupportsIndex | None = None,
+        resets_keep: bool | None = None,
+    ) -> None:
+        """Sets how a worker's engine offloads, for all its ranks and lives.
+
+        Args:
+            worker: The worker's name, known or not.
+            host_chunk: Blocks in a chunk of host memory, at least 1; None for what the stores of batches show.
+            disk_chunk: Blocks in a chunk on local disks, likewise.
+            external_chunk: Blocks in a chunk elsewhere, if that is no pool, likewise.
+            resets_keep: Whether a reset of the engine's prefix cache leaves what is offloaded; None if not known.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A chunk of less than 1 block.
+        """
+    def add_pool(
+        self,
+        name: str,
+        *,
+        members: Iterable[str] | None = None,
+        chunk: SupportsIndex = 1,
+        tier: Tier = "external",
+        announces_removals: bool = False,
+        lifetime: float | None = None,
+        room: SupportsIndex | None = None,
+    ) -> None:
+        """Adds a pool: a store that several engines put blocks in and load from.
+
+        Blocks that its members store on its tier from now on are in the pool. A pool of the same name gets the
+        new settings and keeps its blocks.
+
+        Args:
+            name: The pool's name.
+            members: Names of the workers that put blocks in it and load from it, known or not; None for all.
+            chunk: Blocks in a chunk, at least 1.
+            tier: The tier by which members' events call it: "cpu", "disk" or "external".
+            announces_removals: Whether members announce what is removed.
+            lifetime: Seconds after which a block counts no more unless it was announced again; None for no limit.
+            room: Blocks that it has room for, at least 1: of more, those that were announced longest ago count no
+                more. None for no limit.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A chunk or room of less than 1 block, the tier "gpu" or an unknown one, or a lifetime
+                that is not positive.
+        """
+    def set_time(self, seconds: float) -> None:
+        """Sets the time of what is stored in pools from now on, and until when their blocks have aged.
+
+        Args:
+            seconds: Seconds since any moment, the same for all calls.
+
+        Raises:
+            InvalidTypeError: Not a number.
+            InvalidArgumentError: Not finite.
+        """
+    def reset(self, worker: str, *, rank: SupportsIndex | None = None) -> None:
+        """Records that a worker's engine has reset its prefix cache, without a word on what it has offloaded.
+
+        As BlockIndex.clear(), and it may hold more in host memory than is counted from then on, unless
+        set_offloading() says what its resets do: those that keep what is offloaded take what was on the device alone.
+
+        Args:
+            worker: The worker's name.
+            rank: Data-parallel rank; None means all.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A rank out of range.
+        """
+    def lose(
+        self,
+        pool: str,
+        *,
+        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer | None = None,
+        content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> int:
+        """Records that an engine could not load from a pool what was expected.
+
+        The chunk that ends after all of these blocks is gone, and what continues it.
+
+        Args:
+            pool: The pool's name.
+            tokens: Token ids up to the end of the chunk, as BlockIndex.find() takes them.
+            content_hashes: Content hashes of the blocks up to the end of the chunk, as BlockIndex.find() takes them.
+            lora: Name of the LoRA adapter, with tokens only.
+            salt: Cache salt, with tokens only.
+
+        Returns:
+            int: The number of blocks that are gone from the pool.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: As of BlockIndex.find().
+        """
+    def keep(self, pool: str, *, block_hashes: Sequence[SupportsIndex | bytes], until: float | None = None) -> int:
+        """Records what a look at a pool's store has found.
+
+        Blocks of the pool that were announced until then and were not found are gone. Of a chunk, only the last block
+        need be found.
+
+        Args:
+            pool: The pool's name.
+            block_hashes: The engines' names of the blocks that were found, as BlockIndex.store() takes them.
+            until: The time when the look began, on the clock of set_time(); None for the time that was set last.
+
+        Returns:
+            int: The number of blocks that are gone from the pool.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A time that is not finite.
+        """
+    def find(
+        self,
+        *,
+        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer | None = None,
+        content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> list[Loadable]:
+        """Finds what each worker can use of a prompt without computing it.
+
+        Args:
+            tokens: Token ids of the prompt, as BlockIndex.find() takes them.
+            content_hashes: Content hashes of the prompt's blocks, as BlockIndex.find() takes them.
+            lora: Name of the LoRA adapter, with tokens only.
+            salt: Cache salt, with tokens only.
+
+        Returns:
+            list of kvatlas.types.Loadable, by worker and rank: of ranks that have offloaded anything, and of members of
+            pools. Of other ranks BlockIndex.find() says all.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: As of BlockIndex.find().
+        """
 
 @final
 class Match:
@@ -187,6 +346,9 @@ class BlockIndex:
     @property
     def count_copies(self) -> bool:
         """bool: True if a block announced n times is held until it was removed n times."""
+    @property
+    def loading(self) -> LoadableIndex:
+        """LoadableIndex: What engines can load beyond their device memory, of their own and from pools."""
     def store(
         self,
         worker: str,
@@ -838,6 +1000,18 @@ def encode_batch(
         InvalidArgumentError: An unknown dialect, or a rank out of range.
     """
 
+def adopt_sockets() -> list[str]:
+    """Takes over the listening sockets that this process was started with (LISTEN_FDS).
+
+    Services and routers that start later listen with those at their addresses.
+
+    Returns:
+        list[str]: The sockets' addresses.
+
+    Raises:
+        ServiceError: One of them cannot be used.
+    """
+
 def prompt_tokens(tokenizer: str, kind: str, version: str, path: str, body: bytes, /) -> list[int]:
     """The tokens that the router makes of a request, before an engine of a kind and version.
 
@@ -890,12 +1064,16 @@ class RouterServer:
     Args:
         settings_json: The settings, a JSON object.
         policy: An object with choose(request, candidates) -> row; None for the policy that the settings name.
+        keeper: A function that makes the changes of the fleet that clients ask for, until the router closes: it takes a
+            request, JSON, and returns the answer, JSON, and is called from other threads. None to go without.
 
     Raises:
         ServiceError: A setting is invalid, or the router cannot be started.
         PolicyError: The policy is unknown, or it has no such option.
     """
-    def __new__(cls, settings_json: str, policy: object | None = None) -> RouterServer: ...
+    def __new__(
+        cls, settings_json: str, policy: object | None = None, keeper: Callable[[str], str] | None = None
+    ) -> RouterServer: ...
     @property
     def address(self) -> str:
         """str: The address at which HTTP is served, "host:port"."""
@@ -905,11 +1083,13 @@ class RouterServer:
     @property
     def follows(self) -> bool:
         """bool: True if this router follows events itself."""
-    def set_engine(self, engine_json: str) -> None:
+    def set_engine(self, engine_json: str, for_client: bool = False) -> None:
         """Adds an engine. It replaces an engine of the same name.
 
         Args:
-            engine_json: The body of POST /engines.
+            engine_json: The engine's settings, JSON.
+            for_client: Whether a client adds it: then it cannot replace an engine at another URL, gets the key of all
+                engines only if its settings say so, and may be one too many.
 
         Raises:
             ServiceError: The engine cannot be used.
@@ -987,6 +1167,15 @@ class RouterServer:
         Raises:
             ServiceError: The worker is not registered, or has no such rank.
         """
+    def change(self, settings_json: str) -> None:
+        """Changes the settings that can change without a restart.
+
+        Args:
+            settings_json: JSON with the sections http and log.
+
+        Raises:
+            ConfigError: They cannot be used. All stays as it was.
+        """
     def reload(self) -> None:
         """Reads the keys and the certificate from their files again.
 
@@ -1029,6 +1218,30 @@ class RouterServer:
 
         Returns:
             int or None: The number of tokens in a block; None if the size is right or not known.
+        """
+    def restarted(self) -> list[str]:
+        """The workers whose event streams have shown a restart of the engine since the last call.
+
+        Returns:
+            list[str]: Their names, each once.
+        """
+    def sole_tokens(self) -> str:
+        """Numbers of tokens that are lost with each worker, as no other worker has their blocks. About, not exactly.
+
+        Returns:
+            str: JSON with a number by worker; workers that are not trusted are left out.
+
+        Raises:
+            ServiceError: They cannot be counted, or this router follows no events.
+        """
+    def set_objectives(self, priorities_json: str) -> None:
+        """Replaces the objectives of a cluster: requests that name one have its priority.
+
+        Args:
+            priorities_json: JSON with the priorities of all objectives by name.
+
+        Raises:
+            ServiceError: They cannot be read.
         """
     def engines(self) -> str:
         """The engines and configured streams that discovery follows.
@@ -1151,6 +1364,15 @@ class Service:
         Raises:
             ServiceError: It is not allowed, or is not an endpoint.
         """
+    def change(self, settings_json: str) -> None:
+        """Changes the settings that can change without a restart.
+
+        Args:
+            settings_json: JSON with the sections http and log.
+
+        Raises:
+            ServiceError: They cannot be used. All stays as it was.
+        """
     def reload(self) -> None:
         """Reads the keys and the certificate from their files again.
 
@@ -1193,6 +1415,12 @@ class Service:
 
         Returns:
             int or None: The number of tokens in a block; None if the size is right or not known.
+        """
+    def restarted(self) -> list[str]:
+        """The workers whose event streams have shown a restart of the engine since the last call.
+
+        Returns:
+            list[str]: Their names, each once.
         """
     def engines(self) -> str:
         """The engines and configured streams that discovery follows.
@@ -1252,6 +1480,15 @@ class Service:
 
         Raises:
             ServiceError: The site cannot be called so.
+        """
+    def sole_tokens(self) -> str:
+        """Numbers of tokens that are lost with each worker, as no other worker has their blocks. About, not exactly.
+
+        Returns:
+            str: JSON with a number by worker; workers that are not trusted are left out.
+
+        Raises:
+            ServiceError: They cannot be counted.
         """
     def leave(self) -> None:
         """Reports not ready from now on, while requests are still answered."""
@@ -3061,6 +3298,29 @@ class Decision:
     def predicted_tokens(self) -> int:
         """int: The part of cached_tokens that the index does not show yet, because it was just sent there."""
     @property
+    def action(self) -> str | None:
+        """str or None: The worker's action on the part of the prompt that it does not hold on its device: "compute" it,
+        "load" a part from tiers of its own, or "pull" a part from another worker. None if there is nothing to load or
+        pull.
+        """
+    @property
+    def pull_source(self) -> tuple[str, int] | None:
+        """(str, int) or None: The worker and rank that a part of the prompt is to be pulled from."""
+    @property
+    def pull_tokens(self) -> int:
+        """int: The number of prompt tokens that are expected from pull_source."""
+    @property
+    def load_tokens(self) -> int:
+        """int: The number of prompt tokens that the worker is expected to load from tiers of its own."""
+    @property
+    def max_load_tokens(self) -> int | None:
+        """int or None: The largest number of prompt tokens that the worker may load after those on its device, as
+        loading more would take longer than computing it; None if it may load all.
+        """
+    @property
+    def transfer_seconds(self) -> float:
+        """float: Seconds that loading and pulling are expected to take."""
+    @property
     def waits(self) -> bool:
         """bool: True if the request waits in the router."""
     @property
@@ -3120,6 +3380,8 @@ class Decision:
 class _Scores(Protocol):
     def scores(self) -> Mapping[str, int]: ...
 
+_Depths: TypeAlias = tuple[int, int, int]
+_Loadable: TypeAlias = Iterable[Loadable] | Mapping[str, _Depths] | Mapping[tuple[str, int], _Depths]
 _Found: TypeAlias = _Scores | Mapping[str, int] | Mapping[tuple[str, int], int]
 
 class _Policy(Protocol):
@@ -3143,7 +3405,8 @@ class Router:
         options: Options of the policy: dict of str to number, bool or str.
         settings: Settings of the router: dict with any of first_token_timeout, idle_timeout, announced_within,
             session_ttl, session_limit, warm_seconds, warm_share, prefill_rate, step_time, output_tokens, queue_limit,
-            queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit.
+            queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit, host_floor, host_token,
+            far_floor, far_token, pull_floor, pull_token, pull_setup, pull_sources, source_heard, pair_out.
         clock: Returns the time in seconds, for calls without `now`; None for time.monotonic.
 
     Raises:
@@ -3187,6 +3450,7 @@ class Router:
         content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | None = None,
         prompt_tokens: int | None = None,
         match: _Found | None = None,
+        loadable: _Loadable | None = None,
         lora: str | None = None,
         salt: str | None = None,
         session: str | int | None = None,
@@ -3208,6 +3472,10 @@ class Router:
             prompt_tokens: The length of the prompt in tokens; None for the length of tokens or content_hashes.
             match: What workers hold of the prompt: a kvatlas.Match, anything with scores(), or a dict of worker, or
                 of (worker, rank), to depth in blocks; None if it was not looked up.
+            loadable: What workers can load of the prompt beyond their device, with match only: what
+                kvatlas.BlockIndex.loading.find() returned, or a dict of worker, or of (worker, rank), to three
+                depths in blocks: host (on its device and in host memory after it), loadable (on all tiers that it may
+                load from) and pullable (what others can pull from it). None if no worker can load anything.
             lora: Name of the LoRA adapter, with tokens only.
             salt: Cache salt, with tokens only.
             session: Name or number of the session that the request belongs to.
@@ -3228,7 +3496,9 @@ class Router:
             PolicyError: A policy in Python failed.
         """
     def bind(
-        self, find: Callable[[NDArray[np.uint64]], _Found] | None = None, now: float | None = None
+        self,
+        find: Callable[[NDArray[np.uint64]], _Found | tuple[_Found, _Loadable]] | None = None,
+        now: float | None = None,
     ) -> list[Decision]:
         """Places waiting requests as far as there is room, and refuses those that have waited too long.
 
@@ -3236,8 +3506,8 @@ class Router:
         while any request waits.
 
         Args:
-            find: Looks up a prompt again: called with its content hashes, it returns what choose() takes as match.
-                None to use the match that was given to choose().
+            find: Looks up a prompt again: called with its content hashes, it returns what choose() takes as match, or a
+                tuple of that and what choose() takes as loadable. None to use the match that was given to choose().
             now: The time in seconds; None for the clock.
 
         Returns:
@@ -3310,6 +3580,44 @@ class Router:
         Raises:
             InvalidArgumentError: There is no such worker.
         """
+    def set_pulls(self, worker: str, group: str | None, rank: int = 0, now: float | None = None) -> None:
+        """Sets whether a worker can be told what to load, and to pull from other workers, and they from it.
+
+        Args:
+            worker: The worker's name.
+            group: A name that is the same for all workers that can pull from each other: they have the same model,
+                block size, hash seed and layout. None: it loads all that it can, and neither pulls nor is pulled from.
+            rank: Data-parallel rank.
+            now: The time in seconds; None for the clock.
+
+        Raises:
+            InvalidArgumentError: There is no such worker.
+        """
+    def heard(self, worker: str, rank: int = 0, now: float | None = None) -> None:
+        """Reports a sign of life of a worker: others pull only from a worker that gave one a moment ago.
+
+        Reports on its requests, and report(), count as signs of life, too.
+
+        Args:
+            worker: The worker's name.
+            rank: Data-parallel rank.
+            now: The time in seconds; None for the clock.
+
+        Raises:
+            InvalidArgumentError: There is no such worker.
+        """
+    def transfers(self, now: float | None = None) -> list[dict[str, Any]]:
+        """The costs of loads and pulls that were learnt.
+
+        Args:
+            now: The time in seconds; None for the clock.
+
+        Returns:
+            list of dict: "kind" ("host": from a worker's own host memory, "far": from its disks and pools, "pull":
+            from another worker's host memory), "worker", "rank", "source" ((str, int) or None), "floor" (seconds
+            besides those for the tokens), "token" (seconds for each token), "samples" (their number), and "out"
+            (seconds until the pair may pull again; 0 if it may).
+        """
     def report(
         self,
         worker: str,
@@ -3352,7 +3660,9 @@ class Router:
         Returns:
             dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
             "reported_cached" (prompt tokens of finished requests whose engine reported them), "refused_" and "why_"
-            followed by the words of Decision, and "predicted_blocks" and "sessions" (remembered at present).
+            followed by the words of Decision, "pulls" (sent) and "pulls_" followed by their result ("brought",
+            "short", "nothing", "late", "failed", "unknown"), and "predicted_blocks" and "sessions" (remembered at
+            present).
         """
 
 def policy_names() -> list[str]:
@@ -3360,6 +3670,13 @@ def policy_names() -> list[str]:
 
     Returns:
         list of str
+    """
+
+def unused_sockets() -> list[str]:
+    """The addresses of the sockets taken over by adopt_sockets with which nothing listens.
+
+    Returns:
+        list[str]: The addresses.
     """
 
 def routing_defaults() -> dict[str, float]:

@@ -127,8 +127,9 @@ class ServiceError(KvatlasError, RuntimeError):
     "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint",
     "limit_reached", "not_listening", "rank_taken", "topic_taken", "too_many_names", "unknown_rank", "unknown_worker",
     "unknown_keyspace", "ambiguous_model", "endpoint_not_allowed", "internal" (a bug; the log has more),
-    "invalid_config", "cannot_start", "unknown_engine", "service"; "invalid_snapshot" (it is damaged, or of another
-    version), "snapshot_failed" (another service did not give its snapshot).
+    "invalid_config", "cannot_start", "unknown_engine", "name_taken", "too_many_engines", "forbidden",
+    "state_not_written" (the router's state file), "service"; "invalid_snapshot" (it is damaged, or of another version),
+    "snapshot_failed" (another service did not give its snapshot).
     """
 
     code = "service"
@@ -141,7 +142,9 @@ class DiscoveryError(KvatlasError, RuntimeError):
     publish events that can be followed), "unknown_address" (it does not report its event sockets), "unusable_address",
     "refused" (the service did not accept the registration), "discovery". Of a cluster: "no_token", "no_namespace" and
     "no_authority" (the service account cannot be used), "gone" (the changes asked for are lost), "no_watch_list". Of a
-    pod that is left out: "no_address", "ended", "not_leader", "bad_annotation", "too_many".
+    pod that is left out: "no_address", "ended", "not_leader", "bad_annotation", "too_many". Of an InferencePool:
+    "no_pool", "bad_pool". Of an InferenceObjective that is left out: "bad_objective". Of a file of engines that listed
+    some and lists none any more: "empty_file".
 
     Attributes:
         temporary: Whether waiting may help, because the engine is starting or unreachable.

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from kvatlas._loading_model import Held, LoadingModel, ReferenceLoading
 from kvatlas._native import content_hashes as hash_contents
 from kvatlas.events import Clear, Drop, Event, Remove, Store
 from kvatlas.types import Tier
 
-__all__ = ["ReferenceIndex", "ReferenceMatch"]
+__all__ = ["ReferenceIndex", "ReferenceLoading", "ReferenceMatch"]
 
 Name = int | bytes
 Names = Sequence[Name] | NDArray[Any]
@@ -127,6 +128,7 @@ class ReferenceIndex:
         self.block_size = block_size
         self.count_copies = count_copies
         self._ranks: dict[str, dict[int, Rank]] = {}
+        self._loading = LoadingModel()
         self._counters = dict.fromkeys(("stores", "removes", "clears", "drops", "replaced", "unknown_removals"), 0)
 
     def store(
@@ -145,11 +147,36 @@ class ReferenceIndex:
         contents = self._contents(tokens, content_hashes, lora, salt)
         self._counters["stores"] += 1
         for name, content in zip(block_hashes, contents, strict=True):
-            held = self._ranks.setdefault(worker, {}).setdefault(rank, Rank())
-            held.views = None
-            store_block = self._store_on_device if tier == "gpu" else self._store_offloaded
-            store_block(held, tier, name, (parent, content))
+            self._store_block(worker, rank, tier, name, (parent, content))
             parent = name
+
+    def _store_block(self, worker: str, rank: int, tier: Tier, name: Name, block: tuple[Name | None, int]) -> None:
+        held = self._ranks.setdefault(worker, {}).setdefault(rank, Rank())
+        held.views = None
+        if tier != "gpu":
+            self._loading.offloads.add((worker, rank))
+            if pool := self._loading.pool_at(worker, tier):
+                known = (held.device.get(name), pool.meant.get(name), held.offloaded.get(name))
+                return self._loading.store_in_pool(pool, name, known, block)
+            block = self._loading.in_pools(worker, name) or block
+        store_block = self._store_on_device if tier == "gpu" else self._store_offloaded
+        store_block(held, tier, name, block)
+        now_meant = held.device.get(name) or held.offloaded[name]
+        self._loading.stored(worker, rank, tier, name, now_meant)
+        return None
+
+    def store_known(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: Tier = "cpu") -> list[Name]:
+        """Store blocks that are given by name only, as the rank or its pools know them. Returns unknown names."""
+        unknown = []
+        for name in block_hashes:
+            held = self._ranks.get(worker, {}).get(rank, Rank())
+            block = held.device.get(name) or held.offloaded.get(name) or self._loading.in_pools(worker, name)
+            if block is None:
+                unknown.append(name)
+            else:
+                self._counters["stores"] += 1
+                self._store_block(worker, rank, tier, name, block)
+        return unknown
 
     def _store_on_device(self, held: Rank, _tier: Tier, name: Name, block: tuple[Name | None, int]) -> None:
         if held.device.get(name, block) != block:
@@ -171,8 +198,11 @@ class ReferenceIndex:
         self._counters["removes"] += 1
         held = self._ranks.get(worker, {}).get(rank, Rank())
         held.views = None
+        pool = self._loading.pool_at(worker, tier) if tier != "gpu" else None
         for name in block_hashes:
-            if tier == "gpu" and name in held.device:
+            if pool is not None and rank in self._ranks.get(worker, {}):
+                self._counters["unknown_removals"] += pool.seen.pop(name, None) is None
+            elif tier == "gpu" and name in held.device:
                 held.device_copies[name] -= 1
                 if held.device_copies[name] == 0:
                     del held.device[name], held.device_copies[name]
@@ -194,6 +224,8 @@ class ReferenceIndex:
             if rank is not None and rank != number:
                 continue
             held.views = None
+            if tier in ("cpu", None):
+                self._loading.in_doubt.discard((worker, number))
             if tier in ("gpu", None):
                 held.device, held.device_copies = {}, {}
             if tier != "gpu":
@@ -203,6 +235,9 @@ class ReferenceIndex:
 
     def drop(self, worker: str) -> None:
         self._counters["drops"] += 1
+        for rank in self._ranks.get(worker, {}):
+            self._loading.offloads.discard((worker, rank))
+            self._loading.in_doubt.discard((worker, rank))
         self._ranks.pop(worker, None)
 
     def find(
@@ -219,6 +254,16 @@ class ReferenceIndex:
             for tier, children in held.children().items():
                 views[tier][worker, rank] = depth(children, query)
         return ReferenceMatch(views, len(query), self.block_size)
+
+    @property
+    def loading(self) -> ReferenceLoading:
+        return ReferenceLoading(self._loading, self._contents, self._held, self.clear)
+
+    def _held(self) -> dict[tuple[str, int], Held]:
+        return {
+            (worker, rank): {"gpu": held.device, **{tier: held.within([tier]) for tier in TIERS[1:]}}
+            for worker, rank, held in self._each_rank()
+        }
 
     def _contents(
         self, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None

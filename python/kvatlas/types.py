@@ -22,7 +22,7 @@ import heapq
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:  # numpy takes most of the time that `import kvatlas` would take
     import numpy as np
@@ -35,11 +35,13 @@ __all__ = [
     "HashIndex",
     "IndexStats",
     "Layout",
+    "Loadable",
     "PrefixIndex",
     "PrefixMatch",
     "PrefixTableStats",
     "RungStats",
     "Search",
+    "Segment",
     "TextIndex",
     "Tier",
     "TokenIndex",
@@ -64,6 +66,51 @@ Search: TypeAlias = Literal["jump", "bisect"]
 
 Layout: TypeAlias = Literal["map", "arrays"]
 """Data structure in which a positional index keeps its entries."""
+
+
+class Segment(NamedTuple):
+    """Consecutive blocks of a prompt that an engine has, or can load, from one place."""
+
+    start: int
+    """Blocks of the prompt before it."""
+    end: int
+    """Blocks of the prompt up to its end."""
+    tier: Tier
+    """Tier that has it."""
+    pool: str | None
+    """Pool that has it; None where it is the worker's own."""
+    is_certain: bool
+    """True if its end would have been announced."""
+    age: float | None
+    """Seconds since the oldest of its chunks was last announced, in a pool."""
+
+
+class Loadable(NamedTuple):
+    """Part of a prompt that an engine can use without computing it."""
+
+    worker: str
+    """The worker."""
+    rank: int
+    """The rank of the worker."""
+    device: int
+    """Leading blocks on the device."""
+    host: int
+    """Leading blocks in whole chunks of host memory alone: what another engine can pull from it."""
+    may_hold_more: bool
+    """True if a reset may have left blocks in host memory that are not counted."""
+    segments: tuple[Segment, ...]
+    """Sources of the blocks, in the order of the prompt and without a gap."""
+
+    @property
+    def depth(self) -> int:
+        """Leading blocks that the engine can use without computing them."""
+        return self.segments[-1].end if self.segments else 0
+
+    @property
+    def own_depth(self) -> int:
+        """Leading blocks that the engine has on its device, continued by those in its host memory."""
+        own = itertools.takewhile(lambda it: it.pool is None and it.tier in ("gpu", "cpu"), self.segments)
+        return max((segment.end for segment in own), default=0)
 
 
 @runtime_checkable

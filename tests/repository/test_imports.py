@@ -19,7 +19,8 @@ FORBIDDEN = {
     "routing": ("sim", "lab", "service", "router", "client", "cli"),
     "client": ("sim", "lab", "service", "router", "routing", "cli"),
     "service": ("sim", "lab", "router", "routing", "cli"),
-    "router": ("sim", "lab", "cli"),
+    "router": ("sim", "lab", "litellm", "cli"),
+    "litellm": ("sim", "lab", "service", "router", "cli"),
     "tokenize": ("sim", "lab", "service", "router", "client", "routing", "cli"),
     "sites": ("sim", "lab", "service", "router", "client", "routing", "cli"),
     "trees": ("sim", "lab", "service", "router", "client", "routing", "cli"),
@@ -28,7 +29,7 @@ FORBIDDEN = {
 }
 # Below everything else: the index and what it needs.
 INDEX = ("errors", "events", "reference", "types", "wire", "_extension", "_extras", "_hashes", "_tables", "_text")
-ROOMS = ("cli", "client", "lab", "router", "routing", "service", "sim", "sites", "tokenize", "trees")
+ROOMS = ("cli", "client", "lab", "litellm", "router", "routing", "service", "sim", "sites", "tokenize", "trees")
 
 
 def modules() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""An API server of Kubernetes with pods only, over a real socket, with faults on order."""
+"""An API server of Kubernetes with pods, InferencePools and -Objectives, over a real socket, with faults on order."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 from kvatlas.sim.server.ports import free_block
 
 Object = dict[str, Any]
+POOL, OBJECTIVE = "InferencePool", "InferenceObjective"
+_RESOURCES = {"pods": "Pod", "inferencepools": POOL, "inferenceobjectives": OBJECTIVE}
 
 
 def pod(name: str, ip: str | None, *, ready: bool = True, uid: str = "", namespace: str = "llm", **more: Any) -> Object:
@@ -44,8 +46,20 @@ def _condition(ready: bool) -> Object:
     return {"type": "Ready", "status": "True" if ready else "False"}
 
 
+def pool(name: str, labels: dict[str, str], *ports: int, namespace: str = "llm") -> Object:
+    """An InferencePool as the API server has it."""
+    spec = {"selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports]}
+    return {"kind": POOL, "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+def objective(name: str, pool: str, priority: object = None, *, namespace: str = "llm") -> Object:
+    """An InferenceObjective as the API server has it."""
+    spec: Object = {"poolRef": {"name": pool}} | ({} if priority is None else {"priority": priority})
+    return {"kind": OBJECTIVE, "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
 class FakeApi:
-    """Serves pods with the label app=vllm. All that it does may be changed at any time.
+    """Serves pods, InferencePools and InferenceObjectives. All that it does may be changed at any time.
 
     Attributes:
         refusals: The answers to the next requests, each a status, a message and the headers.
@@ -53,6 +67,8 @@ class FakeApi:
         ignores_wishes: Whether it does not know that wish, and sends all pods without saying that these are all.
         is_silent: Whether it takes requests and says nothing.
         token: What clients must show; None for nothing.
+        has_pools: Whether it knows InferencePools.
+        is_unpatchable: Whether pods may not be patched.
         seen: The queries so far.
     """
 
@@ -62,10 +78,15 @@ class FakeApi:
         self.ignores_wishes = False
         self.is_silent = False
         self.token: str | None = None
+        self.has_pools = True
         self.tls: ssl.SSLContext | None = None  # at the next start
         self.page = 2  # pods of one answer, at most
         self.seen: list[dict[str, str]] = []
         self.pods: dict[str, Object] = {}
+        self.pools: dict[str, Object] = {}
+        self.objectives: dict[str, Object] = {}
+        self.is_unpatchable = False
+        self.patches: list[tuple[str, Object]] = []  # of pods
         self.port = free_block("127.0.0.1")
         self._version = 100
         self._oldest = 100
@@ -104,12 +125,11 @@ class FakeApi:
             self._server.server_close()
             self._server = None
 
-    # Changes of pods
+    # Changes
 
     def put(self, about: Object) -> None:
-        """Add a pod, or replace the one of its name."""
-        name = about["metadata"]["name"]
-        self._note("MODIFIED" if name in self.pods else "ADDED", about)
+        """Add a pod or pool, or replace the one of its name."""
+        self._note("MODIFIED" if about["metadata"]["name"] in self._of(about) else "ADDED", about)
 
     def change(self, name: str, change: Callable[[Object], None]) -> None:
         about = copy.deepcopy(self.pods[name])
@@ -128,6 +148,12 @@ class FakeApi:
         about = copy.deepcopy(self.pods[name])
         about["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
         self._note("DELETED", about)
+
+    def remove_pool(self, name: str) -> None:
+        self._note("DELETED", copy.deepcopy(self.pools[name]))
+
+    def remove_objective(self, name: str) -> None:
+        self._note("DELETED", copy.deepcopy(self.objectives[name]))
 
     def unlabel(self, name: str) -> Object:
         """Take the label away; returns the pod, for `put`."""
@@ -163,11 +189,14 @@ class FakeApi:
             self._version += 1
             about["metadata"]["resourceVersion"] = str(self._version)
             if kind == "DELETED":
-                self.pods.pop(about["metadata"]["name"], None)
+                self._of(about).pop(about["metadata"]["name"], None)
             else:
-                self.pods[about["metadata"]["name"]] = about
+                self._of(about)[about["metadata"]["name"]] = about
             self._log.append((self._version, kind, about))
             self._changed.notify_all()
+
+    def _of(self, about: Object) -> dict[str, Object]:
+        return {POOL: self.pools, OBJECTIVE: self.objectives}.get(str(about.get("kind")), self.pods)
 
     # Requests
 
@@ -182,18 +211,38 @@ class FakeApi:
             return handler.refuse(status, message, headers)
         if self.token is not None and handler.headers.get("Authorization") != f"Bearer {self.token}":
             return handler.refuse(401, "Unauthorized", {})
+        if not self.has_pools and query["path"].endswith("/inferencepools"):
+            return handler.refuse(404, "the server could not find the requested resource", {})
         if query.get("watch") == "1":
             return self._watch(handler, query, closing)
         return self._list(handler, query)
 
     def _list(self, handler: _Handler, query: dict[str, str]) -> None:
         with self._changed:
-            names, version = sorted(self.pods), self._version
+            found = {it["metadata"]["name"]: it for it in self._all(query) if _is_selected(it, query)}
+            names, version = sorted(found), self._version
             begin = int(query.get("continue", 0))
             end = begin + min(self.page, int(query["limit"]))
             meta = {"resourceVersion": str(version)} | ({"continue": str(end)} if end < len(names) else {})
-            items = [self.pods[name] for name in names[begin:end]]
+            items = [found[name] for name in names[begin:end]]
         handler.whole({"kind": "PodList", "metadata": meta, "items": items})
+
+    def _all(self, query: dict[str, str]) -> list[Object]:
+        return list(self._of({"kind": _kind_at(query["path"])}).values())
+
+    def patch(self, handler: _Handler, change: Object) -> None:
+        """Set annotations of a pod, as a merge patch wants them."""
+        name = urlsplit(handler.path).path.rpartition("/")[2]
+        if self.refusals:
+            status, message, headers = self.refusals.pop(0)
+            return handler.refuse(status, message, headers)
+        if self.is_unpatchable:
+            return handler.refuse(403, f'pods "{name}" is forbidden: cannot patch resource "pods"', {})
+        if name not in self.pods:
+            return handler.refuse(404, f'pods "{name}" not found', {})
+        self.patches.append((name, change))
+        self.change(name, lambda it: it["metadata"]["annotations"].update(change["metadata"]["annotations"]))
+        return handler.whole(self.pods[name])
 
     def _watch(self, handler: _Handler, query: dict[str, str], closing: threading.Event) -> None:
         initial = "sendInitialEvents" in query
@@ -202,7 +251,7 @@ class FakeApi:
             return
         with self._changed:
             cut, version = self._cut, self._version if initial else int(query["resourceVersion"])
-            there = list(self.pods.values()) if initial else []
+            there = [it for it in self._all(query) if _is_selected(it, query)] if initial else []
             is_gone = not initial and version < self._oldest
         handler.begin()
         if is_gone:
@@ -217,7 +266,7 @@ class FakeApi:
             handler.event("BOOKMARK", {"metadata": {"resourceVersion": str(version), "annotations": annotations}})
         while not closing.is_set():
             with self._changed:
-                news = [it for it in self._log if it[0] > version]
+                news = [it for it in self._log if it[0] > version and _is_for(it, query)]
                 if not news and self._cut == cut:
                     self._changed.wait(0.2)
                 if self._cut != cut:
@@ -230,6 +279,27 @@ class FakeApi:
                 handler.event(kind, about)
                 version = number
         handler.end()
+
+
+def _kind_at(path: str) -> str:
+    return _RESOURCES[path.rpartition("/")[2]]
+
+
+def _is_for(change: tuple[int, str, Object], query: dict[str, str]) -> bool:
+    _version, kind, about = change
+    is_of_kind = about.get("kind", "Pod") == _kind_at(query["path"])
+    return kind == "BOOKMARK" or (is_of_kind and _is_selected(about, query))
+
+
+def _is_selected(about: Object, query: dict[str, str]) -> bool:
+    """True if an object has the labels or the name that a query asks for; selectors other than KEY=VALUE fit all."""
+    meta = about["metadata"]
+    if (field := query.get("fieldSelector")) is not None:
+        return field == f"metadata.name={meta['name']}"
+    wanted = [part.split("=", 1) for part in query.get("labelSelector", "").split(",")]
+    if any(len(part) < 2 or not part[0].isidentifier() for part in wanted):
+        return True
+    return all(meta.get("labels", {}).get(key) == value for key, value in wanted)
 
 
 class _Server(ThreadingHTTPServer):
@@ -292,5 +362,8 @@ def _handler(api: FakeApi, closing: threading.Event) -> type[_Handler]:
     class Handler(_Handler):
         def do_GET(self) -> None:
             api.answer(self, closing)
+
+        def do_PATCH(self) -> None:
+            api.patch(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     return Handler

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from kvatlas import BlockIndex
 from kvatlas.reference import ReferenceIndex
 from kvatlas.wire import Cleared, Removed, Stored, decode_batch
 
@@ -69,9 +70,20 @@ class Reader:
             parent = name
 
 
-def wrong_answers(tier_streams: Path, recording: str, reading: Reading) -> int:
+class IndexReader:
+    """Feeds batches to the index, as the service does."""
+
+    def __init__(self) -> None:
+        self.index = BlockIndex(block_size=16)
+
+    def apply(self, payload: bytes) -> None:
+        batch = decode_batch(payload)
+        assert batch.refused == ()
+        assert self.index.apply(WORKER, batch).refused == {}
+
+
+def wrong_answers(tier_streams: Path, recording: str, reader: Reader | IndexReader) -> int:
     """The number of the engine's answers about its device that a reader gets wrong."""
-    reader = Reader(reading)
     wrong = judged = hits = 0
     for record in records(tier_streams, recording):
         if record["type"] == "frames":
@@ -89,9 +101,14 @@ def wrong_answers(tier_streams: Path, recording: str, reading: Reading) -> int:
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_every_answer_about_the_device(tier_streams: Path, recording: str) -> None:
-    assert wrong_answers(tier_streams, recording, "device") == 0
+    assert wrong_answers(tier_streams, recording, Reader("device")) == 0
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_every_answer_of_the_index_about_the_device(tier_streams: Path, recording: str) -> None:
+    assert wrong_answers(tier_streams, recording, IndexReader()) == 0
 
 
 def test_the_first_announcement_of_a_name_does_not_say_what_it_contains(tier_streams: Path) -> None:
     """After a pull the host is announced before the device, and without the salt."""
-    assert wrong_answers(tier_streams, "vllm-0.33.0-p2p-b", "first") == 24
+    assert wrong_answers(tier_streams, "vllm-0.33.0-p2p-b", Reader("first")) == 24

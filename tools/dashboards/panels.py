@@ -32,7 +32,15 @@ def _sum(title: str, metric: str, unit: str = "short", kind: str = "timeseries",
 def _rate(title: str, metric: str, by: str = "instance", unit: str = "reqps", only: str = "") -> Panel:
     chosen = f"$of, {only}" if only else "$of"
     legend = " ".join("{{" + label.strip() + "}}" for label in by.split(","))
-    return Panel(title, unit, ((f"sum by ({by}) (rate({metric}{{{chosen}}}[$__rate_interval]))", legend),))
+    query = f"sum by ({by}) (rate({metric}{{{chosen}}}[$__rate_interval]))"
+    if "," in by:
+        query += " > 0"  # Most pairs of labels never occur, and would fill the legend.
+    return Panel(title, unit, ((query, legend),))
+
+
+def _quantile_by(title: str, metric: str, by: str, quantile: float = 0.99) -> Panel:
+    query = f"histogram_quantile({quantile}, sum by (le, {by}) (rate({metric}_bucket{{$of}}[$__rate_interval])))"
+    return Panel(title, "s", ((query, "{{" + by + "}}"),))
 
 
 def _quantiles(title: str, metric: str) -> Panel:
@@ -63,7 +71,12 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         _sum("Engines", "kvatlas_engines", by="state"),
         _rate("Requests", "kvatlas_router_requests_total", "status"),
         _rate("Requests that the router refused", "kvatlas_router_refused_requests_total", "reason"),
+        _rate("Requests by model", "kvatlas_router_requests_total", "model"),
+        _rate("Requests that failed, by model", "kvatlas_router_requests_total", "model", only='status="5xx"'),
         _quantiles("Time to the first token", "kvatlas_router_first_token_seconds"),
+        _quantile_by("Time to the first token by model, p99", "kvatlas_router_first_token_seconds", "model"),
+        _quantiles("Time of a request", "kvatlas_router_request_duration_seconds"),
+        _quantile_by("Time of a request by model, p99", "kvatlas_router_request_duration_seconds", "model"),
         Panel(
             "Requests that wait",
             "short",
@@ -76,6 +89,11 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Share of prompt tokens that were cached", "percentunit", ((_HITS.format(by="instance"), "{{instance}}"),)
         ),
+        Panel(
+            "Share of prompt tokens that were cached, by model",
+            "percentunit",
+            ((_HITS.format(by="model"), "{{model}}"),),
+        ),
         _sum("Resident memory", "process_resident_memory_bytes", "bytes"),
         _rate("Processor", "process_cpu_seconds_total", unit="short"),
     ),
@@ -84,6 +102,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         _state("Engines by condition", "kvatlas_router_engine_condition", "condition"),
         _sum("Requests in flight", "kvatlas_router_engine_requests_in_flight", by="engine"),
         _sum("Requests without a part of their answer", "kvatlas_router_engine_requests_waiting", by="engine"),
+        _quantile_by("Time to the first token, p99", "kvatlas_router_first_token_seconds", "engine"),
         _rate("Answers", "kvatlas_router_engine_answers_total", "engine, status"),
         _rate("Faults", "kvatlas_router_engine_faults_total", "engine, reason"),
         _rate("Generated tokens", "kvatlas_router_engine_output_tokens_total", "engine", "short"),
@@ -116,9 +135,16 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
     ),
     "decisions": (
         _rate("Decisions", "kvatlas_router_decisions_total", "policy, reason"),
+        _rate("Decisions by model", "kvatlas_router_decisions_total", "model"),
         _rate("Requests that were not placed", "kvatlas_router_decisions_refused_total", "reason"),
         _quantiles("Time of a decision", "kvatlas_router_decision_seconds"),
         _rate("Expected and found in the cache", "kvatlas_router_cached_tokens_off_count", "reason"),
+        _rate(
+            "Not as expected, by model",
+            "kvatlas_router_cached_tokens_off_count",
+            "model",
+            only='reason!~"as_expected|evicted_meanwhile"',
+        ),
         Panel(
             "Cached tokens",
             "short",

@@ -21,6 +21,7 @@ _ROUTER_TITLES = {
     "upstream": "Speaking to engines, `[upstream]`",
     "health": "Engines' health, `[health]`",
 }
+_REREAD = {"value": "changes", "content": "the file is read again", None: "needs a restart"}
 
 
 def page() -> str:
@@ -49,10 +50,11 @@ def _tables(sections: Mapping[str, Any], titles: Mapping[str, str]) -> str:
                 code(key.flag),
                 code(key.env),
                 code(key.show_default().strip('"')) or "none",
+                _REREAD[key.reread],
                 cell(key.help),
             )
             for key in keys_of(fields)
         ]
         parts.append(f"### {titles.get(section, f'`[{section}]`')}")
-        parts.append(table(("key", "flag", "variable", "default", "meaning"), rows))
+        parts.append(table(("key", "flag", "variable", "default", "on SIGHUP", "meaning"), rows))
     return join(parts)

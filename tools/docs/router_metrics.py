@@ -73,8 +73,9 @@ def _labels(text: str) -> dict[str, dict[str, list[str]]]:
             if label == "le":
                 continue
             values = labels.setdefault(label, [])
-            of_engine = label == "engine" and sample[1].startswith("kvatlas_router_engine_")
-            is_open = of_engine or label == "policy" or sample[1] == "kvatlas_router_refused_requests_total"
+            # Of requests for what an engine keeps, it is the result.
+            of_engine = label == "engine" and sample[1] != "kvatlas_router_stored_answer_requests_total"
+            is_open = of_engine or label in {"policy", "model"} or sample[1] == "kvatlas_router_refused_requests_total"
             if not is_open and value not in values:
                 values.append(value)
     return found

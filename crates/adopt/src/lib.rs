@@ -7,7 +7,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `encode.rs`, `dialect.rs` | names from tokens, as vLLM and SGLang compute them |
+//! | `dialect.rs` | names from tokens, as vLLM and SGLang compute them |
 //! | `frontier.rs` | what a stream has proved without saying what it is, and what it has removed since |
 //! | `chains.rs` | names that were computed from prompts, with what they contain |
 //! | `late.rs` | one stream's part: it listens to batches, and adopts what is proved and known |
@@ -17,7 +17,6 @@
 
 pub mod chains;
 pub mod dialect;
-mod encode;
 pub mod frontier;
 pub mod late;
 

@@ -90,6 +90,26 @@ impl Publisher {
         self.marks.len()
     }
 
+    /// Number of marks that no other worker has, by worker. It is complete after [`Publisher::look`].
+    #[must_use]
+    pub fn sole_marks(&self) -> Vec<(Arc<str>, usize)> {
+        let mut by_worker: HashMap<&Arc<str>, Vec<&Rank>> = HashMap::new();
+        for ((worker, _), rank) in &self.ranks {
+            by_worker.entry(worker).or_default().push(rank);
+        }
+        let has = |mark: &u64, ranks: u32| self.marks.get(mark) == Some(&ranks);
+        let count = |ranks: &[&Rank]| match ranks {
+            [only] => only.marks.iter().filter(|mark| has(mark, 1)).count(),
+            several => {
+                // A mark of several ranks is lost with them, as they are one worker's.
+                let mut own: HashMap<u64, u32> = HashMap::new();
+                several.iter().flat_map(|rank| &*rank.marks).for_each(|mark| *own.entry(*mark).or_default() += 1);
+                own.iter().filter(|(mark, ranks)| has(mark, **ranks)).count()
+            }
+        };
+        by_worker.into_iter().map(|(worker, ranks)| (worker.clone(), count(&ranks))).collect()
+    }
+
     /// Updates the marks from the index. The index's writers wait for less than a millisecond at a time; `between` is called
     /// between two such times.
     ///

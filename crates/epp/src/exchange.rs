@@ -5,19 +5,25 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::counts::Counts;
 use crate::messages::{
     BodyMode, BodyMutation, CommonResponse, GatewayMessage, HeaderMap, HeaderMutation, HeaderValue, HeaderValueOption,
     HttpBody, HttpStatus, ImmediateResponse, Kind, PhaseReply, ProcessingRequest, ProcessingResponse, ReplyKind,
-    Struct, TrailersReply, Value,
+    RequestMetadata, Struct, TrailersReply, Value,
 };
-use crate::picker::{AnswerWatcher, Pick, PickRefusal, RequestToPick};
+use crate::picker::{AnswerWatcher, Counts, Pick, PickRefusal, RequestToPick};
 
 /// Header, and key of the metadata, that name the picked endpoints.
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
 
 /// Namespace and key of the endpoints among which to pick.
 const SUBSET: (&str, &str) = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset");
+
+/// Header by which conformance tests choose endpoints, and the one that tells them which endpoint answered.
+const CHOSEN: &str = "test-epp-endpoint-selection";
+const SERVED: &str = "x-conformance-test-served-endpoint";
+
+/// Namespace and key of the metadata in which a gateway names the endpoint that it sent the request to.
+const SERVED_BY: (&str, &str) = ("envoy.lb", "x-gateway-destination-endpoint-served");
 
 /// Bytes that one message may send back: Envoy takes 64 KB.
 const PART: usize = 62_000;
@@ -46,7 +52,7 @@ enum PickAt {
 
 /// State of one request.
 pub(crate) struct PickExchange {
-    most: usize,
+    conformance: bool,
     request_mode: BodyMode,
     response_mode: BodyMode,
     /// True if the body comes without a reply to the head.
@@ -58,15 +64,17 @@ pub(crate) struct PickExchange {
     has_asked: bool,
     /// True if the pick was made of the whole request.
     is_whole: bool,
+    /// True if the head says how long the body is.
+    has_length: bool,
     watcher: Option<Box<dyn AnswerWatcher>>,
     is_over: bool,
 }
 
 impl PickExchange {
-    /// Makes the state of a new stream; `most` is the limit of a body's size in bytes.
-    pub(crate) fn new(most: usize) -> Self {
+    /// Makes the state of a new stream. `conformance`: as in [`crate::Settings`].
+    pub(crate) fn new(conformance: bool) -> Self {
         Self {
-            most,
+            conformance,
             request_mode: BodyMode::None,
             response_mode: BodyMode::None,
             does_not_wait: false,
@@ -76,6 +84,7 @@ impl PickExchange {
             at: PickAt::Head,
             has_asked: false,
             is_whole: false,
+            has_length: false,
             watcher: None,
             is_over: false,
         }
@@ -84,6 +93,19 @@ impl PickExchange {
     /// True if the picker has been asked.
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked
+    }
+
+    /// The request so far.
+    pub(crate) fn request(&self) -> &RequestToPick {
+        &self.request
+    }
+
+    /// Bytes of the request's body with a message that has a part of it; None if it has none, or the pick has been made.
+    pub(crate) fn size_with(&self, message: &ProcessingRequest) -> Option<usize> {
+        match &message.request {
+            Some(GatewayMessage::RequestBody(body)) if !self.has_asked => Some(self.size + body.body.len()),
+            _ => None,
+        }
     }
 
     /// True if nothing is to be said on this stream any more.
@@ -112,6 +134,7 @@ impl PickExchange {
             read_entries(hint, &mut entries);
             self.request.subset = Some(entries);
         }
+        let served = self.conformance.then(|| served_by(message.metadata_context.as_ref())).flatten();
         match message.request {
             Some(GatewayMessage::RequestHeaders(head)) => self.take_head(head.headers, head.end_of_stream, counts),
             Some(GatewayMessage::RequestBody(body)) if self.has_asked => {
@@ -134,7 +157,11 @@ impl PickExchange {
                         watcher.end();
                     }
                 }
-                NextStep::Reply(vec![reply(ReplyKind::ResponseHeaders(PhaseReply::default()))])
+                let told = served.map(|endpoint| CommonResponse {
+                    header_mutation: Some(HeaderMutation { set_headers: vec![header(SERVED, &endpoint)] }),
+                    ..CommonResponse::default()
+                });
+                NextStep::Reply(vec![reply(ReplyKind::ResponseHeaders(PhaseReply { response: told }))])
             }
             Some(GatewayMessage::ResponseBody(body)) => {
                 if let Some(watcher) = &mut self.watcher {
@@ -163,6 +190,13 @@ impl PickExchange {
 
     fn take_head(&mut self, headers: Option<HeaderMap>, is_all: bool, counts: &Counts) -> NextStep {
         self.request.headers = read_headers(headers);
+        self.has_length = self.request.header("content-length").is_some();
+        if self.conformance
+            && let Some(chosen) = self.request.header(CHOSEN).filter(|chosen| !chosen.is_empty())
+        {
+            let entries = chosen.split(',').map(|entry| entry.trim().to_owned()).collect();
+            self.request.subset = Some(entries);
+        }
         match self.request_mode {
             _ if is_all => self.ask(PickAt::Head, true),
             BodyMode::Buffered | BodyMode::BufferedPartial => {
@@ -179,12 +213,6 @@ impl PickExchange {
 
     fn take_body(&mut self, body: HttpBody, counts: &Counts) -> NextStep {
         self.size += body.body.len();
-        if self.size > self.most {
-            counts.too_large.fetch_add(1, Relaxed);
-            self.has_asked = true;
-            let message = format!("the body is larger than the limit of {} bytes", self.most);
-            return NextStep::Reply(self.refused(PickRefusal::new(413, "body_too_large", &message)));
-        }
         self.parts.push(body.body);
         match self.request_mode {
             BodyMode::Buffered | BodyMode::BufferedPartial => {
@@ -202,6 +230,11 @@ impl PickExchange {
     fn ask(&mut self, at: PickAt, is_whole: bool) -> NextStep {
         (self.at, self.has_asked, self.is_whole) = (at, true, is_whole);
         let mut request = std::mem::take(&mut self.request);
+        request.may_change_body = match at {
+            PickAt::Head => false,
+            PickAt::End { .. } => self.request_mode == BodyMode::FullDuplexStreamed,
+            PickAt::Body => is_whole,
+        };
         request.body = match &*self.parts {
             _ if !is_whole => None,
             [] => Some(Bytes::new()),
@@ -209,7 +242,12 @@ impl PickExchange {
             several => {
                 let mut whole = BytesMut::with_capacity(self.size);
                 several.iter().for_each(|part| whole.extend_from_slice(part));
-                Some(whole.freeze())
+                let whole = whole.freeze();
+                if self.request_mode == BodyMode::FullDuplexStreamed {
+                    // It goes back from here: kept once, and cut anew.
+                    self.parts = vec![whole.clone()];
+                }
+                Some(whole)
             }
         };
         NextStep::Ask(request)
@@ -220,9 +258,21 @@ impl PickExchange {
         let to = pick.endpoints.join(",");
         let mut set = vec![header(DESTINATION, &to)];
         set.extend(pick.headers.iter().map(|(name, value)| header(name, value)));
+        let mut body_mutation = None;
+        if let Some(body) = pick.body {
+            // In full duplex the gateway may leave the length out, in the other mode it trusts this one.
+            if self.has_length {
+                set.push(header("content-length", &body.len().to_string()));
+            }
+            if self.at == PickAt::Body {
+                body_mutation = Some(BodyMutation { body: Some(body), streamed_response: None });
+            } else {
+                self.parts = vec![body];
+            }
+        }
         let changes = CommonResponse {
             header_mutation: Some(HeaderMutation { set_headers: set }),
-            body_mutation: None,
+            body_mutation,
             clear_route_cache: true,
         };
         let changes = PhaseReply { response: Some(changes) };
@@ -255,7 +305,7 @@ impl PickExchange {
 
     /// Replies with a refusal, which ends the exchange.
     pub(crate) fn refused(&mut self, refused: PickRefusal) -> Vec<ProcessingResponse> {
-        self.is_over = true;
+        (self.is_over, self.has_asked) = (true, true);
         let mut set = vec![header("content-type", "application/json")];
         set.extend(refused.headers.iter().map(|(name, value)| header(name, value)));
         vec![reply(ReplyKind::Immediate(ImmediateResponse {
@@ -293,9 +343,17 @@ fn parts(body: &[Bytes], is_end: bool) -> impl Iterator<Item = PhaseReply> {
     let last = cut.len() - 1;
     cut.into_iter().enumerate().map(move |(at, body)| {
         let streamed_response = Some(HttpBody { body, end_of_stream: is_end && at == last });
-        let body_mutation = Some(BodyMutation { streamed_response });
+        let body_mutation = Some(BodyMutation { body: None, streamed_response });
         PhaseReply { response: Some(CommonResponse { body_mutation, ..CommonResponse::default() }) }
     })
+}
+
+/// The endpoint that a gateway says it sent the request to.
+fn served_by(metadata: Option<&RequestMetadata>) -> Option<String> {
+    match &metadata?.filter_metadata.get(SERVED_BY.0)?.fields.get(SERVED_BY.1)?.kind {
+        Some(Kind::StringValue(endpoint)) => Some(endpoint.clone()),
+        _ => None,
+    }
 }
 
 fn read_headers(headers: Option<HeaderMap>) -> Vec<(String, Bytes)> {

@@ -213,9 +213,12 @@ pub struct HeaderValueOption {
     pub append_action: i32,
 }
 
-/// Changes to a body; only the one that sends it back.
+/// Changes to a body: at most one of these.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct BodyMutation {
+    /// The body to send on, where the gateway has buffered it.
+    #[prost(bytes = "bytes", optional, tag = "1")]
+    pub body: Option<Bytes>,
     /// The part to send on, in full duplex.
     #[prost(message, optional, tag = "3")]
     pub streamed_response: Option<HttpBody>,

@@ -1,11 +1,36 @@
 //! [`Picker`]: what the server asks for a decision.
+//!
+//! [`Counts`]: what the server has done.
+
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 
 /// Decision maker behind the server.
 pub trait Picker: Send + Sync + 'static {
+    /// Room for the bodies of requests.
+    type Room: BodyRoom;
+
+    /// Makes room for the body of a request whose head is known.
+    fn room(&self, request: &RequestToPick) -> Self::Room;
+
     /// Picks the engines for a request. The future is dropped if the client leaves.
     fn pick(&self, request: RequestToPick) -> impl Future<Output = Result<Pick, PickRefusal>> + Send;
+}
+
+/// Room for a body that arrives, until dropped.
+pub trait BodyRoom: Send + Sync + 'static {
+    /// Takes room for `bytes` of the body in all, and waits for it if need be. The error is the refusal.
+    fn grow(&mut self, bytes: usize) -> impl Future<Output = Result<(), PickRefusal>> + Send;
+
+    /// Waits until the body must give way to others, as it does not arrive. Returns the refusal.
+    fn must_leave(&self) -> impl Future<Output = PickRefusal> + Send;
+
+    /// The refusal of a body that is longer than the limit.
+    fn too_large(&self) -> PickRefusal;
+
+    /// Notes that the whole body is here.
+    fn complete(&mut self);
 }
 
 /// A request as the gateway shows it.
@@ -17,6 +42,8 @@ pub struct RequestToPick {
     pub body: Option<Bytes>,
     /// Endpoints among which to pick, as `IP:port` or `IP`; None for all.
     pub subset: Option<Vec<String>>,
+    /// True if the gateway sends on the body that it gets back with the pick, so that the pick may change it.
+    pub may_change_body: bool,
 }
 
 impl RequestToPick {
@@ -43,6 +70,9 @@ pub struct Pick {
     pub endpoints: Vec<String>,
     /// Headers that the engine gets in addition.
     pub headers: Vec<(String, String)>,
+    /// The body that the engine gets, if it is not the client's; to be given only if
+    /// [`RequestToPick::may_change_body`].
+    pub body: Option<Bytes>,
     /// Receiver of the answer, if one is wanted.
     pub watcher: Option<Box<dyn AnswerWatcher>>,
 }
@@ -77,4 +107,21 @@ impl PickRefusal {
         let body = format!("{{\"error\":{{\"message\":\"{quoted}\",\"type\":\"{code}\",\"code\":\"{code}\"}}}}");
         Self { status, headers: Vec::new(), body }
     }
+}
+
+/// Counters of the server, since its start.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Requests that got an engine.
+    pub picked: AtomicU64,
+    /// Requests that the picker refused.
+    pub refused: AtomicU64,
+    /// Requests refused because their body is larger than the limit.
+    pub too_large: AtomicU64,
+    /// Requests refused because there is no memory for their body, or none any more as it did not arrive.
+    pub no_room: AtomicU64,
+    /// Requests with a body that got an engine without it: the gateway's mode shows the body too late or in part.
+    pub without_body: AtomicU64,
+    /// Streams of the gateway that ended before their request got an engine.
+    pub left: AtomicU64,
 }

@@ -1,34 +1,37 @@
 //! The gRPC server: Envoy's external processing and gRPC's health service.
+//!
+//! [`PickerHealth`]: what gateways and probes are told by gRPC's health service.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
 use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
 use tonic_prost::ProstCodec;
 
-use crate::counts::Counts;
 use crate::exchange::{NextStep, PickExchange};
 use crate::messages::{ProcessingRequest, ProcessingResponse};
-use crate::picker::Picker;
+use crate::picker::{BodyRoom, Counts, PickRefusal, Picker};
 
 /// Name of the service.
-const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
+pub(crate) const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
 /// Path of its only method.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-
-/// Names under which gateways ask for the server's health.
-const HEALTH_NAMES: [&str; 3] = ["liveness", "readiness", SERVICE];
 
 /// Bytes of a message beside the body in it.
 const BESIDE_BODY: usize = 1 << 20;
@@ -44,32 +47,29 @@ pub struct Settings {
     /// True to show the answer to the pick's watcher. If not, each stream ends after the request's part, and the end of
     /// this server breaks no answer.
     pub answers: bool,
+    /// True to do what conformance tests of gateways ask for: the client chooses endpoints by a header, and learns which
+    /// one answered by another. Not for clients that are not trusted.
+    pub conformance: bool,
 }
 
-/// Serves at a listener until `end` is ready, then answers open streams to their end.
+/// Serves the connections that come until `end` is ready, then answers open streams to their end.
 ///
 /// # Errors
-/// The server cannot go on listening.
-pub async fn serve<P: Picker>(
-    listener: TcpListener,
+/// There are no more connections to be had.
+pub async fn serve<P: Picker, C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+    connections: impl Stream<Item = std::io::Result<C>>,
     picker: Arc<P>,
     settings: Settings,
     counts: Arc<Counts>,
+    health: &PickerHealth,
     end: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let (reporter, health) = tonic_health::server::health_reporter();
-    for name in HEALTH_NAMES {
-        reporter.set_service_status(name, ServingStatus::Serving).await;
-    }
-    let leaving = async {
-        end.await;
-        for name in HEALTH_NAMES {
-            reporter.set_service_status(name, ServingStatus::NotServing).await;
-        }
-    };
     let processor = ExternalProcessor { picker, settings, counts };
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    Server::builder().add_service(health).add_service(processor).serve_with_incoming_shutdown(incoming, leaving).await
+    Server::builder()
+        .add_service(health.service())
+        .add_service(processor)
+        .serve_with_incoming_shutdown(connections, end)
+        .await
 }
 
 /// The service `envoy.service.ext_proc.v3.ExternalProcessor`.
@@ -122,7 +122,13 @@ impl<P: Picker> StreamingService<ProcessingRequest> for ExternalProcessor<P> {
         let processor = self.clone();
         Box::pin(async move {
             let (sender, receiver) = mpsc::channel(REPLIES);
-            tokio::spawn(async move { processor.run(request.into_inner(), sender).await });
+            let mut run = Box::pin(async move { processor.run(request.into_inner(), sender).await });
+            // A short request has arrived whole. It is answered before the head of the answer is sent, so that both go in
+            // one write: the head alone would wake the gateway for nothing.
+            let is_over = poll_fn(|context| Poll::Ready(run.as_mut().poll(context).is_ready())).await;
+            if !is_over {
+                drop(tokio::spawn(run));
+            }
             Ok(Response::new(ReceiverStream::new(receiver)))
         })
     }
@@ -135,9 +141,19 @@ impl<P: Picker> ExternalProcessor<P> {
         mut messages: Streaming<ProcessingRequest>,
         sender: mpsc::Sender<Result<ProcessingResponse, Status>>,
     ) {
-        let mut exchange = PickExchange::new(self.settings.max_body);
+        let mut exchange = PickExchange::new(self.settings.conformance);
+        // For the body, from its first part until all of it has gone back.
+        let mut room: Option<P::Room> = None;
         loop {
-            let message = match messages.message().await {
+            let message = tokio::select! {
+                biased;
+                message = messages.message() => message,
+                refused = must_leave(room.as_ref()) => {
+                    self.counts.no_room.fetch_add(1, Relaxed);
+                    return send(&sender, exchange.refused(refused)).await;
+                }
+            };
+            let message = match message {
                 Ok(Some(message)) => message,
                 Ok(None) => break,
                 Err(status) => {
@@ -146,10 +162,27 @@ impl<P: Picker> ExternalProcessor<P> {
                     break;
                 }
             };
+            if let Some(size) = exchange.size_with(&message) {
+                let room = room.get_or_insert_with(|| self.picker.room(exchange.request()));
+                let refused = if size > self.settings.max_body {
+                    self.counts.too_large.fetch_add(1, Relaxed);
+                    Some(room.too_large())
+                } else {
+                    let refused = room.grow(size).await.err();
+                    self.counts.no_room.fetch_add(u64::from(refused.is_some()), Relaxed);
+                    refused
+                };
+                if let Some(refused) = refused {
+                    return send(&sender, exchange.refused(refused)).await;
+                }
+            }
             let mut has_picked = false;
             let replies = match exchange.take(message, &self.counts) {
                 NextStep::Reply(replies) => replies,
                 NextStep::Ask(request) => {
+                    if let Some(room) = &mut room {
+                        room.complete();
+                    }
                     let picked = tokio::select! {
                         picked = self.picker.pick(request) => picked,
                         // The client has left.
@@ -176,6 +209,9 @@ impl<P: Picker> ExternalProcessor<P> {
                     return;
                 }
             }
+            if exchange.has_asked() {
+                room = None;
+            }
             let is_done = has_picked && !self.settings.answers && exchange.has_whole_request();
             if exchange.is_over() || is_done {
                 return;
@@ -185,4 +221,78 @@ impl<P: Picker> ExternalProcessor<P> {
             self.counts.left.fetch_add(1, Relaxed);
         }
     }
+}
+
+/// Sends the last replies of a stream; one that has ended meanwhile needs none.
+async fn send(sender: &mpsc::Sender<Result<ProcessingResponse, Status>>, replies: Vec<ProcessingResponse>) {
+    for reply in replies {
+        if sender.send(Ok(reply)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits until a body that arrives has to give way.
+async fn must_leave(room: Option<&impl BodyRoom>) -> PickRefusal {
+    match room {
+        Some(room) => room.must_leave().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Stage of the server's life, as the services of [`PickerHealth`] tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HealthStage {
+    /// Alive, and without the knowledge to pick well: `liveness` serves alone.
+    Starting,
+    /// Open for requests, though not all is known: the picker's own service serves, too.
+    Picking,
+    /// Open, and all is known: `readiness` serves as well.
+    Ready,
+    /// About to end: `liveness` serves alone.
+    Leaving,
+}
+
+/// State of gRPC's health service: `liveness` and the empty name, `readiness`, and
+/// `envoy.service.ext_proc.v3.ExternalProcessor`.
+#[derive(Debug, Clone)]
+pub struct PickerHealth {
+    reporter: HealthReporter,
+}
+
+impl PickerHealth {
+    /// The state at a stage.
+    pub async fn new(stage: HealthStage) -> Self {
+        let health = Self { reporter: HealthReporter::new() };
+        health.reporter.set_service_status("liveness", ServingStatus::Serving).await;
+        health.set(stage).await;
+        health
+    }
+
+    /// Changes the stage, and tells those that watch.
+    pub async fn set(&self, stage: HealthStage) {
+        let picks = matches!(stage, HealthStage::Picking | HealthStage::Ready);
+        for (name, serves) in [("readiness", stage == HealthStage::Ready), (SERVICE, picks)] {
+            let status = if serves { ServingStatus::Serving } else { ServingStatus::NotServing };
+            self.reporter.set_service_status(name, status).await;
+        }
+    }
+
+    /// Makes the service itself; there may be several.
+    pub(crate) fn service(&self) -> HealthServer<HealthService> {
+        HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
+    }
+}
+
+/// Serves the health service alone, without TLS as probes have none, until `end` is ready.
+///
+/// # Errors
+/// The server cannot go on listening.
+pub async fn serve_health(
+    listener: TcpListener,
+    health: PickerHealth,
+    end: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Server::builder().add_service(health.service()).serve_with_incoming_shutdown(incoming, end).await
 }

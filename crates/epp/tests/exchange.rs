@@ -11,8 +11,8 @@ use kvatlas_epp::messages::{
     HttpTrailers, Kind, ProcessingRequest, ProcessingResponse, ProtocolConfiguration, ReplyKind, RequestMetadata,
     Struct, Value,
 };
-use kvatlas_epp::{RequestToPick, Settings};
-use support::{Observation, TestServer, start};
+use kvatlas_epp::{HealthStage, PickerHealth, RequestToPick, Settings, serve_health};
+use support::{Observation, ROOM, TestServer, start};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Streaming;
@@ -20,11 +20,12 @@ use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_prost::ProstCodec;
 
 const DESTINATION: &str = "x-gateway-destination-endpoint";
-const SETTINGS: Settings = Settings { max_body: 16 << 20, answers: true };
+const SETTINGS: Settings = Settings { max_body: 16 << 20, answers: true, conformance: false };
 
 /// One stream of a gateway.
 struct Gateway {
@@ -50,10 +51,27 @@ impl Gateway {
 
     /// Sends a request's head in a mode, with a hint of a subset if there is one.
     fn send_head(&self, request: BodyMode, response: BodyMode, subset: Option<Value>, is_all: bool) {
-        let headers = vec![
+        self.send_head_with(&[], request, response, subset, is_all);
+    }
+
+    /// Sends a request's head with more headers.
+    fn send_head_with(
+        &self,
+        more: &[(&str, &str)],
+        request: BodyMode,
+        response: BodyMode,
+        subset: Option<Value>,
+        is_all: bool,
+    ) {
+        let mut headers = vec![
             HeaderValue { key: ":path".into(), raw_value: "/v1/chat/completions".into(), ..Default::default() },
             HeaderValue { key: "x-old".into(), value: "text".into(), ..Default::default() },
         ];
+        headers.extend(more.iter().map(|(key, value)| HeaderValue {
+            key: (*key).to_owned(),
+            value: (*value).to_owned(),
+            ..Default::default()
+        }));
         let fields = |subset| BTreeMap::from([(format!("{DESTINATION}-subset"), subset)]);
         let metadata = |subset| HashMap::from([("envoy.lb.subset_hint".to_owned(), Struct { fields: fields(subset) })]);
         self.to
@@ -68,6 +86,22 @@ impl Gateway {
                     response_body_mode: response as i32,
                     send_body_without_waiting_for_header_response: false,
                 }),
+            })
+            .unwrap();
+    }
+
+    /// Sends the head of a request whose body is taken to arrive too slowly.
+    fn send_slow_head(&self) {
+        let slow = HeaderValue { key: "x-slow".into(), value: "1".into(), ..Default::default() };
+        let mode = BodyMode::FullDuplexStreamed as i32;
+        self.to
+            .send(ProcessingRequest {
+                request: Some(GatewayMessage::RequestHeaders(HttpHeaders {
+                    headers: Some(HeaderMap { headers: vec![slow] }),
+                    end_of_stream: false,
+                })),
+                metadata_context: None,
+                protocol_config: Some(ProtocolConfiguration { request_body_mode: mode, ..Default::default() }),
             })
             .unwrap();
     }
@@ -197,6 +231,41 @@ async fn a_buffered_body_gets_the_pick_in_its_reply() {
     assert!(request(&mut server).await.body == Some(body));
 }
 
+const CHANGED: [(&str, &str); 2] = [("x-change", "1"), ("content-length", "4")];
+
+#[tokio::test]
+async fn a_changed_body_is_sent_on_with_its_length() {
+    let server = start(&endpoints(), SETTINGS).await;
+    let mut gateway = Gateway::open(&server).await;
+    gateway.send_head_with(&CHANGED, BodyMode::FullDuplexStreamed, BodyMode::None, None, false);
+    for part in ["bo", "dy"] {
+        gateway.send_body(&Bytes::from_static(part.as_bytes()), part == "dy");
+    }
+    let reply = gateway.next().await.unwrap();
+    let Some(ReplyKind::RequestHeaders(head)) = reply.response else { panic!("not the head's reply") };
+    let changes = head.response.unwrap().header_mutation.unwrap();
+    assert_eq!(value_of(&changes, "content-length").as_deref(), Some("9"));
+    assert_eq!(gateway.read_back().await, b"more body");
+
+    let mut gateway = Gateway::open(&server).await;
+    gateway.send_head_with(&CHANGED, BodyMode::Buffered, BodyMode::None, None, false);
+    gateway.next().await.unwrap();
+    gateway.send_body(&Bytes::from_static(b"body"), true);
+    let Some(ReplyKind::RequestBody(part)) = gateway.next().await.unwrap().response else { panic!("not the body's") };
+    let changes = part.response.unwrap();
+    assert_eq!(value_of(&changes.header_mutation.unwrap(), "content-length").as_deref(), Some("9"));
+    assert_eq!(changes.body_mutation.unwrap().body.as_deref(), Some(&b"more body"[..]));
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_sent_on_from_here_is_not_changed() {
+    let mut server = start(&endpoints(), SETTINGS).await;
+    let mut gateway = Gateway::open(&server).await;
+    gateway.send_head_with(&CHANGED, BodyMode::Streamed, BodyMode::None, None, false);
+    check_head_reply(&gateway.next().await.unwrap(), ALL);
+    assert!(!request(&mut server).await.may_change_body);
+}
+
 #[tokio::test]
 async fn a_body_that_comes_after_the_reply_to_the_head_is_not_waited_for() {
     let mut server = start(&endpoints(), SETTINGS).await;
@@ -257,7 +326,7 @@ async fn a_subset_limits_the_pick() {
 
 #[tokio::test]
 async fn a_body_beyond_the_limit_is_refused() {
-    let server = start(&endpoints(), Settings { max_body: 10, answers: true }).await;
+    let server = start(&endpoints(), Settings { max_body: 10, answers: true, conformance: false }).await;
     let mut gateway = Gateway::open(&server).await;
     gateway.send_head(BodyMode::FullDuplexStreamed, BodyMode::None, None, false);
     gateway.send_body(&Bytes::from_static(b"0123456789"), false);
@@ -265,8 +334,49 @@ async fn a_body_beyond_the_limit_is_refused() {
     let reply = gateway.next().await.unwrap();
     let Some(ReplyKind::Immediate(said)) = reply.response else { panic!("not refused: {reply:?}") };
     assert_eq!(said.status.unwrap().code, 413);
-    assert!(std::str::from_utf8(&said.body).unwrap().contains("limit of 10 bytes"));
+    assert!(std::str::from_utf8(&said.body).unwrap().contains("body_too_large"));
     assert_eq!(server.counts.too_large.load(Relaxed), 1);
+}
+
+/// The code of a refusal.
+fn refused(reply: Option<ProcessingResponse>) -> String {
+    let Some(ReplyKind::Immediate(said)) = reply.unwrap().response else { panic!("not refused") };
+    let body: serde_json::Value = serde_json::from_slice(&said.body).unwrap();
+    body["error"]["code"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn bodies_share_the_memory_and_give_it_back() {
+    let server = start(&endpoints(), Settings { max_body: ROOM, answers: true, conformance: false }).await;
+    let (mut one, mut other) = (Gateway::open(&server).await, Gateway::open(&server).await);
+    let most = Bytes::from(vec![0; 3 << 20]);
+    one.send_head(BodyMode::FullDuplexStreamed, BodyMode::None, None, false);
+    for _ in 0..10 {
+        one.send_body(&most, false);
+    }
+    while server.used.load(Relaxed) < 30 << 20 {
+        tokio::task::yield_now().await;
+    }
+    other.send_head(BodyMode::FullDuplexStreamed, BodyMode::None, None, false);
+    other.send_body(&most, false);
+    assert_eq!(refused(other.next().await), "body_memory");
+    one.send_body(&Bytes::new(), true);
+    check_head_reply(&one.next().await.unwrap(), ALL);
+    assert_eq!(one.read_back().await.len(), 30 << 20);
+    while server.used.load(Relaxed) > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((server.counts.no_room.load(Relaxed), server.counts.picked.load(Relaxed)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_refused() {
+    let server = start(&endpoints(), SETTINGS).await;
+    let mut gateway = Gateway::open(&server).await;
+    gateway.send_slow_head();
+    gateway.send_body(&Bytes::from_static(b"{"), false);
+    assert_eq!(refused(gateway.next().await), "body_memory");
+    assert_eq!(server.counts.no_room.load(Relaxed), 1);
 }
 
 #[tokio::test]
@@ -285,8 +395,35 @@ async fn the_health_service_knows_the_names_that_gateways_ask_for() {
     let server = start(&endpoints(), SETTINGS).await;
     let channel = Endpoint::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();
     let mut client = HealthClient::new(channel);
-    for service in ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"] {
-        let answer = client.check(HealthCheckRequest { service: service.to_owned() }).await.unwrap();
-        assert_eq!(answer.into_inner().status(), tonic_health::pb::health_check_response::ServingStatus::Serving);
+    let own = "envoy.service.ext_proc.v3.ExternalProcessor";
+    for (stage, serving) in [
+        (HealthStage::Ready, &["", "liveness", own, "readiness"][..]),
+        (HealthStage::Picking, &["", "liveness", own]),
+        (HealthStage::Starting, &["", "liveness"]),
+        (HealthStage::Leaving, &["", "liveness"]),
+    ] {
+        server.health.set(stage).await;
+        for service in ["", "liveness", own, "readiness"] {
+            let answer = client.check(HealthCheckRequest { service: service.to_owned() }).await.unwrap();
+            let is_serving = answer.into_inner().status() == ServingStatus::Serving;
+            assert_eq!(is_serving, serving.contains(&service), "{service:?} at {stage:?}");
+        }
     }
+}
+
+#[tokio::test]
+async fn the_health_service_has_an_address_of_its_own_as_well() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let health = PickerHealth::new(HealthStage::Starting).await;
+    let serving = tokio::spawn(serve_health(listener, health.clone(), std::future::pending()));
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let mut client = HealthClient::new(channel);
+    let ready = HealthCheckRequest { service: "readiness".to_owned() };
+    assert_eq!(client.check(ready.clone()).await.unwrap().into_inner().status(), ServingStatus::NotServing);
+    health.set(HealthStage::Ready).await;
+    assert_eq!(client.check(ready).await.unwrap().into_inner().status(), ServingStatus::Serving);
+    let unknown = HealthCheckRequest { service: "other".to_owned() };
+    assert_eq!(client.check(unknown).await.unwrap_err().code(), tonic::Code::NotFound);
+    serving.abort();
 }

@@ -1,5 +1,6 @@
 //! [`Follower`]: follows engines' event streams into indexes, without HTTP.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,11 +21,12 @@ use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, RegistrationOutcome};
 use crate::log;
 use crate::metrics;
+use crate::pool_files;
 use crate::register;
 use crate::relay::Relay;
 use crate::relay_reader;
 use crate::report;
-use crate::sites::{Digests, KeyspaceDigest, Tops};
+use crate::sites::{Digests, KeyspaceDigest, SoleTokens, Tops};
 use crate::snapshot::{self, Directory, Keeper, Origin, PackedSnapshot, Snapshots, Source, read_file};
 use crate::sources::Sources;
 use crate::state::{Keyspace, PromptQueue};
@@ -49,6 +51,7 @@ pub struct Follower {
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     running: Mutex<Option<FollowerThreads>>,
     digests: Digests,
+    sole_tokens: SoleTokens,
     sites: Arc<Tops>,
     sources: Arc<Sources>,
 }
@@ -110,6 +113,9 @@ impl Follower {
         }
         let fleet = Fleet::new(context.clone(), &holds, ingest.handle().clone());
         relay_reader::start(&fleet, &context, ingest.handle());
+        for pool in context.config.pools.iter().filter(|pool| pool.directory.is_some()) {
+            ingest.spawn(pool_files::watch(fleet.clone(), pool.clone()));
+        }
         let adopt = adopt::start(&fleet, config.adopt.share, &context)?;
         let prompt_queue = context.prompt_queue.clone();
         let adopt = AdoptionThread { prompt_queue: prompt_queue.clone(), thread: adopt };
@@ -121,7 +127,8 @@ impl Follower {
         let running = Mutex::new(Some(FollowerThreads { ingest, adopt, keeper }));
         let digests = Digests::new(config.sites.grain);
         let sites = Arc::new(Tops::new(config.sites));
-        Ok(Self { fleet, allow, prompt_queue, running, digests, sites, sources: Arc::default() })
+        let sole_tokens = SoleTokens::default();
+        Ok(Self { fleet, allow, prompt_queue, running, digests, sole_tokens, sites, sources: Arc::default() })
     }
 
     /// The registered fleet.
@@ -222,6 +229,18 @@ impl Follower {
         sizes.filter_map(|(_, stream)| stream.status.other_size()).max_by_key(|its| its.1).map(|(size, _)| size)
     }
 
+    /// Workers whose streams have shown a restart of the engine since the last call.
+    #[must_use]
+    pub fn restarted(&self) -> Vec<Arc<str>> {
+        let keyspaces = self.fleet.keyspaces();
+        let streams = keyspaces.iter().flat_map(|keyspace| keyspace.streams());
+        let mut workers: Vec<_> =
+            streams.filter(|stream| stream.status.has_new_epoch()).map(|stream| stream.worker.clone()).collect();
+        workers.sort_unstable();
+        workers.dedup();
+        workers
+    }
+
     /// Loads a snapshot of another service from a file, if streams wait for one (`snapshot.from_peer`). `url`: its origin.
     /// Returns the number of streams in it.
     ///
@@ -256,6 +275,15 @@ impl Follower {
         let keyspaces = self.fleet.keyspaces();
         let next = |it: &Arc<Keyspace>| self.digests.next(site, it, is_whole(&it.model, &it.routing_group));
         keyspaces.iter().map(next).collect()
+    }
+
+    /// Numbers of tokens that are lost with each worker, as no other worker has their blocks: about, not exactly. Workers
+    /// that are not trusted are left out. Copies what has changed since the last call, in slices.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it cannot be counted.
+    pub fn sole_tokens(&self) -> Result<BTreeMap<String, u64>, Error> {
+        self.sole_tokens.count(&self.fleet.keyspaces())
     }
 
     /// Snapshot for another service to begin with: the snapshot `wanted` if it is still there, or else one of the last

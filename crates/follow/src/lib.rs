@@ -49,6 +49,7 @@ pub mod log;
 pub mod lookup;
 pub mod metrics;
 pub mod page;
+mod pool_files;
 pub mod register;
 mod relay;
 mod relay_reader;

@@ -1,9 +1,16 @@
 //! Log lines on stderr: one for each registration, change of a stream's state, and error.
 
 use std::any::Any;
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
+
+/// The least severity that is logged, once logging has started.
+static FILTER: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Settings of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -48,18 +55,39 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
+impl Level {
+    fn filter(self) -> LevelFilter {
+        match self {
+            Self::Off => LevelFilter::OFF,
+            Self::Error => LevelFilter::ERROR,
+            Self::Warning => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+        }
+    }
+}
+
 /// Starts logging, unless an earlier service of the process has.
 pub fn start(config: LogConfig) {
-    let level = match config.level {
-        Level::Off => return,
-        Level::Error => LevelFilter::ERROR,
-        Level::Warning => LevelFilter::WARN,
-        Level::Info => LevelFilter::INFO,
-        Level::Debug => LevelFilter::DEBUG,
+    if config.level == Level::Off {
+        return;
+    }
+    let (filter, handle) = reload::Layer::new(config.level.filter());
+    let lines = tracing_subscriber::fmt::layer().with_target(false).with_writer(std::io::stderr);
+    let filtered = tracing_subscriber::registry().with(filter);
+    let started = match config.format {
+        Format::Text => filtered.with(lines.with_ansi(false)).try_init(),
+        Format::Json => filtered.with(lines.json().flatten_event(true)).try_init(),
     };
-    let lines = tracing_subscriber::fmt().with_target(false).with_max_level(level).with_writer(std::io::stderr);
-    let _ = match config.format {
-        Format::Text => lines.with_ansi(false).try_init(),
-        Format::Json => lines.json().flatten_event(true).try_init(),
-    };
+    if started.is_ok() {
+        let _ = FILTER.set(handle);
+    }
+}
+
+/// Changes the least severity that is logged, if logging has started.
+pub fn change(level: Level) {
+    if let Some(filter) = FILTER.get() {
+        // Fails only if the subscriber is gone, and it is never dropped.
+        let _ = filter.reload(level.filter());
+    }
 }

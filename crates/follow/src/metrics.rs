@@ -253,6 +253,19 @@ impl Scrape {
                 gauge_of(&mut family, &labels, read(stats) as i64)?;
             }
         }
+        let mut family = describe(encoder, "pool_blocks", "Blocks in each pool", MetricType::Gauge)?;
+        for (_, keyspace) in &all {
+            for (pool, blocks) in keyspace.index().pool_sizes() {
+                let of = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group), ("pool", &*pool)];
+                gauge_of(&mut family, &of, blocks as i64)?;
+            }
+        }
+        let help = "Blocks of pools whose files were gone when their directory was looked at";
+        let mut family = describe(encoder, "pool_gone_blocks", help, MetricType::Counter)?;
+        for (_, keyspace) in &all {
+            let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
+            count_of(&mut family, &labels, keyspace.gone_from_pools.load(Relaxed))?;
+        }
         let help = "How often the index was rebuilt from its streams after an internal error";
         let mut family = describe(encoder, "index_rebuilds", help, MetricType::Counter)?;
         for (_, keyspace) in &all {

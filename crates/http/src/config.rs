@@ -58,6 +58,24 @@ pub struct Config {
     pub access_log: bool,
 }
 
+/// The settings of an HTTP server that can change while it runs.
+#[derive(Debug, Clone, Deserialize)]
+pub struct LiveSettings {
+    /// Host names that requests may use, as in [`Config`].
+    pub hosts: Vec<String>,
+    /// Origins of web pages, as in [`Config`].
+    #[serde(default)]
+    pub origins: Vec<String>,
+    /// True if each request is written to the access log.
+    pub access_log: bool,
+}
+
+impl From<&Config> for LiveSettings {
+    fn from(config: &Config) -> Self {
+        Self { hosts: config.hosts.clone(), origins: config.origins.clone(), access_log: config.access_log }
+    }
+}
+
 impl Config {
     /// Checks the settings again, for programs in Rust; Python has checked its own.
     ///

@@ -17,13 +17,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
 use crate::Denial;
+use crate::activity::{self, Streams};
 use crate::activity::{Activity, PIECE, Phase};
 use crate::body::RequestBody;
 use crate::heads::{self, Head};
-use crate::ledger::Ledger;
-use crate::limits::{Counts, HTTP2, Limits, STRANGER_READ};
-use crate::sniff::Protocol;
-use crate::streams::{self, Streams};
+use crate::heads::{GRACE, Protocol};
+use crate::ledger::{Counts, HTTP2, Ledger, Limits, STRANGER_READ};
 
 /// Bytes read at once beyond a head: a body that arrives in one piece, as most prompts do, is not copied.
 const READ: usize = 64 << 10;
@@ -285,7 +284,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
         }
         if self.rest.is_empty() {
             let polled = Pin::new(&mut self.body).poll_frame(context);
-            streams::asked(polled.is_ready());
+            activity::asked(polled.is_ready());
             match ready!(polled) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => self.rest = data,
@@ -294,7 +293,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
                 over => return Poll::Ready(over),
             }
         } else {
-            streams::asked(true);
+            activity::asked(true);
         }
         let most = self.rest.len().min(PIECE);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(most)))))
@@ -409,29 +408,44 @@ async fn watch<C: Future>(
     mut stop: watch::Receiver<bool>,
 ) {
     let look = limits.request.min(limits.write).min(limits.idle);
-    let mut timer = pin!(tokio::time::sleep(activity.remaining(&limits, look)));
     let mut ending = *stop.borrow();
     let mut goodbye = false;
-    if ending {
-        // A request that has already arrived is answered, and nothing after it.
-        let done = std::future::poll_fn(|context| Poll::Ready(connection.as_mut().poll(context).is_ready())).await;
-        if done {
-            return;
-        }
-        end(connection.as_mut());
-    }
+    // A first request that has arrived or is on its way when the server stops is answered, and nothing after it.
+    let mut awaits_first = ending;
+    let left = activity.remaining(&limits, look);
+    let mut timer = pin!(tokio::time::sleep(if awaits_first { left.min(GRACE) } else { left }));
     loop {
         tokio::select! {
             biased;
             // Errors are the client's: it left, or sent invalid HTTP, which hyper has answered.
-            _ = std::future::poll_fn(|context| { activity.begin_turn(); connection.as_mut().poll(context) }) => return,
+            is_over = std::future::poll_fn(|context| {
+                activity.begin_turn();
+                match connection.as_mut().poll(context) {
+                    Poll::Ready(_) => Poll::Ready(true),
+                    Poll::Pending if awaits_first && activity.phase() != Phase::Fresh => Poll::Ready(false),
+                    Poll::Pending => Poll::Pending,
+                }
+            }) => {
+                if is_over {
+                    return;
+                }
+                awaits_first = false;
+                end(connection.as_mut());
+            }
             changed = stop.changed(), if !ending => {
                 ending = changed.is_err() || *stop.borrow();
-                if ending {
+                if ending && activity.phase() == Phase::Fresh {
+                    awaits_first = true;
+                    let left = activity.remaining(&limits, look).min(GRACE);
+                    timer.as_mut().reset(tokio::time::Instant::now() + left);
+                } else if ending {
                     end(connection.as_mut());
                 }
             }
             () = timer.as_mut() => {
+                if std::mem::take(&mut awaits_first) {
+                    end(connection.as_mut());
+                }
                 let mut left = activity.remaining(&limits, look);
                 if left.is_zero() {
                     if !goodbye && activity.is_unread_stranger() {

@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
+use arc_swap::{ArcSwap, Guard};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request};
 use kvatlas_settings::Secret;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::sign::CertifiedKey;
 
-use crate::config::Config;
+use crate::config::{Config, LiveSettings};
 use crate::keys::{Access, Hosts, ShownKey};
-use crate::origin::check_origin;
-use crate::trust::Trust;
+use crate::trust::{Trust, check_origin};
 use crate::{Denial, Error};
 
 /// Access checks as configured.
 pub struct Gate {
     trust: Arc<Trust>,
     config: Config,
+    live: ArcSwap<LiveSettings>,
 }
 
 impl Gate {
@@ -25,7 +27,19 @@ impl Gate {
     /// # Errors
     /// If a file cannot be read or is not valid.
     pub fn new(config: &Config, alpn: &[&str]) -> Result<Self, Error> {
-        Ok(Self { trust: Arc::new(Trust::new(config, alpn)?), config: config.clone() })
+        let trust = Arc::new(Trust::new(config, alpn)?);
+        Ok(Self { trust, config: config.clone(), live: ArcSwap::from_pointee(config.into()) })
+    }
+
+    /// The settings that can change, as they are now.
+    #[must_use]
+    pub fn live(&self) -> Guard<Arc<LiveSettings>> {
+        self.live.load()
+    }
+
+    /// Changes the settings that can change.
+    pub fn change(&self, settings: LiveSettings) {
+        self.live.store(Arc::new(settings));
     }
 
     /// True if clients need a key.
@@ -104,12 +118,13 @@ impl Gate {
     /// # Errors
     /// The reason of the refusal.
     pub fn admit<B>(&self, request: &Request<B>, wants: Access) -> Result<ShownKey, Denial> {
-        let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
-        hosts.check(request, &self.config.hosts)?;
+        let live = self.live();
+        let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &live.hosts);
+        hosts.check(request, &live.hosts)?;
         let shown = self.trust.keys().check(request, wants)?;
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         if wants == Access::Admin || (shown == ShownKey::Nothing && !reads) {
-            check_origin(request, &self.config.origins)?;
+            check_origin(request, &live.origins)?;
         }
         Ok(shown)
     }
@@ -122,7 +137,7 @@ impl Gate {
     pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let is_loopback = self.config.admin_bind.is_some_and(|at| at.ip().is_loopback());
         let hosts = if is_loopback { Hosts::Own } else { Hosts::Any };
-        hosts.check(request, &self.config.hosts)
+        hosts.check(request, &self.live().hosts)
     }
 
     /// The acceptor of TLS connections, if a certificate is configured.
@@ -131,12 +146,22 @@ impl Gate {
         self.trust.tls()
     }
 
+    /// The server's certificate with its key, if one is configured.
+    #[must_use]
+    pub fn certificate(&self) -> Option<Arc<CertifiedKey>> {
+        self.trust.certificate()
+    }
+
     /// Reads keys and certificates from their files again.
     ///
     /// # Errors
     /// If one of them cannot be used: the old ones stay in force.
     pub fn reload(&self) -> Result<(), Error> {
-        self.trust.reload()
+        self.trust.reload().inspect_err(
+            |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay in use"),
+        )?;
+        tracing::info!("keys and certificates were read again");
+        Ok(())
     }
 
     /// Reads the files again whenever they change, for as long as the server lives.

@@ -2,14 +2,22 @@
 //!
 //! If a request has both Transfer-Encoding and Content-Length, hyper uses the chunks and drops the length, as allowed
 //! (RFC 9112, 6.3). A request with both is an attack, or comes through a broken proxy: it is refused.
+//!
+//! Detection of the HTTP version of a connection without TLS: HTTP/2 begins with a fixed preface (RFC 9113, 3.4).
+//!
+//! HTTP/2 frames in transit (RFC 9113, 4.1): frame heads are parsed, payloads are skipped.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Body;
 use hyper::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use hyper::{Request, Response, StatusCode, Version};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 use crate::Denial;
 
@@ -161,6 +169,150 @@ fn is_host(text: &[u8]) -> bool {
     text.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b',' | b'/' | b'@' | b'?' | b'#' | b'\\'))
 }
 
+/// The protocol that a client speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http1,
+    Http2,
+}
+
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
+
+/// Time that a client which has connected and sent nothing has for its first byte once the server stops.
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
+
+/// The number of attempts, and the interval between them, while too few bytes have arrived.
+const LOOKS: usize = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The number of bytes that the client has sent so far, once there are any; none if it sent nothing in time, or left,
+/// or the server ends first. `start`: receives the bytes, without taking them off the socket.
+pub(crate) async fn first(
+    stream: &TcpStream,
+    start: &mut [u8],
+    first_byte: Duration,
+    mut stop: watch::Receiver<bool>,
+) -> Option<usize> {
+    let first = async {
+        let peeked = tokio::select! {
+            biased;
+            peeked = stream.peek(start) => peeked,
+            // A client that has sent nothing has asked nothing; but a request may be on its way.
+            _ = async { let _ = stop.wait_for(|stop| *stop).await; sleep(GRACE).await } => return None,
+        };
+        peeked.ok().filter(|length| *length > 0)
+    };
+    timeout(first_byte, first).await.ok()?
+}
+
+/// The protocol of the client's first bytes, if they arrive in time.
+pub(crate) async fn protocol(
+    stream: &TcpStream,
+    first_byte: Duration,
+    stop: watch::Receiver<bool>,
+) -> Option<Protocol> {
+    let mut start = [0; HTTP2.len()];
+    let mut length = first(stream, &mut start, first_byte, stop).await?;
+    for _ in 0..LOOKS {
+        if start[..length] != HTTP2[..length] {
+            return Some(Protocol::Http1);
+        }
+        if length == HTTP2.len() {
+            return Some(Protocol::Http2);
+        }
+        sleep(PAUSE).await;
+        length = stream.peek(&mut start).await.ok()?;
+    }
+    Some(Protocol::Http1)
+}
+
+/// Bytes of a frame's head.
+const HEAD: usize = 9;
+
+/// Kinds of frames.
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const CONTINUATION: u8 = 9;
+
+/// Flags of frames.
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
+
+/// The head of a frame.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct FrameHead {
+    pub(crate) length: usize,
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+}
+
+/// An event in a stream of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// A frame's head is complete.
+    Begins(FrameHead),
+    /// A frame's payload is complete.
+    Ends(FrameHead),
+}
+
+/// The frames of one direction of a connection.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    bytes: [u8; HEAD],
+    have: usize,
+    /// Remaining bytes of the current payload, or of the bytes before the first frame.
+    rest: usize,
+    head: Option<FrameHead>,
+}
+
+impl Frames {
+    /// A direction with `before` bytes before its first frame.
+    pub(crate) fn new(before: usize) -> Self {
+        Self { bytes: [0; HEAD], have: 0, rest: before, head: None }
+    }
+
+    /// Remaining bytes of the current head or payload.
+    pub(crate) fn remaining(&self) -> usize {
+        if self.rest > 0 { self.rest } else { HEAD - self.have }
+    }
+
+    /// The frame whose payload is in transit.
+    pub(crate) fn current(&self) -> Option<FrameHead> {
+        self.head
+    }
+
+    /// Parses the next bytes, and reports each complete head and payload.
+    pub(crate) fn take(&mut self, mut bytes: &[u8], mut passed: impl FnMut(Mark)) {
+        while !bytes.is_empty() {
+            let (piece, behind) = bytes.split_at(self.remaining().min(bytes.len()));
+            bytes = behind;
+            if self.rest > 0 {
+                self.rest -= piece.len();
+            } else {
+                self.bytes[self.have..self.have + piece.len()].copy_from_slice(piece);
+                self.have += piece.len();
+                if self.have < HEAD {
+                    continue;
+                }
+                self.have = 0;
+                let [a, b, c, kind, flags, stream @ ..] = self.bytes;
+                let length = u32::from_be_bytes([0, a, b, c]) as usize;
+                let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
+                let head = FrameHead { length, kind, flags, stream };
+                (self.rest, self.head) = (length, Some(head));
+                passed(Mark::Begins(head));
+            }
+            if self.rest == 0
+                && let Some(head) = self.head.take()
+            {
+                passed(Mark::Ends(head));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +349,22 @@ mod tests {
         }
         for bad in ["a, b", "a b", "a/b", "u@a", "a\tb"] {
             assert!(!is_host(bad.as_bytes()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn frames_are_seen_however_they_are_cut() {
+        let bytes = b"PRI\x00\x00\x02\x01\x05\x80\x00\x00\x03ab\x00\x00\x00\x04\x01\x00\x00\x00\x00";
+        let first = FrameHead { length: 2, kind: HEADERS, flags: END_STREAM | END_HEADERS, stream: 3 };
+        let second = FrameHead { length: 0, kind: 4, flags: 1, stream: 0 };
+        let wanted = [Mark::Begins(first), Mark::Ends(first), Mark::Begins(second), Mark::Ends(second)];
+        for size in 1..=bytes.len() {
+            let (mut frames, mut marks) = (Frames::new(3), Vec::new());
+            for piece in bytes.chunks(size) {
+                frames.take(piece, |mark| marks.push(mark));
+            }
+            assert_eq!(marks, wanted, "{size}");
+            assert_eq!(frames.remaining(), HEAD);
         }
     }
 }

@@ -6,7 +6,7 @@ use hyper::header::{AUTHORIZATION, HOST, HeaderName};
 use hyper::{Request, StatusCode};
 
 use crate::config::Config;
-use crate::plain::{base64_sign, from_base64, plain};
+use crate::handler::{base64_sign, from_base64, plain};
 use crate::{Denial, Error};
 use kvatlas_settings::Secret;
 

@@ -5,6 +5,7 @@
 //! ```
 //!
 //! * [`server`]: listeners, and the serving threads.
+//! * [`inherited`]: sockets that systemd opened for the process.
 //! * `listener`: accepting and serving the connections of one listener.
 //! * `handler`: the interface of the application that answers requests, and the state it shares with the server.
 //! * `places`: places for connections, and a memory budget for connections without a key, which give way.
@@ -22,39 +23,31 @@ mod activity;
 pub mod body;
 pub mod config;
 mod connection;
-mod content;
-mod frames;
 pub mod gate;
 mod handler;
 mod heads;
+pub mod inherited;
 mod keys;
 mod ledger;
-mod limits;
 mod listener;
 mod memory;
 pub mod metrics;
-mod origin;
 mod places;
-mod plain;
 pub mod ranges;
 pub mod server;
-mod sniff;
-mod streams;
 mod trust;
 
 use std::borrow::Cow;
 
 use hyper::StatusCode;
 
-pub use body::{BodyFault, BodyLimits, RequestBody};
-pub use config::{Config, TlsConfig};
-pub use content::Content;
+pub use body::{BodyFault, BodyLimits, Content, RequestBody};
+pub use config::{Config, LiveSettings, TlsConfig};
 pub use gate::Gate;
-pub use handler::{Call, Front, Handler, ListenerKind};
+pub use handler::{Call, Front, Handler, ListenerKind, plain};
 pub use keys::{Access, ShownKey};
 pub use kvatlas_settings::Secret;
-pub use memory::{Memory, Reservation};
-pub use plain::plain;
+pub use memory::{BodyLease, Memory, Reservation};
 pub use server::{Server, Threads};
 
 /// The error of a server that cannot start, or of an unusable file of its configuration.

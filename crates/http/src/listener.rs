@@ -1,6 +1,5 @@
 //! Accepts the connections of one listener, and serves each until it closes.
 
-use std::net::TcpListener as StdListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,12 +8,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 
 use crate::activity::Activity;
+use crate::connection;
 use crate::connection::Terms;
 use crate::handler::{Call, Handler, ListenerKind};
-use crate::limits::{HANDSHAKE, Limits, TLS};
+use crate::heads;
+use crate::heads::Protocol as Spoken;
+use crate::ledger::{HANDSHAKE, Limits, TLS};
 use crate::places::{Place, Places};
-use crate::sniff::Protocol as Spoken;
-use crate::{connection, sniff};
+use crate::server::ListeningSocket;
 
 /// Counts of open connections, and of accepting tasks, at the main listener.
 #[derive(Default)]
@@ -47,7 +48,7 @@ impl<H: Handler> ListenerContext<H> {
     /// Passes connections to `give` until told to stop, and then those already waiting.
     pub(crate) async fn accept(
         self: Arc<Self>,
-        listener: StdListener,
+        listener: ListeningSocket,
         places: &Arc<Places>,
         give: impl Fn(TcpStream, Arc<Place>),
     ) {
@@ -56,14 +57,17 @@ impl<H: Handler> ListenerContext<H> {
             self.open.accepting.fetch_add(1, Ordering::SeqCst);
         }
         let mut stop = self.stop.clone();
-        match TcpListener::from_std(listener) {
-            Ok(listener) => {
+        match TcpListener::from_std(listener.socket) {
+            Ok(accepting) => {
                 tokio::select! {
-                    () = self.accept_all(&listener, places, &give) => {}
+                    () = self.accept_all(&accepting, places, &give) => {}
                     _ = stop.wait_for(|stop| *stop) => {}
                 }
-                // Clients that have already connected would otherwise be cut off when the listener closes.
-                while let Ok(Ok((stream, _))) = tokio::time::timeout(Duration::ZERO, listener.accept()).await {
+                // Clients that have already connected would otherwise be cut off when the listener closes. A socket of
+                // systemd stays open: they wait for the next process.
+                while !listener.is_inherited
+                    && let Ok(Ok((stream, _))) = tokio::time::timeout(Duration::ZERO, accepting.accept()).await
+                {
                     give(stream, places.beyond());
                 }
             }
@@ -91,22 +95,6 @@ impl<H: Handler> ListenerContext<H> {
         }
     }
 
-    /// Serves one connection, counted until it closes.
-    pub(crate) fn spawn(self: Arc<Self>, stream: TcpStream, place: Arc<Place>) {
-        let counted = OpenConnection::new(self);
-        drop(tokio::spawn(async move {
-            let common = &counted.0;
-            let _ = stream.set_nodelay(true);
-            tokio::select! {
-                biased;
-                () = place.must_leave() => {
-                    tracing::debug!("a connection was closed before it sent a key, to make room for others");
-                }
-                () = common.speak(stream, &place) => {}
-            }
-        }));
-    }
-
     async fn speak(&self, stream: TcpStream, place: &Arc<Place>) {
         let (limits, stop, front) = (self.limits, self.stop.clone(), self.handler.front());
         let from = stream.peer_addr().ok().map(|address| address.ip());
@@ -124,7 +112,7 @@ impl<H: Handler> ListenerContext<H> {
         };
         let Some(tls) = front.gate.tls().filter(|_| self.kind == ListenerKind::Main) else {
             let spoken = if H::HTTP2 {
-                Box::pin(sniff::protocol(&stream, limits.first_byte, stop.clone())).await
+                Box::pin(heads::protocol(&stream, limits.first_byte, stop.clone())).await
             } else {
                 Some(Spoken::Http1)
             };
@@ -134,7 +122,7 @@ impl<H: Handler> ListenerContext<H> {
         // Boxed: otherwise every connection without TLS would be as large.
         Box::pin(async move {
             // Until its first bytes the connection counts like any other.
-            if sniff::first(&stream, &mut [0], limits.first_byte, stop.clone()).await.is_none() {
+            if heads::first(&stream, &mut [0], limits.first_byte, stop.clone()).await.is_none() {
                 return;
             }
             place.hold(HANDSHAKE);
@@ -158,15 +146,31 @@ impl<H: Handler> ListenerContext<H> {
 }
 
 /// An open connection, counted until dropped.
-struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
+pub(crate) struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
 
 impl<H: Handler> OpenConnection<H> {
-    fn new(common: Arc<ListenerContext<H>>) -> Self {
+    /// Counts a connection from here on: as soon as it is accepted, or a server that drains would not wait for it.
+    pub(crate) fn new(common: Arc<ListenerContext<H>>) -> Self {
         common.handler.front().counts.begun.fetch_add(1, Relaxed);
         if common.kind == ListenerKind::Main {
+            common.load.fetch_add(1, Relaxed);
             common.open.count.fetch_add(1, Ordering::SeqCst);
         }
         Self(common)
+    }
+
+    /// Serves the connection.
+    pub(crate) fn serve(self, stream: TcpStream, place: Arc<Place>) {
+        drop(tokio::spawn(async move {
+            let _ = stream.set_nodelay(true);
+            tokio::select! {
+                biased;
+                () = place.must_leave() => {
+                    tracing::debug!("a connection was closed before it sent a key, to make room for others");
+                }
+                () = self.0.speak(stream, &place) => {}
+            }
+        }));
     }
 }
 

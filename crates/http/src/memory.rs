@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::activity::millis;
+use crate::body::BodyFault;
 
 /// Longest body that may use the whole budget, in bytes; longer ones leave a quarter of it to shorter ones.
 const SHORT: usize = 64 << 10;
@@ -72,6 +73,13 @@ pub struct Reservation {
     lease: Lease,
 }
 
+/// Share of the memory for bodies, held by a body that does not come over the server's own connections; given back
+/// when it is dropped.
+pub struct BodyLease {
+    turn: Option<BodyTurn>,
+    lease: Lease,
+}
+
 /// A body's entry among the incomplete ones, removed when dropped.
 pub(crate) struct BodyTurn {
     memory: Arc<Memory>,
@@ -125,6 +133,12 @@ impl Memory {
         Reservation { lease: Lease::new(self) }
     }
 
+    /// Room for a body that begins to arrive; none of it is taken yet.
+    #[must_use]
+    pub fn lease(self: &Arc<Self>) -> BodyLease {
+        BodyLease { turn: Some(BodyTurn::new(self)), lease: Lease::new(self) }
+    }
+
     fn try_take(&self, more: usize, whole: usize) -> bool {
         let most = if whole <= SHORT { self.limit } else { self.limit - self.limit / 4 };
         let taken = |used: usize| used.checked_add(more).filter(|sum| *sum <= most);
@@ -168,6 +182,31 @@ impl Reservation {
         lease.bytes += more;
         lease.shrink(bytes);
         true
+    }
+}
+
+impl BodyLease {
+    /// Grows to `bytes` in all, as that much of the body has arrived; waits a while if there is no room.
+    ///
+    /// # Errors
+    /// [`BodyFault::NoRoom`] if there is still none.
+    pub async fn grow(&mut self, bytes: usize) -> Result<(), BodyFault> {
+        let Some(turn) = &self.turn else { return Ok(()) };
+        turn.came(bytes.saturating_sub(self.lease.bytes));
+        turn.grow(&mut self.lease, bytes).await.map_err(|NoRoomError| BodyFault::NoRoom)
+    }
+
+    /// Waits until the body has to give way to others, as it has not arrived in time. A complete one has not.
+    pub async fn must_leave(&self) {
+        match &self.turn {
+            Some(turn) => turn.must_leave().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Notes that the body is complete: it keeps its room.
+    pub fn complete(&mut self) {
+        self.turn = None;
     }
 }
 
@@ -284,6 +323,26 @@ mod tests {
         let (next, ()) = tokio::join!(memory.reserve(2 * MIB, until), async { drop(one) });
         assert!(next.is_some());
         drop(next);
+        assert_eq!(memory.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_complete_body_keeps_its_room_and_one_that_has_stopped_gives_it() {
+        let memory = Memory::new(4 * MIB);
+        let (mut whole, mut stopped) = (memory.lease(), memory.lease());
+        assert_eq!(whole.grow(MIB).await, Ok(()));
+        whole.complete();
+        assert_eq!(stopped.grow(2 * MIB).await, Ok(()));
+        let leaves = async move {
+            stopped.must_leave().await;
+            drop(stopped);
+        };
+        let mut next = memory.lease();
+        let (grown, ()) = tokio::join!(next.grow(2 * MIB), leaves);
+        assert_eq!((grown, memory.used()), (Ok(()), 3 * MIB));
+        tokio::time::pause();
+        assert_eq!(next.grow(4 * MIB).await, Err(BodyFault::NoRoom), "the complete one stays");
+        drop((whole, next));
         assert_eq!(memory.used(), 0);
     }
 

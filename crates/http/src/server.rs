@@ -22,8 +22,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::Error;
 use crate::handler::{Handler, ListenerKind};
-use crate::limits::{ADMIN_STRANGERS, KEYED_STREAMS, KEYLESS_STREAMS, Limits, STRANGER_STREAMS};
-use crate::listener::{ListenerContext, OpenCounts};
+use crate::ledger::{ADMIN_STRANGERS, KEYED_STREAMS, KEYLESS_STREAMS, Limits, STRANGER_STREAMS};
+use crate::listener::{ListenerContext, OpenConnection, OpenCounts};
 use crate::places::{Place, Places};
 
 /// Length of the system's queue of connections not accepted yet.
@@ -69,7 +69,7 @@ enum ServerThreads {
 }
 
 /// A connection passed to a thread of [`Threads::Own`].
-type NewConnection = (StdStream, ListenerKind, Arc<Place>);
+type NewConnection<H> = (StdStream, OpenConnection<H>, Arc<Place>);
 
 impl Server {
     /// Starts to listen and serve.
@@ -79,7 +79,8 @@ impl Server {
     pub fn start<H: Handler>(handler: &Arc<H>, threads: Threads) -> Result<Self, Error> {
         let front = handler.front();
         let config = &front.config;
-        let (listener, address) = listen(config.bind)?;
+        let listener = listen(config.bind)?;
+        let address = listener.address;
         let admin = config.admin_bind.map(listen).transpose()?;
         let (stop, stopped) = watch::channel(false);
         let (end, ended) = watch::channel(false);
@@ -103,7 +104,8 @@ impl Server {
             Arc::new(ListenerContext { handler, kind, number, limits, stop, open, load: AtomicUsize::new(0) })
         };
         let mut listeners = vec![(listener, ListenerKind::Main, front.places.clone())];
-        let admin_address = admin.map(|(listener, address)| {
+        let admin_address = admin.map(|listener| {
+            let address = listener.address;
             listeners.push((listener, ListenerKind::Admin, Places::new(ADMIN_CONNECTIONS, ADMIN_STRANGERS)));
             address
         });
@@ -119,7 +121,7 @@ impl Server {
                     let common = common(kind, 0);
                     let (accepting, serving) = (common.clone(), common);
                     runtime.spawn(async move {
-                        let give = |stream, place| serving.clone().spawn(stream, place);
+                        let give = |stream, place| OpenConnection::new(serving.clone()).serve(stream, place);
                         accepting.accept(listener, &places, give).await;
                     });
                 }
@@ -131,9 +133,9 @@ impl Server {
                 for number in 0..threads {
                     let (sender, incoming) = mpsc::unbounded_channel();
                     let served = [common(ListenerKind::Main, number), common(ListenerKind::Admin, number)];
-                    senders.push((sender, served.clone()));
+                    senders.push((sender, served));
                     let ended = ended.clone();
-                    handles.push(spawn(format!("kvatlas-http-{number}"), move || run(serve(served, incoming), ended))?);
+                    handles.push(spawn(format!("kvatlas-http-{number}"), move || run(serve(incoming), ended))?);
                 }
                 let senders = Arc::new(senders);
                 for (listener, kind, places) in listeners {
@@ -142,8 +144,8 @@ impl Server {
                         let give = |stream: TcpStream, place| {
                             let fewest = senders.iter().min_by_key(|(_, served)| load(served));
                             if let (Ok(stream), Some((sender, served))) = (stream.into_std(), fewest) {
-                                served[0].load.fetch_add(1, Relaxed);
-                                let _ = sender.send((stream, kind, place));
+                                let context = &served[usize::from(kind == ListenerKind::Admin)];
+                                let _ = sender.send((stream, OpenConnection::new(context.clone()), place));
                             }
                         };
                         run(accepting.accept(listener, &places, give), ended);
@@ -225,12 +227,10 @@ fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
 }
 
 /// Serves the connections passed to a thread of [`Threads::Own`].
-async fn serve<H: Handler>(served: [Arc<ListenerContext<H>>; 2], mut incoming: mpsc::UnboundedReceiver<NewConnection>) {
-    let [main, admin] = served;
-    while let Some((stream, kind, place)) = incoming.recv().await {
-        let common = if kind == ListenerKind::Main { &main } else { &admin };
+async fn serve<H: Handler>(mut incoming: mpsc::UnboundedReceiver<NewConnection<H>>) {
+    while let Some((stream, connection, place)) = incoming.recv().await {
         if let Ok(stream) = TcpStream::from_std(stream) {
-            common.clone().spawn(stream, place);
+            connection.serve(stream, place);
         }
     }
     // All accepting tasks have ended: running requests continue until the signal to end.
@@ -241,7 +241,26 @@ fn load<H>(served: &[Arc<ListenerContext<H>>; 2]) -> usize {
     served[0].load.load(Relaxed)
 }
 
-fn listen(at: SocketAddr) -> Result<(StdListener, SocketAddr), Error> {
+/// A socket that listens.
+pub struct ListeningSocket {
+    /// The address, with the port.
+    pub address: SocketAddr,
+    /// The socket, which does not block.
+    pub socket: StdListener,
+    /// True if the process was started with it.
+    pub is_inherited: bool,
+}
+
+/// Listens at an address: with the socket there that the process was [started with](crate::inherited), if it was.
+///
+/// # Errors
+/// If the address is not available.
+pub fn listen(at: SocketAddr) -> Result<ListeningSocket, Error> {
+    let failed = |error: std::io::Error| Error(format!("cannot listen at {at}: {error}"));
+    if let Some(socket) = crate::inherited::take(at) {
+        socket.set_nonblocking(true).map_err(failed)?;
+        return Ok(ListeningSocket { address: at, socket, is_inherited: true });
+    }
     let listening = || {
         let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
         // A restarted server takes over its address from connections that are still closing.
@@ -250,9 +269,8 @@ fn listen(at: SocketAddr) -> Result<(StdListener, SocketAddr), Error> {
         socket.set_nonblocking(true)?;
         socket.bind(&at.into())?;
         socket.listen(BACKLOG)?;
-        let listener: StdListener = socket.into();
-        let address = listener.local_addr()?;
-        Ok((listener, address))
+        let socket: StdListener = socket.into();
+        Ok(ListeningSocket { address: socket.local_addr()?, socket, is_inherited: false })
     };
-    listening().map_err(|error: std::io::Error| Error(format!("cannot listen at {at}: {error}")))
+    listening().map_err(failed)
 }

@@ -109,6 +109,25 @@ impl<'i> Changes<'i> {
         }
     }
 
+    /// True if it is known of a worker that a reset leaves what is offloaded.
+    #[must_use]
+    pub fn resets_keep(&self, worker: &str) -> bool {
+        self.index.resets_keep(worker)
+    }
+
+    /// As [`BlockIndex::learn_chunk`].
+    pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
+        self.index.learn_chunk(worker, rank, tier, blocks);
+    }
+
+    /// As [`BlockIndex::reset`].
+    pub fn reset(&mut self, worker: &str, rank: Option<u32>) {
+        let turn = self.turn;
+        for rank in self.write(turn, true, |writer| writer.reset(worker, rank)) {
+            self.in_turns(|writer| writer.go_on_clearing(rank, turn));
+        }
+    }
+
     /// As [`BlockIndex::dump_rank`], which would wait for this for ever.
     pub fn dump_rank(&mut self, worker: &str, rank: u32) -> Vec<Event> {
         self.write(self.turn, false, |writer| writer.copy_rank(worker, rank)).events(worker, rank)

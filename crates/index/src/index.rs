@@ -1,18 +1,21 @@
 //! [`BlockIndex`]: one writer at a time, any number of readers.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::changes::Changes;
 use crate::error::Error;
 use crate::find::{Match, find};
+use crate::hash::prefix_hashes;
+use crate::loading::{LoadBook, Loadable, OffloadSettings, Outside, SavedPool, SharedPool};
 use crate::raw::Readers;
 use crate::runs::ReaderEntry;
 use crate::stats::{RankStats, Stats};
-use crate::types::{BlockHash, Event, Tier};
+use crate::types::{BlockHash, Event, Tier, View};
 use crate::writer::Writer;
 
 /// Configuration of an index.
@@ -47,6 +50,9 @@ pub struct BlockIndex {
     pub(crate) turn: AtomicUsize,
     /// The writer's own is behind its lock; readers come in here.
     shown: Arc<ReaderEntry>,
+    /// Book of the blocks that ranks can load, which the writer changes.
+    loading: Arc<RwLock<LoadBook>>,
+    outside_loading: Arc<Outside>,
 }
 
 impl BlockIndex {
@@ -63,7 +69,10 @@ impl BlockIndex {
         }
         let readers = Readers::for_this_machine();
         let writer = Writer::new(config.count_copies, &readers);
-        Ok(Self { config, readers, shown: writer.runs.shown.clone(), writer: Mutex::new(writer), turn: TURN.into() })
+        let (shown, loading) = (writer.runs.shown.clone(), writer.loading.clone());
+        let outside_loading = loading.read().outside();
+        let (writer, turn) = (Mutex::new(writer), TURN.into());
+        Ok(Self { config, readers, shown, loading, outside_loading, writer, turn })
     }
 
     /// Configuration that the index was made with.
@@ -84,6 +93,104 @@ impl BlockIndex {
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> Match<'_> {
         find(&self.readers, &self.shown.roster, &self.shown.children, content_hashes)
+    }
+
+    /// Finds what each rank can use of a prompt without computing it, given the content hash of each of its blocks: what
+    /// is on its device, continued chunk by chunk from its other tiers and from the pools that it may load from. By
+    /// worker and rank; of ranks that offload, or are members of a pool, alone: others have what [`find`](Self::find)
+    /// says.
+    ///
+    /// Waits for the change that a writer makes just then. Depths on the device may be those of a moment before.
+    #[must_use]
+    pub fn find_loadable(&self, content_hashes: &[u64]) -> Vec<Loadable> {
+        if !self.has_loadable() {
+            return Vec::new();
+        }
+        let found = self.find(content_hashes);
+        let mut depths = HashMap::new();
+        found.for_each(View::Device, |worker, rank, depth| {
+            depths.insert((&**worker, rank), depth);
+        });
+        let prefixes = prefix_hashes(content_hashes);
+        let loading = self.loading.read();
+        loading.look_up(&prefixes, |worker, rank| depths.get(&(worker, rank)).copied().unwrap_or(0))
+    }
+
+    /// Sets how a worker's engine offloads, for all its ranks, also after restarts.
+    pub fn set_offloading(&self, worker: &str, settings: OffloadSettings) {
+        self.write(|writer| writer.set_offloading(worker, settings));
+    }
+
+    pub(crate) fn resets_keep(&self, worker: &str) -> bool {
+        self.loading.read().settings_of(worker).resets_keep == Some(true)
+    }
+
+    /// Sets how the engines of all workers offload for which nothing else is set.
+    pub fn set_usual_offloading(&self, settings: OffloadSettings) {
+        self.write(|writer| writer.set_usual_offloading(settings));
+    }
+
+    /// A worker's rank seems to keep that many blocks as one on a tier: its chunks are so long as long as no other length is
+    /// set ([`set_offloading`](Self::set_offloading)). Without a word on it they are of one block.
+    pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
+        self.loading.write().learn_chunk(worker, rank, tier, blocks);
+    }
+
+    /// True if there are pools, or ranks that have stored anything beyond their device: others have nothing to load.
+    #[must_use]
+    pub fn has_loadable(&self) -> bool {
+        self.outside_loading.is_in_use()
+    }
+
+    /// Adds a pool, or gives the one of its name other settings. From now on what its members store on its tier is in the
+    /// pool, and what they remove there is removed from it.
+    pub fn add_pool(&self, pool: SharedPool) {
+        self.write(|writer| writer.add_pool(pool));
+    }
+
+    /// Sets the time, in seconds from any moment on: of what is stored in pools from now on, and until when their blocks
+    /// have aged.
+    pub fn set_time(&self, seconds: f64) {
+        self.outside_loading.set_time(seconds);
+    }
+
+    /// An engine could not load from a pool what was expected of it: the chunk that ends after all these blocks is gone,
+    /// and what continues it. Returns the number of blocks that are gone.
+    pub fn lose_from_pool(&self, pool: &str, content_hashes: &[u64]) -> usize {
+        let Some(&prefix) = prefix_hashes(content_hashes).last() else { return 0 };
+        self.loading.write().lose_from_pool(pool, prefix)
+    }
+
+    /// A look at the store of a pool has found the blocks of these hashes: all others that were announced until that time
+    /// are gone. Of chunks, the store need show the last blocks only. Returns the number of blocks that are gone.
+    pub fn keep_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> usize {
+        let missing = self.loading.read().missing_in_pool(pool, found, until);
+        missing.chunks(TURN).map(|some| self.loading.write().take_missing(pool, some, until)).sum()
+    }
+
+    /// The pools, with the number of blocks that each one has.
+    #[must_use]
+    pub fn pool_sizes(&self) -> Vec<(Box<str>, usize)> {
+        self.loading.read().pool_sizes()
+    }
+
+    /// The time that was set last, in seconds.
+    #[must_use]
+    pub fn time(&self) -> f64 {
+        self.outside_loading.time()
+    }
+
+    /// Copies the blocks of all pools, for [`restore_pool`](Self::restore_pool) of another index. While it runs, 0.1 µs a
+    /// block, nothing is added to pools.
+    #[must_use]
+    pub fn saved_pools(&self) -> Vec<SavedPool> {
+        self.loading.read().saved_pools()
+    }
+
+    /// Puts blocks back into a pool of the same name that has been added, as they were `elapsed` seconds ago. Blocks that were
+    /// announced since then stay as they are. Returns the number of blocks that were put back, 0 if there is no such pool.
+    pub fn restore_pool(&self, saved: &SavedPool, elapsed: f64) -> usize {
+        self.loading.write().restore_pool(saved, elapsed)
     }
 
     /// Frees what was held until it was cleared or dropped. That happens a little at a time in the changes that follow,
@@ -165,6 +272,11 @@ impl BlockIndex {
         self.write(|writer| writer.most_own_at_once = blocks);
     }
 
+    /// True if what is kept of what can be loaded agrees with itself.
+    pub fn is_loading_consistent(&self) -> bool {
+        self.loading.read().is_consistent()
+    }
+
     /// Sets the number of blocks of an event after which other writers have their turn, at least 1.
     pub fn turn_after(&self, blocks: usize) {
         self.turn.store(blocks.max(1), std::sync::atomic::Ordering::Relaxed);
@@ -237,6 +349,14 @@ impl BlockIndex {
     /// tier is cleared and others have blocks, they see block after block go, and other ranks may change meanwhile.
     pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         self.changes().clear(worker, rank, tier);
+    }
+
+    /// A worker's engine, or a rank of it, has reset its prefix cache, and did not say what becomes of blocks that it
+    /// offloaded. As [`clear`](Self::clear), and what there is in host memory may be more from then on; unless it is
+    /// [known](OffloadSettings::resets_keep) what its resets do. If they keep what is offloaded, it has lost what was on the
+    /// device alone.
+    pub fn reset(&self, worker: &str, rank: Option<u32>) {
+        self.changes().reset(worker, rank);
     }
 
     /// A worker is gone, with all its blocks; their memory as in [`clear`](Self::clear).

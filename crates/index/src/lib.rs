@@ -44,6 +44,7 @@
 //! | `handle.rs` | a rank by name, and by a handle that is looked up once |
 //! | `retire.rs` | what is unlinked and waits for the last reader |
 //! | `runs/` | the trie of runs: numbers of positions, where children hang, the runs |
+//! | `loading/` | what engines can load: blocks beyond their devices, and in pools that they share |
 //! | `writer/` | who holds what: its own text lists its folders |
 //! | `find.rs` | a lookup, and its answer |
 //! | `index.rs` | [`BlockIndex`]: the lock of the writer, the readers' way in, and changes one by one |
@@ -81,6 +82,7 @@ mod handle;
 pub mod hash;
 mod index;
 mod levels;
+mod loading;
 mod position;
 #[allow(unsafe_code, reason = "the one room that has it; its rules are in its text")]
 mod raw;
@@ -104,6 +106,7 @@ pub use error::Error;
 pub use find::{Match, OwnedMatch};
 pub use handle::{RankHandle, RankRef};
 pub use index::{BlockIndex, Config};
+pub use loading::{Loadable, Members, OffloadSettings, SavedPool, SavedPoolBlock, Segment, SharedPool};
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Event, Tier, View};
 pub use writer::{Adoption, Roots};

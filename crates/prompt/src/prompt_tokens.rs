@@ -61,11 +61,60 @@ pub(crate) struct Tokens {
     ids: Rope<u32>,
     /// The token ids as one slice, made on the first request for it.
     flat: OnceLock<Arc<Vec<u32>>>,
+    /// Hashes of the earlier prompt's blocks, and the place where those of this one are kept.
+    pub(crate) before: Option<Arc<KeptHashes>>,
+    pub(crate) kept: Option<Arc<KeptHashes>>,
+}
+
+/// Content hashes of a prompt's blocks, kept for prompts that share its beginning: the first ones that were asked for.
+#[derive(Debug, Default)]
+pub(crate) struct KeptHashes(OnceLock<BlockHashes>);
+
+/// Tokens of the smallest block whose hashes are kept: they take a byte a token at most.
+const SMALLEST_KEPT: usize = size_of::<u64>();
+
+#[derive(Debug)]
+struct BlockHashes {
+    ids: Rope<u32>,
+    block_size: usize,
+    lora: Option<Box<str>>,
+    salt: Option<Box<str>>,
+    hashes: Vec<u64>,
+}
+
+impl KeptHashes {
+    /// Most bytes that the hashes of a prompt take, by its number of tokens.
+    pub(crate) fn bytes(tokens: usize) -> usize {
+        size_of::<BlockHashes>() + tokens
+    }
+
+    /// The hashes of leading blocks, in the same pieces, of a prompt with these tokens.
+    fn of(&self, ids: &Rope<u32>, block_size: usize, lora: Option<&str>, salt: Option<&str>) -> &[u64] {
+        let is_alike = |kept: &&BlockHashes| {
+            kept.block_size == block_size && kept.lora.as_deref() == lora && kept.salt.as_deref() == salt
+        };
+        self.0.get().filter(is_alike).map_or(&[], |kept| {
+            let blocks = kept.ids.shared(ids).checked_div(block_size).unwrap_or(0);
+            &kept.hashes[..blocks.min(kept.hashes.len())]
+        })
+    }
+
+    fn keep(&self, ids: &Rope<u32>, block_size: usize, lora: Option<&str>, salt: Option<&str>, hashes: &[u64]) {
+        if block_size >= SMALLEST_KEPT {
+            self.0.get_or_init(|| BlockHashes {
+                ids: ids.clone(),
+                block_size,
+                lora: lora.map(Box::from),
+                salt: salt.map(Box::from),
+                hashes: hashes.to_vec(),
+            });
+        }
+    }
 }
 
 impl From<Rope<u32>> for Tokens {
     fn from(ids: Rope<u32>) -> Self {
-        Self { ids, flat: OnceLock::new() }
+        Self { ids, ..Self::default() }
     }
 }
 
@@ -127,15 +176,21 @@ impl PromptTokens {
 
     /// The content hashes of the tokens' full blocks: [`hash::content_hashes`].
     ///
-    /// Computed on each call, since a fleet may have several block sizes: 12,000 tokens take about 3 µs.
+    /// Computed on each call, since a fleet may have several block sizes: 12,000 tokens take about 3 µs. Those of an earlier
+    /// turn's blocks are taken over.
     #[must_use]
     pub fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Vec<u64> {
         let size = block_size as usize;
-        let mut hashes = Vec::with_capacity(self.token_count().checked_div(size).unwrap_or(0));
+        let Tokens { ids, before, kept, .. } = &self.tokens;
+        let mut hashes = Vec::with_capacity(ids.len().checked_div(size).unwrap_or(0));
+        hashes.extend_from_slice(before.as_ref().map_or(&[], |before| before.of(ids, size, lora, salt)));
+        let mut known = hashes.len() * size;
         // Tokens of a block that spans pieces.
         let mut open: Vec<u32> = Vec::new();
-        for piece in self.tokens.ids.pieces() {
-            let mut rest = piece;
+        for piece in ids.pieces() {
+            let here = known.min(piece.len());
+            known -= here;
+            let mut rest = &piece[here..];
             if !open.is_empty() {
                 let (here, after) = rest.split_at((size - open.len()).min(rest.len()));
                 open.extend_from_slice(here);
@@ -151,6 +206,9 @@ impl PromptTokens {
             if size > 0 {
                 open.extend_from_slice(&rest[whole..]);
             }
+        }
+        if let Some(kept) = kept {
+            kept.keep(ids, size, lora, salt, &hashes);
         }
         hashes
     }

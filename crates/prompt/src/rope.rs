@@ -116,6 +116,21 @@ impl<T: Copy + PartialEq> Rope<T> {
         made
     }
 
+    /// Number of leading items that are in the same pieces as those of another rope.
+    pub(crate) fn shared(&self, other: &Self) -> usize {
+        let mut shared = 0;
+        for (piece, its) in self.pieces.iter().zip(&other.pieces) {
+            if !Arc::ptr_eq(&piece.items, &its.items) {
+                break;
+            }
+            shared += piece.length.min(its.length);
+            if piece.length != its.length {
+                break;
+            }
+        }
+        shared
+    }
+
     /// Number of leading items of `items` equal to those of the rope from index `from` on.
     pub(crate) fn common(&self, from: usize, items: &[T]) -> usize {
         let (mut skip, mut same) = (from, 0);
@@ -144,10 +159,12 @@ impl<T: Copy + PartialEq> Rope<T> {
 
 /// Length of the common beginning of two slices.
 pub(crate) fn common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
-    /// Items compared at once.
-    const COMPARED: usize = 1024;
-    let pieces = left.chunks_exact(COMPARED).zip(right.chunks_exact(COMPARED));
-    let at = pieces.take_while(|(left, right)| left == right).count() * COMPARED;
+    // Items compared at once: many are compared by one call of the system's library, the last few one by one.
+    let mut at = 0;
+    for compared in [1024, 64, 8] {
+        let pieces = left[at..].chunks_exact(compared).zip(right[at..].chunks_exact(compared));
+        at += pieces.take_while(|(left, right)| left == right).count() * compared;
+    }
     at + left[at..].iter().zip(&right[at..]).take_while(|(left, right)| left == right).count()
 }
 
@@ -171,6 +188,10 @@ mod tests {
             let right = [&right[..length], &new].concat();
             assert_eq!((rope.len(), rope.to_vec()), (right.len(), right.clone()));
             assert_eq!(rope.after(length), right[length..]);
+            let (old, _) = &ropes[below(ropes.len())];
+            let shared = rope.shared(old);
+            assert!(shared <= old.len() && old.common(0, &rope.to_vec()) >= shared);
+            assert_eq!(rope.shared(&rope.clone()), rope.len());
             assert_eq!(*rope.flat(), *right);
             assert!(rope.pieces.len() <= MOST && rope.bytes() >= rope.len());
             assert!(rope.pieces.iter().all(|piece| piece.length > 0 && piece.length * 2 >= piece.items.len()));

@@ -6,6 +6,7 @@ use minijinja::Value;
 
 use crate::chat::TemplateContext;
 use crate::endpoint::Endpoint;
+use crate::prompt_tokens::KeptHashes;
 use crate::rope::Rope;
 use crate::tokenizer::TextTokens;
 
@@ -34,6 +35,8 @@ pub(crate) struct Turn {
     pub(crate) text: Rope<u8>,
     pub(crate) begins: Vec<usize>,
     pub(crate) tokens: TextTokens,
+    /// Hashes of the prompt's blocks.
+    pub(crate) hashes: Arc<KeptHashes>,
     /// Bytes counted for the messages.
     pub(crate) weight: usize,
 }

@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
 use crate::gil::{Writers, detach_if};
 use crate::index_match::Match;
+use crate::loading::LoadableIndex;
 use crate::prompt::{PromptArguments, by_keyword};
 use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name};
 use crate::sequences::{bytes, names};
@@ -64,6 +65,12 @@ impl BlockIndex {
     #[getter]
     fn count_copies(&self) -> bool {
         self.core.config().count_copies
+    }
+
+    /// LoadableIndex: What engines can load beyond their device memory, of their own and from pools.
+    #[getter]
+    fn loading(&self) -> LoadableIndex {
+        LoadableIndex::of(self.core.clone())
     }
 
     /// Records that a worker has cached consecutive blocks of one chain.

@@ -11,6 +11,7 @@ mod gil;
 mod hashing;
 mod index;
 mod index_match;
+mod loading;
 mod prompt;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;
@@ -39,6 +40,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index::BlockIndex>()?;
+    module.add_class::<loading::LoadableIndex>()?;
     module.add_class::<index_match::Match>()?;
     module.add_class::<router::RouterServer>()?;
     module.add_class::<service::Service>()?;
@@ -53,7 +55,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<wire::Tally>()?;
     module.add_function(wrap_pyfunction!(hashing::content_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::prefix_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(router::adopt_sockets, module)?)?;
     module.add_function(wrap_pyfunction!(router::prompt_tokens, module)?)?;
+    module.add_function(wrap_pyfunction!(router::unused_sockets, module)?)?;
     module.add_function(wrap_pyfunction!(service::compare_snapshots, module)?)?;
     module.add_function(wrap_pyfunction!(wire::decode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::encode_batch, module)?)?;

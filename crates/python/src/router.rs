@@ -1,11 +1,12 @@
 //! `kvatlas._native.RouterServer`: the router in this process. Calls wait detached from the interpreter.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_follow::Follower;
 use kvatlas_router::config::Handover;
-use kvatlas_router::{Config, DrainedBy, Router as Inner};
+use kvatlas_router::{Config, DrainedBy, FleetAnswer, FleetKeeper, FleetRequest, Router as Inner, inherited};
 use kvatlas_routing::BoxedPolicy;
 use pyo3::prelude::*;
 
@@ -21,6 +22,8 @@ use crate::scalars::duration;
 /// Args:
 ///     settings_json: The settings, a JSON object.
 ///     policy: An object with choose(request, candidates) -> row; None for the policy that the settings name.
+///     keeper: A function that makes the changes of the fleet that clients ask for, until the router closes: it takes a
+///         request, JSON, and returns the answer, JSON, and is called from other threads. None to go without.
 ///
 /// Raises:
 ///     ServiceError: A setting is invalid, or the router cannot be started.
@@ -42,11 +45,34 @@ impl RouterServer {
     }
 }
 
+/// A keeper of the fleet in Python: a function from JSON to JSON.
+struct PythonKeeper(Py<PyAny>);
+
+impl FleetKeeper for PythonKeeper {
+    fn answer(&self, request: &FleetRequest) -> FleetAnswer {
+        let ask = |py: Python<'_>| {
+            let asked = serde_json::to_string(request).map_err(|error| error.to_string())?;
+            let answered = self.0.call1(py, (asked,)).and_then(|answer| answer.extract::<String>(py));
+            let answered = answered.map_err(|error| error.to_string())?;
+            serde_json::from_str(&answered).map_err(|error| error.to_string())
+        };
+        Python::attach(ask).unwrap_or_else(|why: String| {
+            let message = Some(format!("internal error: {why}"));
+            FleetAnswer { status: 500, code: Some("internal".to_owned()), message, ..FleetAnswer::default() }
+        })
+    }
+}
+
 #[pymethods]
 impl RouterServer {
     #[new]
-    #[pyo3(signature = (settings_json, policy=None))]
-    fn new(py: Python<'_>, settings_json: &str, policy: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+    #[pyo3(signature = (settings_json, policy=None, keeper=None))]
+    fn new(
+        py: Python<'_>,
+        settings_json: &str,
+        policy: Option<Bound<'_, PyAny>>,
+        keeper: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
         let names = Names::default();
         let own = policy.map(|policy| GuardedPolicy::new(&policy, names.clone())).transpose()?;
         let start = || {
@@ -55,7 +81,8 @@ impl RouterServer {
                 Some(own) => Box::new(own),
                 None => config.make_policy(&policies())?,
             };
-            Inner::start_with(config, policy)
+            let keeper = keeper.map(|keeper| Arc::new(PythonKeeper(keeper)) as Arc<dyn FleetKeeper>);
+            Inner::start_kept(config, policy, keeper)
         };
         let inner = py.detach(start).map_err(|error| errors::router(&error))?;
         let made = Self { inner, names };
@@ -84,12 +111,21 @@ impl RouterServer {
     /// Adds an engine. It replaces an engine of the same name.
     ///
     /// Args:
-    ///     engine_json: The body of POST /engines.
+    ///     engine_json: The engine's settings, JSON.
+    ///     for_client: Whether a client adds it: then it cannot replace an engine at another URL, gets the key of all
+    ///         engines only if its settings say so, and may be one too many.
     ///
     /// Raises:
     ///     ServiceError: The engine cannot be used.
-    fn set_engine(&self, py: Python<'_>, engine_json: &str) -> PyResult<()> {
-        let set = || self.inner.set_engine(engine_json).map(|()| self.learn());
+    #[pyo3(signature = (engine_json, for_client=false))]
+    fn set_engine(&self, py: Python<'_>, engine_json: &str, for_client: bool) -> PyResult<()> {
+        let set = || {
+            let set = match for_client {
+                true => self.inner.set_engine_for_client(engine_json),
+                false => self.inner.set_engine(engine_json),
+            };
+            set.map(|()| self.learn())
+        };
         py.detach(set).map_err(|error| errors::router(&error))
     }
 
@@ -186,6 +222,17 @@ impl RouterServer {
         py.detach(|| service.unregister(worker, rank)).map_err(|error| errors::service(&error))
     }
 
+    /// Changes the settings that can change without a restart.
+    ///
+    /// Args:
+    ///     settings_json: JSON with the sections http and log.
+    ///
+    /// Raises:
+    ///     ConfigError: They cannot be used. All stays as it was.
+    fn change(&self, py: Python<'_>, settings_json: &str) -> PyResult<()> {
+        py.detach(|| self.inner.change(settings_json)).map_err(|error| errors::router(&error))
+    }
+
     /// Reads the keys and the certificate from their files again.
     ///
     /// Raises:
@@ -241,6 +288,39 @@ impl RouterServer {
     fn other_block_size(&self, py: Python<'_>, worker: &str) -> Option<u32> {
         let service = self.inner.service()?;
         py.detach(|| service.other_block_size(worker))
+    }
+
+    /// The workers whose event streams have shown a restart of the engine since the last call.
+    ///
+    /// Returns:
+    ///     list[str]: Their names, each once.
+    fn restarted(&self, py: Python<'_>) -> Vec<String> {
+        let restarted = |service: &Follower| service.restarted().iter().map(ToString::to_string).collect();
+        self.inner.service().map_or_else(Vec::new, |service| py.detach(|| restarted(service)))
+    }
+
+    /// Numbers of tokens that are lost with each worker, as no other worker has their blocks. About, not exactly.
+    ///
+    /// Returns:
+    ///     str: JSON with a number by worker; workers that are not trusted are left out.
+    ///
+    /// Raises:
+    ///     ServiceError: They cannot be counted, or this router follows no events.
+    fn sole_tokens(&self, py: Python<'_>) -> PyResult<String> {
+        let service = self.service()?;
+        let count = || service.sole_tokens().map(|found| serde_json::json!(found).to_string());
+        py.detach(count).map_err(|error| errors::service(&error))
+    }
+
+    /// Replaces the objectives of a cluster: requests that name one have its priority.
+    ///
+    /// Args:
+    ///     priorities_json: JSON with the priorities of all objectives by name.
+    ///
+    /// Raises:
+    ///     ServiceError: They cannot be read.
+    fn set_objectives(&self, py: Python<'_>, priorities_json: &str) -> PyResult<()> {
+        py.detach(|| self.inner.set_objectives(priorities_json)).map_err(|error| errors::router(&error))
     }
 
     /// The engines and configured streams that discovery follows.
@@ -339,6 +419,30 @@ impl RouterServer {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
+}
+
+/// Takes over the listening sockets that this process was started with (LISTEN_FDS).
+///
+/// Services and routers that start later listen with those at their addresses.
+///
+/// Returns:
+///     list[str]: The sockets' addresses.
+///
+/// Raises:
+///     ServiceError: One of them cannot be used.
+#[pyfunction]
+pub(crate) fn adopt_sockets() -> PyResult<Vec<String>> {
+    let addresses = inherited::adopt().map_err(|error| errors::router(&error.into()))?;
+    Ok(addresses.iter().map(ToString::to_string).collect())
+}
+
+/// The addresses of the sockets taken over by adopt_sockets with which nothing listens.
+///
+/// Returns:
+///     list[str]: The addresses.
+#[pyfunction]
+pub(crate) fn unused_sockets() -> Vec<String> {
+    inherited::unused().iter().map(ToString::to_string).collect()
 }
 
 /// The tokens that the router makes of a request, before an engine of a kind and version.

@@ -41,7 +41,7 @@ impl GuardedPolicy {
 
     fn tell(&mut self, error: &PyErr, so: &str) {
         let words = error.to_string();
-        if self.told.len() < MOST_TOLD && self.told.insert(words.clone()) {
+        if self.told.len() < MOST_TOLD && self.told.insert(without_addresses(&words)) {
             let message = format!("policy {}: {words}; {so}", self.policy.name());
             Python::attach(|py| {
                 if let Err(error) = log(py, &message, error) {
@@ -50,6 +50,13 @@ impl GuardedPolicy {
             });
         }
     }
+}
+
+/// An error's words without the addresses of objects, which are others at each failure.
+fn without_addresses(words: &str) -> String {
+    let mut parts = words.split("0x");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |kind, part| kind + part.trim_start_matches(|digit: char| digit.is_ascii_hexdigit()))
 }
 
 /// Logs the message, with the traceback of the error if it happened in Python.

@@ -193,10 +193,15 @@ fn wide(name: &Bound<'_, PyInt>) -> PyResult<BlockHash> {
 
 /// The names of `among`.
 pub(crate) fn names(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
-    let wanted = || errors::wrong_type(&format!("among must be an iterable of str, got {}", describe(among)));
-    if among.is_instance_of::<PyString>() {
+    strings(among, "among")
+}
+
+/// Reads an iterable of strings; `what` names it in errors.
+pub(crate) fn strings(list: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<String>> {
+    let wanted = || errors::wrong_type(&format!("{what} must be an iterable of str, got {}", describe(list)));
+    if list.is_instance_of::<PyString>() {
         return Err(wanted());
     }
-    let items = among.try_iter().map_err(|_| wanted())?.enumerate();
-    items.map(|(at, worker)| Ok(string(&worker?, &format!("among[{at}]"))?.to_owned())).collect()
+    let items = list.try_iter().map_err(|_| wanted())?.enumerate();
+    items.map(|(at, item)| Ok(string(&item?, &format!("{what}[{at}]"))?.to_owned())).collect()
 }

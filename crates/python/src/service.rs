@@ -79,6 +79,17 @@ impl Service {
         self.inner.follower().check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
     }
 
+    /// Changes the settings that can change without a restart.
+    ///
+    /// Args:
+    ///     settings_json: JSON with the sections http and log.
+    ///
+    /// Raises:
+    ///     ServiceError: They cannot be used. All stays as it was.
+    fn change(&self, py: Python<'_>, settings_json: &str) -> PyResult<()> {
+        py.detach(|| self.inner.change(settings_json)).map_err(|error| errors::service(&error))
+    }
+
     /// Reads the keys and the certificate from their files again.
     ///
     /// Raises:
@@ -147,6 +158,14 @@ impl Service {
     ///     int or None: The number of tokens in a block; None if the size is right or not known.
     fn other_block_size(&self, py: Python<'_>, worker: &str) -> Option<u32> {
         py.detach(|| self.inner.follower().other_block_size(worker))
+    }
+
+    /// The workers whose event streams have shown a restart of the engine since the last call.
+    ///
+    /// Returns:
+    ///     list[str]: Their names, each once.
+    fn restarted(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.inner.follower().restarted().iter().map(ToString::to_string).collect())
     }
 
     /// The engines and configured streams that discovery follows.
@@ -231,6 +250,19 @@ impl Service {
             py.detach(|| self.inner.follower().site_digests(site, &whole)).map_err(|error| errors::service(&error))?;
         let tuple = |it: KeyspaceDigest| (it.model, it.routing_group, it.block_size, PyBytes::new(py, &it.bytes));
         Ok(digests.into_iter().map(tuple).collect())
+    }
+
+    /// Numbers of tokens that are lost with each worker, as no other worker has their blocks. About, not exactly.
+    ///
+    /// Returns:
+    ///     str: JSON with a number by worker; workers that are not trusted are left out.
+    ///
+    /// Raises:
+    ///     ServiceError: They cannot be counted.
+    fn sole_tokens(&self, py: Python<'_>) -> PyResult<String> {
+        let service = self.inner.follower();
+        let count = || service.sole_tokens().map(|found| serde_json::json!(found).to_string());
+        py.detach(count).map_err(|error| errors::service(&error))
     }
 
     /// Reports not ready from now on, while requests are still answered.

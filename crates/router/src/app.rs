@@ -11,12 +11,14 @@ use kvatlas_http::{Front, Gate};
 use crate::config::Config;
 use crate::counts::Counts;
 use crate::engines::fleet::Fleet;
+use crate::keeper::FleetChanges;
 use crate::placing::Places;
 use crate::proxy::Forwarder;
 use crate::remote::cache_reports::CacheReporter;
 use crate::remote::external_index::ExternalIndex;
 use crate::remote::peers::Peers;
 use crate::requests::read_body::BodyReader;
+use crate::spans::Spans;
 
 /// The parts of a router that requests and reports share.
 pub(crate) struct App {
@@ -37,10 +39,14 @@ pub(crate) struct App {
     pub(crate) external_index: Option<Arc<ExternalIndex>>,
     /// Reports to the index in another process, if it learns from what engines say.
     pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
+    /// The keeper of the fleet, which makes the changes that clients ask for.
+    pub(crate) changes: FleetChanges,
     /// Other routers in front of the same engines.
     pub(crate) peers: Arc<Peers>,
     /// Counts of the server for gateways, if there is one.
     pub(crate) picker_counts: OnceLock<Arc<kvatlas_epp::Counts>>,
+    /// The recorder of spans, if the environment asks for them.
+    pub(crate) spans: Option<Arc<Spans>>,
     /// The page that shows the router.
     pub(crate) page: Page,
     /// True if the router is about to end.

@@ -8,11 +8,12 @@ use kvatlas_follow::Follower;
 use kvatlas_routing::Load;
 
 use crate::app::App;
+use crate::clock::millis;
 use crate::config::HealthConfig;
 use crate::counts::RefusalLog;
 use crate::engines::diagnosis;
 use crate::engines::health_check::{self, is_from_gateway};
-use crate::engines::slowness;
+use crate::engines::slowness::{self, SpeedGap};
 use crate::engines::{
     Engine, EngineMetrics, HealthState, Kind, LIST, MAX_MODELS, MAX_NAME, Models, SHORT, SLEEP_PATH, get, lines,
     read_sleep,
@@ -20,6 +21,8 @@ use crate::engines::{
 use crate::placing::Places;
 
 /// Time between two looks at the engines.
+/// Time between two readings of the metrics of an engine that others pull from.
+const SIGN_PAUSE: Duration = Duration::from_millis(400);
 const TICK: Duration = Duration::from_millis(250);
 
 /// Looks at the engines between two comparisons of their speeds, which take the decision core's lock.
@@ -62,6 +65,7 @@ pub(crate) async fn run(app: Arc<App>) {
         }
         trust(app.follower.as_deref(), &app.places, &engines);
         app.places.no_engine.look();
+        engines.iter().filter(|engine| engine.pull.is_some()).for_each(|engine| app.places.keep_pulls(engine));
         if tick % LOOKS_BETWEEN_SPEEDS == 0 {
             compare_speeds(&app.places, &engines);
         }
@@ -102,9 +106,15 @@ fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) 
 fn compare_speeds(places: &Places, engines: &[Arc<Engine>]) {
     let speeds: Vec<_> = places.seen_speeds(engines);
     let was: Vec<_> = engines.iter().map(|engine| engine.slowness.lock().is_some()).collect();
-    let slow = slowness::slow_ones(&speeds, &was);
+    let now = millis();
+    let slow = slowness::slow_ones(&speeds, &was, now);
     for (at, engine) in engines.iter().enumerate() {
-        *engine.slowness.lock() = slow.get(&at).copied();
+        let mut gap = engine.slowness.lock();
+        *gap = SpeedGap::going_on(slow.get(&at).copied(), *gap, now);
+        // An engine that hangs is late as well.
+        if gap.and_then(|gap| gap.late).is_some_and(|late| !engine.health.is_well_since(late.since)) {
+            engine.health.check_soon();
+        }
     }
 }
 
@@ -135,6 +145,10 @@ async fn follow_load(health: &HealthConfig, places: &Places, engine: &Engine) {
         // One without metrics of a known kind is asked seldom.
         let is_known = !loads.is_empty() || sleeps.is_some();
         pause = if is_known { health.load_interval } else { (pause * 2).min(Duration::from_secs(60)) };
+        if engine.pulls() {
+            // Others pull from it only if it gave a sign of life a moment ago.
+            pause = pause.min(SIGN_PAUSE);
+        }
         // Some count their ranks from 0 in metrics, whatever their numbers are.
         let ranks = &engine.config.ranks;
         let are_numbers = loads.keys().all(|rank| ranks.place(*rank).is_some());
@@ -157,12 +171,16 @@ async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
 async fn mind(app: &App, engine: &Engine) {
     let health = &app.config.health;
     let (mut knows_models, mut knows_kind) = (false, engine.config.handover.is_some());
-    let mut is_warned = false;
+    let (mut is_warned, mut has_known_kind) = (false, false);
     let mut asks_for_sleep_at = Instant::now();
     loop {
+        let began = millis();
         let found = health_check::ask(health, engine).await;
         let why_not = found.why_not();
         let well = why_not.is_none();
+        if well {
+            engine.health.note_well(began);
+        }
         *engine.why_not.lock() = why_not.map(str::to_owned);
         let was_down = engine.health.is_down();
         if !health.interval.is_zero() && engine.health.note_check(&found) {
@@ -188,7 +206,10 @@ async fn mind(app: &App, engine: &Engine) {
         }
         if well {
             match ask_models(health.timeout, engine).await {
-                Ok(()) => (knows_models, is_warned) = (true, false),
+                Ok(()) => {
+                    (knows_models, is_warned) = (true, false);
+                    count_models(app, engine);
+                }
                 Err(why) if !is_warned && engine.config.models.is_empty() => {
                     is_warned = true;
                     tracing::warn!(
@@ -206,8 +227,12 @@ async fn mind(app: &App, engine: &Engine) {
         if well && !knows_kind {
             let asked = tokio::time::timeout(health.timeout, kind(engine)).await;
             if let Ok(Some(kind)) = asked {
-                engine.kind.store(Some(Arc::new(kind)));
-                engine.side_routes.forget();
+                let before = engine.kind.swap(Some(Arc::new(kind)));
+                // After a change of its settings it is asked again, and what was seen of it stays true.
+                if has_known_kind || before.as_deref() != Some(&kind) {
+                    engine.side_routes.forget();
+                }
+                has_known_kind = true;
                 app.fleet.compare_dialects();
                 app.places.is_back();
                 knows_kind = true;
@@ -233,6 +258,16 @@ async fn mind(app: &App, engine: &Engine) {
         let least = pause.min(LEAST_PAUSE);
         tokio::time::sleep(least).await;
         let _ = tokio::time::timeout(pause - least, engine.health.wait_for_doubt()).await;
+    }
+}
+
+/// Makes the counts of an engine's own models, so that the metrics have them before the first request.
+fn count_models(app: &App, engine: &Engine) {
+    let models = engine.models.load();
+    let own = models.names.iter().filter(|model| model.parent.is_none()).take(SHOWN);
+    for model in own {
+        let counts = app.counts.models.of(Some(&model.name), |name| models.counted_as(name).map(str::to_owned));
+        engine.counts.models.of(&counts.name);
     }
 }
 

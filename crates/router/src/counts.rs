@@ -1,100 +1,53 @@
-//! Counters of the router as a whole, histograms of durations, and budgets of repeated lines of the log.
+//! Counters of the router as a whole, and budgets of repeated lines of the log.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 use parking_lot::Mutex;
 
-/// Upper bounds of the buckets for times, in seconds.
-pub(crate) const SECONDS: [f64; 16] =
-    [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 16.0, 64.0];
+use crate::histogram::{DECISION_SECONDS, Histogram, SECONDS};
+use crate::model_counts::{GIVEN_UP, ModelCounts, ModelTable, STATUSES};
+use crate::spans::RequestSpan;
 
-/// Upper bounds of the buckets for decisions, in seconds.
-pub(crate) const DECISION_SECONDS: [f64; 12] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 5e-2];
+/// Class of a status, code and model of refused requests.
+type RefusalLabels = (&'static str, &'static str, Arc<str>);
 
-/// A histogram of durations.
+/// Numbers of refused requests.
 #[derive(Debug)]
-pub(crate) struct Histogram<const N: usize> {
-    bounds: &'static [f64; N],
-    buckets: [AtomicU64; N],
-    beyond: AtomicU64,
-    micros: AtomicU64,
-}
-
-impl<const N: usize> Histogram<N> {
-    pub(crate) fn new(bounds: &'static [f64; N]) -> Self {
-        Self { bounds, buckets: [const { AtomicU64::new(0) }; N], beyond: AtomicU64::new(0), micros: AtomicU64::new(0) }
-    }
-
-    pub(crate) fn add(&self, took: Duration) {
-        let seconds = took.as_secs_f64();
-        let at = self.bounds.partition_point(|bound| *bound < seconds);
-        self.buckets.get(at).unwrap_or(&self.beyond).fetch_add(1, Relaxed);
-        self.micros.fetch_add(took.as_micros() as u64, Relaxed);
-    }
-
-    /// Quantile of the durations, interpolated linearly within its bucket; none if there are fewer than `least`
-    /// samples.
-    pub(crate) fn quantile(&self, quantile: f64, least: u64) -> Option<Duration> {
-        let counts = self.buckets.each_ref().map(|count| count.load(Relaxed));
-        let all = counts.iter().sum::<u64>() + self.beyond.load(Relaxed);
-        if all < least.max(1) {
-            return None;
-        }
-        let (mut left, mut low) = (quantile * all as f64, 0.0);
-        for (count, high) in counts.into_iter().zip(self.bounds) {
-            if count > 0 && left <= count as f64 {
-                return Some(Duration::from_secs_f64(low + (high - low) * left.max(0.0) / count as f64));
-            }
-            left -= count as f64;
-            low = *high;
-        }
-        Some(Duration::from_secs_f64(low))
-    }
-
-    /// Counts by upper bound of the bucket, and the sum of the durations in seconds.
-    pub(crate) fn read(&self) -> (Vec<(f64, u64)>, f64) {
-        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
-        let counts = self.buckets.iter().chain([&self.beyond]).map(|count| count.load(Relaxed));
-        (bounds.zip(counts).collect(), self.micros.load(Relaxed) as f64 / 1e6)
-    }
-}
-
-/// Numbers of refused requests, by the class of the status, and the code.
-#[derive(Debug)]
-pub(crate) struct Refusals(Mutex<BTreeMap<(&'static str, &'static str), u64>>);
-
-impl Default for Refusals {
-    fn default() -> Self {
-        // Each class is there from the beginning.
-        Self(Mutex::new(BTreeMap::from([(("4xx", "unknown_path"), 0), (("5xx", "internal"), 0)])))
-    }
-}
+pub(crate) struct Refusals(Mutex<BTreeMap<RefusalLabels, u64>>);
 
 impl Refusals {
-    pub(crate) fn add(&self, status: StatusCode, code: &'static str) {
+    /// `none`: the model of requests that name none.
+    fn new(none: &Arc<str>) -> Self {
+        // Each class is there from the beginning.
+        let classes = [("4xx", "unknown_path"), ("5xx", "internal")];
+        Self(Mutex::new(classes.into_iter().map(|(class, code)| ((class, code, none.clone()), 0)).collect()))
+    }
+
+    fn add(&self, status: StatusCode, code: &'static str, model: &Arc<str>) {
         let class = if status.is_server_error() { "5xx" } else { "4xx" };
-        *self.0.lock().entry((class, code)).or_default() += 1;
+        *self.0.lock().entry((class, code, model.clone())).or_default() += 1;
     }
 
     /// Number of refused requests that were no fault of the client's.
     pub(crate) fn errors(&self) -> u64 {
-        self.0.lock().iter().filter(|((class, _), _)| *class == "5xx").map(|(_, count)| count).sum()
+        self.0.lock().iter().filter(|((class, ..), _)| *class == "5xx").map(|(_, count)| count).sum()
     }
 
     /// Numbers of refused requests by code, of those that were refused at all.
     pub(crate) fn by_code(&self) -> BTreeMap<&'static str, u64> {
         let mut codes = BTreeMap::new();
-        for ((_, code), count) in self.0.lock().iter().filter(|(_, count)| **count > 0) {
+        for ((_, code, _), count) in self.0.lock().iter().filter(|(_, count)| **count > 0) {
             *codes.entry(*code).or_default() += count;
         }
         codes
     }
 
-    pub(crate) fn all(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+    pub(crate) fn all(&self) -> BTreeMap<RefusalLabels, u64> {
         self.0.lock().clone()
     }
 }
@@ -141,15 +94,12 @@ impl RefusalLog {
 /// Counters of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Requests for engines, by [`STATUSES`].
-    pub(crate) requests: [AtomicU64; STATUSES.len()],
+    /// Counts by model.
+    pub(crate) models: ModelTable,
     /// Requests that the router refused itself.
     pub(crate) refused: Refusals,
-    /// Requests sent again, by why the one before failed.
-    pub(crate) retries: [AtomicU64; crate::engines::FAULTS.len()],
-    /// Requests that got no answer and were not sent again, by [`GIVEN_UP`].
-    pub(crate) given_up: [AtomicU64; GIVEN_UP.len()],
-    /// Lines of the log on these, and on answers that broke off.
+    /// Lines of the log on requests that got no answer and were not sent again, by [`GIVEN_UP`], and on answers that broke
+    /// off.
     pub(crate) given_up_lines: [LogBudget; GIVEN_UP.len()],
     pub(crate) broken_lines: LogBudget,
     /// Requests divided into prefill and decode, by the outcome of prefill.
@@ -158,7 +108,7 @@ pub(crate) struct Counts {
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
     /// Number of requests that are at two engines at present.
     pub(crate) open_hedges: AtomicUsize,
-    /// Times from a request's arrival to the first token of its streamed answer.
+    /// Times from a request's arrival to the first token of its streamed answer, of all models and engines.
     pub(crate) first_token: Histogram<16>,
     /// Durations of decisions.
     pub(crate) decision: Histogram<12>,
@@ -168,12 +118,6 @@ pub(crate) struct Counts {
     pub(crate) panics: AtomicU64,
 }
 
-/// Classes of the statuses that clients got; `none` if the client left before there was a status.
-pub(crate) const STATUSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
-
-/// Reasons why a request is not sent again, in the order of `LastAttempt`.
-pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retries_left", "no_other_engine"];
-
 /// Outcomes of hedges by their names in the metrics: the second engine answered first, the first engine did, or the
 /// limit of open hedges was reached.
 pub(crate) const HEDGES: [&str; 3] = ["won", "lost", "left_out"];
@@ -181,39 +125,69 @@ pub(crate) const HEDGES: [&str; 3] = ["won", "lost", "left_out"];
 /// Counts a forwarded request when its client has a status or has left.
 pub(crate) struct Request<'a> {
     counts: &'a Counts,
+    /// The model that it is for, once its body has been read.
+    model: OnceLock<Arc<ModelCounts>>,
     status: Option<StatusCode>,
+    /// Code of the router's refusal, if it refused the request.
+    refusal: Option<&'static str>,
+    /// The time at which it came.
+    pub(crate) arrived: Instant,
+    /// Span of it, if spans are recorded.
+    pub(crate) span: Option<Arc<RequestSpan>>,
 }
 
 impl<'a> Request<'a> {
-    pub(crate) fn new(counts: &'a Counts) -> Self {
-        Self { counts, status: None }
+    pub(crate) fn new(counts: &'a Counts, arrived: Instant, span: Option<Arc<RequestSpan>>) -> Self {
+        Self { counts, model: OnceLock::new(), status: None, refusal: None, arrived, span }
     }
 
-    /// Notes that the request's client gets this status.
-    pub(crate) fn answered(mut self, status: StatusCode) {
-        self.status = Some(status);
+    /// Notes the model that it is for.
+    pub(crate) fn is_for(&self, model: &Arc<ModelCounts>) {
+        let _ = self.model.set(model.clone());
+    }
+
+    /// The model that it is for, as far as that is known.
+    pub(crate) fn model(&self) -> &Arc<ModelCounts> {
+        self.model.get().unwrap_or_else(|| self.counts.models.none())
+    }
+
+    /// Notes that the request's client gets this status. `refusal`: the code of the router's refusal, if it is one.
+    pub(crate) fn answered(mut self, status: StatusCode, refusal: Option<&'static str>) {
+        (self.status, self.refusal) = (Some(status), refusal);
     }
 }
 
 impl Drop for Request<'_> {
     fn drop(&mut self) {
         let class = self.status.map_or(STATUSES.len(), |status| usize::from(status.as_u16() / 100).clamp(1, 5)) - 1;
-        self.counts.requests[class].fetch_add(1, Relaxed);
+        self.model().requests[class].fetch_add(1, Relaxed);
+        if let Some(span) = &self.span {
+            span.answered(self.status, self.refusal);
+        }
     }
 }
 
 impl Counts {
     /// Requests for engines that have an answer, or whose clients have left.
     pub(crate) fn all_requests(&self) -> u64 {
-        self.requests.iter().map(|count| count.load(Relaxed)).sum()
+        self.models.total(|model| &model.requests)
+    }
+
+    /// Requests sent again.
+    pub(crate) fn all_retries(&self) -> u64 {
+        self.models.total(|model| &model.retries)
+    }
+
+    /// Counts a request that the router refused itself. `model`: the one that it was for, if that is known.
+    pub(crate) fn refuse(&self, status: StatusCode, code: &'static str, model: Option<&Arc<str>>) {
+        self.refused.add(status, code, model.unwrap_or(&self.models.none().name));
     }
 
     pub(crate) fn new() -> Self {
+        let models = ModelTable::default();
         Self {
-            requests: Default::default(),
-            refused: Refusals::default(),
-            retries: Default::default(),
-            given_up: Default::default(),
+            refused: Refusals::new(&models.none().name),
+            models,
             given_up_lines: Default::default(),
             broken_lines: LogBudget::default(),
             handovers: Default::default(),

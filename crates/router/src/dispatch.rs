@@ -63,12 +63,15 @@ async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) ->
         request.headers_mut().remove(REQUEST_ID);
     }
     let target = app.gate.check_target(&request);
-    let origin = cors::origin(request.headers(), &app.config.http.origins);
+    let (origin, is_logged) = {
+        let live = app.gate.live();
+        (cors::origin(request.headers(), &live.origins), live.access_log)
+    };
     let is_http1 = request.version() <= Version::HTTP_11;
     let dialect = Dialect::at(request.uri().path());
-    let logged = (app.config.http.access_log && target.is_ok())
+    let logged = (is_logged && target.is_ok())
         .then(|| (request.method().clone(), request.uri().path().to_owned()))
-        .or_else(|| app.config.http.access_log.then(Default::default));
+        .or_else(|| is_logged.then(Default::default));
     let mut answering = pin!(async {
         target?;
         dispatch(&app, &call, request, arrived).await
@@ -84,7 +87,7 @@ async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) ->
         })
     });
     let mut response = answered.await.unwrap_or_else(|refusal| {
-        app.counts.refused.add(refusal.status, refusal.code);
+        app.counts.refuse(refusal.status, refusal.code, refusal.model.as_ref());
         let mut response = refusal.response(dialect);
         if let Some(id) = id {
             response.headers_mut().insert(REQUEST_ID, id);
@@ -127,7 +130,6 @@ async fn dispatch(
         return Err(Refusal::no_websocket());
     }
     let path = request.uri().path();
-    let origins = &app.config.http.origins;
     let route = match routes::find(request.method(), path, &app.config.forward) {
         RouteMatch::Route(route) => route,
         RouteMatch::ForAdmins(route, methods) if kind == ListenerKind::Main => {
@@ -139,7 +141,7 @@ async fn dispatch(
         }
         RouteMatch::ForAdmins(..) => return Err(Refusal::unknown_path()),
         RouteMatch::WrongMethod(methods) if kind == ListenerKind::Main && *request.method() == Method::OPTIONS => {
-            return Ok(cors::options(methods, request.headers(), origins, &app.gate));
+            return Ok(cors::options(methods, request.headers(), &app.gate.live().origins, &app.gate));
         }
         RouteMatch::WrongMethod(methods) if kind == ListenerKind::Main => {
             return Err(Refusal::wrong_method(methods.list()));
@@ -159,12 +161,18 @@ async fn dispatch(
             if routes::lacks_key(forwarded, shown, path, &app.config.forward) {
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
-            let counted = counts::Request::new(&app.counts);
+            let span = app.spans.as_ref();
+            let span = span.map(|spans| spans.begin(request.method(), path, route.pattern(), request.headers()));
+            let counted = counts::Request::new(&app.counts, arrived, span);
             let may_write_fields = reserved::may_write_fields(&app.config, shown);
             let forwarding =
-                app.proxy.forward(shard, request, route, forwarded, until, arrived, call.from, may_write_fields);
+                app.proxy.forward(shard, request, route, forwarded, until, &counted, call.from, may_write_fields);
             let answered = Box::pin(forwarding).await;
-            counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
+            let answered = answered.map_err(|refusal| refusal.of_model(&counted.model().name));
+            match &answered {
+                Ok(response) => counted.answered(response.status(), None),
+                Err(refusal) => counted.answered(refusal.status, Some(refusal.code)),
+            }
             return answered;
         }
         _ => return Err(Refusal::unknown_path()),
@@ -206,10 +214,17 @@ async fn dispatch(
             admin::snapshot(app.follower.as_deref(), app.config.http.request_timeout, request).await
         }
         RouterAnswer::PeersRequests => admin::hear_report(&app.reader, &app.peers, &*app.places, request, until).await,
-        RouterAnswer::AddEngine => admin::add_engine(&app.reader, &app.places, request, is_known, until).await,
-        RouterAnswer::RemoveEngine => admin::remove_engine(&app.places, route.parameter(path)),
-        RouterAnswer::Drain => admin::drain_engine(&app.places, route.parameter(path), true),
-        RouterAnswer::Undrain => admin::drain_engine(&app.places, route.parameter(path), false),
+        RouterAnswer::FleetChanges => admin::change_fleet(app, "list", None, request, is_known, until).await,
+        RouterAnswer::AddEngine => admin::change_fleet(app, "add", None, request, is_known, until).await,
+        RouterAnswer::RemoveEngine | RouterAnswer::Drain | RouterAnswer::Undrain => {
+            let action = match own {
+                RouterAnswer::RemoveEngine => "remove",
+                RouterAnswer::Drain => "drain",
+                _ => "undrain",
+            };
+            let name = route.parameter(path).to_owned();
+            admin::change_fleet(app, action, Some(&name), request, is_known, until).await
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `engines` | the engines: connections, health, models, the fleet |
 //! | `answers` | bodies of answers, what engines' answers say of themselves, refusals, answers that engines keep |
 //! | `remote` | other processes that are asked or told: an index, the service above sites, other routers |
+//! | `spans` | spans of a request and its attempts at engines, for OpenTelemetry |
 //! | `requests` | what a request asks: its route, body, prompt, session |
 //! | `placing` | which engine gets a request, and the record of these decisions |
 //! | `proxy` | a request on its way to an engine, and the answer on its way back |
@@ -26,7 +27,10 @@ mod counts;
 mod dispatch;
 mod engines;
 mod error;
+mod histogram;
 mod ids;
+mod keeper;
+mod model_counts;
 mod picking;
 mod placing;
 mod proxy;
@@ -34,9 +38,12 @@ mod remote;
 mod reports;
 mod requests;
 mod router;
+mod spans;
 
 pub use config::Config;
 pub use engines::DrainedBy;
 pub use error::Error;
+pub use keeper::{FleetAnswer, FleetKeeper, FleetRequest};
+pub use kvatlas_http::inherited;
 pub use requests::prompts::prompt_tokens;
 pub use router::Router;

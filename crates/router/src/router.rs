@@ -12,6 +12,7 @@ use kvatlas_follow::sources::Sources;
 use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::{BoxedPolicy, PolicyTable};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
@@ -23,6 +24,7 @@ use crate::counts::Counts;
 use crate::engines::DrainedBy;
 use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
+use crate::keeper::{FleetChanges, FleetKeeper};
 use crate::picking::PickerServer;
 use crate::placing::Places;
 use crate::proxy::{Forwarder, Tokens};
@@ -35,9 +37,11 @@ use crate::reports::page;
 use crate::reports::state;
 use crate::requests::fleet_secret::FleetSecret;
 use crate::requests::long_work::LongWork;
+use crate::requests::objectives::Objectives;
 use crate::requests::prompts::Prompts;
 use crate::requests::read_body::BodyReader;
 use crate::requests::sessions::Sessions;
+use crate::spans::Spans;
 
 /// The longest time that threads may take to end.
 const END: Duration = Duration::from_secs(2);
@@ -53,6 +57,13 @@ pub struct Router {
     running: Mutex<Option<RouterThreads>>,
     /// The server for gateways, if there is one.
     picker: Mutex<Option<PickerServer>>,
+}
+
+/// The settings that can change without a restart.
+#[derive(Deserialize)]
+struct RouterChange {
+    http: kvatlas_http::LiveSettings,
+    log: log::LogConfig,
 }
 
 struct RouterThreads {
@@ -76,6 +87,19 @@ impl Router {
     /// # Errors
     /// As [`Router::start`].
     pub fn start_with(config: Config, policy: BoxedPolicy) -> Result<Self, Error> {
+        Self::start_kept(config, policy, None)
+    }
+
+    /// Starts to listen, with a policy that the caller has made, and a keeper of the fleet, to which the changes go that
+    /// clients ask for.
+    ///
+    /// # Errors
+    /// As [`Router::start`].
+    pub fn start_kept(
+        config: Config,
+        policy: BoxedPolicy,
+        keeper: Option<Arc<dyn FleetKeeper>>,
+    ) -> Result<Self, Error> {
         log::start(config.log);
         let config = Arc::new(config);
         let front = Front::new(config.http.clone(), true)?;
@@ -107,9 +131,18 @@ impl Router {
             counts: counts.clone(),
             sessions: Sessions::new(&config, &secret)?,
             tokens: Tokens::default(),
+            objectives: Objectives::default(),
             answer_engines: AnswerEngines::default(),
         });
+        let peers = Arc::new(Peers::new(&config, fleet.tls(), &gate)?);
         let sources = follower.as_ref().map_or_else(Arc::default, |follower| follower.sources().clone());
+        let control = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("kvatlas-control")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
+        let spans = Spans::start(&config, fleet.tls(), control.handle())?;
         let app = Arc::new(App {
             fleet,
             places,
@@ -122,8 +155,10 @@ impl Router {
             sources,
             external_index,
             cache_reporter,
-            peers: Arc::new(Peers::new(&config)?),
+            changes: FleetChanges::new(keeper),
+            peers,
             picker_counts: OnceLock::new(),
+            spans,
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
@@ -131,12 +166,6 @@ impl Router {
         for engine in &app.config.engines {
             app.places.set_engine(engine.clone(), Adder::Operator)?;
         }
-        let control = Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("kvatlas-control")
-            .enable_all()
-            .build()
-            .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
         let server = Server::start(&app, Threads::Own(threads))?;
         control.spawn(control::run(app.clone()));
         let places = app.places.clone();
@@ -161,8 +190,7 @@ impl Router {
         let gateways = app.config.gateway_bind;
         let router = Self { app, address, admin_address, running, picker: Mutex::new(None) };
         if let Some(address) = gateways {
-            let address = router.serve_gateways(address)?;
-            tracing::info!(%address, "picking engines for gateways");
+            router.serve_gateways(address)?;
         }
         Ok(router)
     }
@@ -213,8 +241,20 @@ impl Router {
     /// # Errors
     /// [`Error::Config`] if it is none, or cannot be used.
     pub fn set_engine(&self, engine: &str) -> Result<(), Error> {
+        self.set(engine, Adder::Operator)
+    }
+
+    /// Adds an engine as [`Router::set_engine`] does, for a client over HTTP.
+    ///
+    /// # Errors
+    /// As there; [`Error::Taken`] if an engine at another URL has the name, [`Error::Full`] if clients may add no more.
+    pub fn set_engine_for_client(&self, engine: &str) -> Result<(), Error> {
+        self.set(engine, Adder::Client)
+    }
+
+    fn set(&self, engine: &str, adds: Adder) -> Result<(), Error> {
         let engine: EngineConfig = serde_json::from_str(engine).map_err(|error| Error::config(error.to_string()))?;
-        self.app.places.set_engine(engine, Adder::Operator).map(drop)
+        self.app.places.set_engine(engine, adds).map(drop)
     }
 
     /// Removes an engine. What runs there goes on.
@@ -231,6 +271,17 @@ impl Router {
     /// [`Error::Unknown`] if there is none of that name.
     pub fn drain_engine(&self, name: &str, by: DrainedBy, drain: bool) -> Result<(), Error> {
         self.app.places.drain_engine(name, by, drain).map(drop)
+    }
+
+    /// Replaces the objectives of the cluster by these, JSON with their priorities by name. From then on, requests that
+    /// name one have its priority.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if they cannot be read.
+    pub fn set_objectives(&self, priorities: &str) -> Result<(), Error> {
+        let priorities = serde_json::from_str(priorities).map_err(|error| Error::config(error.to_string()))?;
+        self.app.proxy.objectives.set(priorities);
+        Ok(())
     }
 
     /// Sources of engines that discovery reports on.
@@ -257,7 +308,20 @@ impl Router {
     /// # Errors
     /// [`Error::Start`] if one of them cannot be used: all stays as it was.
     pub fn reload(&self) -> Result<(), Error> {
-        Ok(self.app.gate.reload()?)
+        self.app.gate.reload()?;
+        self.picker.lock().as_ref().map_or(Ok(()), PickerServer::reload)
+    }
+
+    /// Changes the settings that can change without a restart: JSON with the sections `http` and `log`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if they cannot be read: all stays as it was.
+    pub fn change(&self, settings: &str) -> Result<(), Error> {
+        let settings: RouterChange =
+            serde_json::from_str(settings).map_err(|error| Error::config(error.to_string()))?;
+        self.app.gate.change(settings.http);
+        log::change(settings.log.level);
+        Ok(())
     }
 
     /// Reports "not ready" from now on, and closes each connection after its next answer. All else goes on.
@@ -279,7 +343,11 @@ impl Router {
         let picked = picker.is_none_or(|picker| picker.drain(timeout, END));
         let in_time = control.block_on(server.drain(until.saturating_duration_since(Instant::now()))) && picked;
         server.end();
+        if let Some(spans) = &self.app.spans {
+            spans.end(END);
+        }
         control.shutdown_timeout(END);
+        self.app.changes.end();
         if let Some(service) = &self.app.follower {
             // Who closes at once is not in a hurry to lose what it knows, but may be followed by kill -9.
             service.drain(if timeout.is_zero() { END } else { LAST_SNAPSHOT });

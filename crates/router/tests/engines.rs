@@ -25,7 +25,7 @@ fn another_engine_takes_what_one_did_not_answer() {
         assert!(bad.count() <= 4, "{manner:?}: it is left alone after a while, but got {}", bad.count());
         assert_eq!(good.count(), 6);
         let metrics = client.get("/metrics").text();
-        assert!(!metrics.contains("kvatlas_router_retries_total{reason=\"connect\"} 1"));
+        assert!(!metrics.contains("kvatlas_router_retries_total{reason=\"connect\",model=\"m\"} 1"));
         // It is taken back when it works again.
         bad.set(Manner::Well);
         let before = bad.count();

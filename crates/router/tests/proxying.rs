@@ -125,7 +125,10 @@ fn what_an_engine_would_say_is_passed_on() {
     assert_eq!(client.get("/health").status(), 200);
     assert_eq!(client.get("/ready").status(), 200);
     let metrics = client.get("/metrics").text();
-    assert!(metrics.contains("kvatlas_router_engine_answers_total{engine=\"e0\",status=\"2xx\"} 2"), "{metrics}");
+    assert!(
+        metrics.contains("kvatlas_router_engine_answers_total{engine=\"e0\",status=\"2xx\",model=\"none\"} 2"),
+        "{metrics}"
+    );
     assert!(metrics.ends_with("# EOF\n"));
     let decisions = client.get("/decisions?limit=1").json();
     assert_eq!((decisions[0]["worker"].as_str(), decisions.as_array().map(Vec::len)), (Some("e0"), Some(1)));

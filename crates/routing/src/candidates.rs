@@ -1,5 +1,7 @@
 //! The workers that may take a request: one row for each worker and rank, one column for each property.
 
+use crate::way::PromptWay;
+
 /// The candidates for one request. All columns have the same length; rows are in order of `worker`.
 ///
 /// Only workers that may take the request have a row: those that serve its model, are up and not drained.
@@ -65,6 +67,12 @@ pub struct Candidates {
     pub capacity_blocks: Vec<f64>,
     /// The worker's share of the work relative to others; 1 unless set otherwise.
     pub weight: Vec<f64>,
+    /// The best way to serve the request at each worker: what of the prompt it loads or pulls. Filled in for
+    /// [`Policy::explain`](crate::Policy::explain) only: a decision asks for the ways that matter.
+    pub ways: Vec<PromptWay>,
+    /// The row that takes the request, and its way. None as long as none is chosen, if there is nothing to load or pull,
+    /// or if the policy does not weigh it.
+    pub way: Option<(usize, PromptWay)>,
 }
 
 /// Runs the code once for each column.
@@ -149,6 +157,28 @@ impl Candidates {
             held_blocks: vec![0.0; count],
             capacity_blocks: vec![1e6; count],
             weight: vec![1.0; count],
+            ways: Vec::new(),
+            way: None,
+        }
+    }
+
+    /// Leading blocks of the prompt that the worker of a row is not expected to compute.
+    #[must_use]
+    #[inline]
+    pub fn reached(&self, row: usize) -> u32 {
+        match self.way(row) {
+            Some(way) => way.reached,
+            None => self.predicted_blocks[row].max(self.any_blocks[row]),
+        }
+    }
+
+    /// The best way to serve the request at the worker of a row, if it was found.
+    #[must_use]
+    #[inline]
+    pub fn way(&self, row: usize) -> Option<&PromptWay> {
+        match &self.way {
+            Some((chosen, way)) if *chosen == row => Some(way),
+            _ => self.ways.get(row),
         }
     }
 

@@ -5,7 +5,11 @@
 #[derive(Debug, Clone, Default)]
 pub struct Depths {
     pub(crate) rows: Vec<Depth>,
+    /// Leading blocks that others can pull from each worker, by its number; empty if there are none.
+    pullable: Vec<u32>,
     known: bool,
+    /// True if any worker holds more on other tiers than on its device.
+    is_tiered: bool,
 }
 
 /// Leading blocks that one worker holds, each tier counting those before it.
@@ -34,13 +38,15 @@ impl Depths {
 
     /// Forgets all: nothing is known.
     pub fn clear(&mut self) {
-        self.rows.clear();
+        self.begin();
         self.known = false;
     }
 
     /// Somebody looked, and found nothing so far.
     pub fn begin(&mut self) {
         self.rows.clear();
+        self.pullable.clear();
+        self.is_tiered = false;
         self.known = true;
     }
 
@@ -51,8 +57,46 @@ impl Depths {
             self.rows.resize(at + 1, Depth::default());
         }
         let host = depth.host.max(depth.device);
-        self.rows[at] = Depth { device: depth.device, host, any: depth.any.max(host) };
+        let any = depth.any.max(host);
+        self.rows[at] = Depth { device: depth.device, host, any };
+        self.is_tiered |= any > depth.device;
         self.known = true;
+    }
+
+    /// Sets what the worker with this number can load, counted as engines load, in whole chunks: leading blocks on its
+    /// device and in host memory after it (`host`), and on all tiers that it may load from (`any`); others can pull
+    /// `pullable` leading blocks from it. Replaces what [`Depths::set`] said of other tiers than the device.
+    pub fn set_loadable(&mut self, worker: u32, host: u32, any: u32, pullable: u32) {
+        let at = worker as usize;
+        if self.rows.len() <= at {
+            self.rows.resize(at + 1, Depth::default());
+        }
+        let depth = &mut self.rows[at];
+        depth.host = host.max(depth.device);
+        depth.any = any.max(depth.host);
+        self.is_tiered |= depth.any > depth.device;
+        self.known = true;
+        if pullable > 0 {
+            if self.pullable.len() <= at {
+                self.pullable.resize(at + 1, 0);
+            }
+            self.pullable[at] = pullable;
+        }
+    }
+
+    /// Leading blocks that others can pull from each worker, by its number; 0 for workers beyond the end.
+    pub(crate) fn pullable(&self) -> &[u32] {
+        &self.pullable
+    }
+
+    /// True if any worker holds more on other tiers than on its device.
+    pub(crate) fn is_tiered(&self) -> bool {
+        self.is_tiered
+    }
+
+    /// True if any worker can load anything, or be pulled from.
+    pub(crate) fn has_transfers(&self) -> bool {
+        self.is_tiered || !self.pullable.is_empty()
     }
 
     /// Returns what the worker with this number holds.
@@ -65,6 +109,9 @@ impl Depths {
     pub(crate) fn left(&mut self, worker: u32) {
         if let Some(depth) = self.rows.get_mut(worker as usize) {
             *depth = Depth::default();
+        }
+        if let Some(blocks) = self.pullable.get_mut(worker as usize) {
+            *blocks = 0;
         }
     }
 

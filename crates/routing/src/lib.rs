@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `error.rs`, `options.rs` | refusals; a policy's settings, read and checked in one place |
 //! | `time.rs`, `rng.rs` | seconds in order; chance with a seed |
-//! | `request.rs`, `candidates.rs`, `depths.rs` | what a policy is shown: a request, a row for each worker and rank; what a lookup found |
+//! | `request.rs`, `way.rs`, `candidates.rs`, `depths.rs` | what a policy is shown: a request, the way in which a worker gets at it, a row for each worker and rank; what a lookup found |
 //! | `policy.rs`, `policy_entry.rs` | [`Policy`], and what it answers; a name for one |
 //! | `parts/` | what policies are made of: chance, a ring of workers, tables of terms |
 //! | `policies/` | the plain policies |
@@ -15,6 +15,7 @@
 //! | `policy_table.rs` | [`PolicyTable`]: policies by name |
 //! | `predict/` | what nobody has announced: prompts on their way, and caches of engines that announce nothing |
 //! | `speed.rs` | how fast a worker has proved to be |
+//! | `transfers/` | the parts of prompts that workers load or pull instead of computing them, and what that costs |
 //! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
 //!
 //! Imports go up this table only.
@@ -37,6 +38,8 @@ mod rng;
 mod router;
 mod speed;
 mod time;
+mod transfers;
+mod way;
 
 pub use candidates::Candidates;
 pub use cost::Weights;
@@ -50,5 +53,8 @@ pub use predict::{PredictedIndex, Retention};
 pub use request::{Kind, Request};
 pub use router::{
     Belief, ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome,
-    Refusal, RequestChanges, RequestId, RequestReport, Router, SentRequest, Usage, WorkerId,
+    PullSource, Refusal, RequestChanges, RequestId, RequestReport, Router, SentRequest, Transfer, TransferAction,
+    TransferCost, Usage, WorkerId,
 };
+pub use transfers::{Line, PullResult, Ways};
+pub use way::PromptWay;

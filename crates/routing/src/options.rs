@@ -71,6 +71,17 @@ impl Options {
             .ok_or_else(|| Error::new("bad_option", format!("{name} must be one of {}, not {value}", words.join(", "))))
     }
 
+    /// Refuses an option that no longer exists. `instead`: what replaced it.
+    ///
+    /// # Errors
+    /// Code `bad_option` if it is given.
+    pub fn refuse(&self, name: &str, instead: &str) -> Result<(), Error> {
+        if self.given.contains_key(name) {
+            return Err(Error::new("bad_option", format!("there is no option {name:?} any more: {instead}")));
+        }
+        Ok(())
+    }
+
     /// Refuses what nobody took. `policy`: whose options they are.
     ///
     /// # Errors

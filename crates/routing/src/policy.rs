@@ -2,6 +2,7 @@
 
 use crate::candidates::Candidates;
 use crate::request::Request;
+use crate::transfers::Ways;
 
 /// The decision of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +54,11 @@ pub trait Policy: Send {
     /// True if the policy weighs what the index says. If not, nobody needs to look up the prompt.
     fn uses_index(&self) -> bool;
 
+    /// True if the policy weighs loads and pulls: [`Policy::choose_way`].
+    fn weighs_transfers(&self) -> bool {
+        false
+    }
+
     /// True if the policy reads [`Request::text`], at least of prompts without content hashes. A router then keeps the text
     /// of every prompt.
     fn needs_text(&self) -> bool {
@@ -69,6 +75,25 @@ pub trait Policy: Send {
     fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
         let _ = (request, candidates, now);
         None
+    }
+
+    /// Picks a row as [`Policy::choose`] does, where candidates may load or pull parts of the prompt. Called in place of
+    /// it if the policy weighs transfers and there are any.
+    fn choose_way(&mut self, request: &Request<'_>, candidates: &Candidates, ways: &Ways<'_>, now: f64) -> Choice {
+        let _ = ways;
+        self.choose(request, candidates, now)
+    }
+
+    /// Picks a row as [`Policy::choose_way`] does, where no request may wait.
+    fn choose_way_now(
+        &mut self,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        ways: &Ways<'_>,
+        now: f64,
+    ) -> Option<usize> {
+        let _ = ways;
+        self.choose_now(request, candidates, now)
     }
 
     /// True if the policy might place a request that waits. `false` spares the router asking for each one; the columns

@@ -24,6 +24,8 @@ pub struct Request<'a> {
     /// True if the request is placed at once, though others may wait in the router: it generates nothing, so prompts that
     /// are computed before it do not concern it.
     pub at_once: bool,
+    /// True if the caller tells the worker what to load and where to pull from. If not, it loads all that it can.
+    pub tells: bool,
     /// Number of answers that the request wants (`n`): they share the prompt.
     pub answers: u32,
     /// Seconds for which it has waited in the router.

@@ -115,12 +115,24 @@ pub(crate) struct Speed {
     /// The time since when the tokens of `done` were computed.
     since: f64,
     done: f64,
+    /// True unless it is not known how much of a prompt it computes: then the time that takes says nothing.
+    is_measured: bool,
 }
 
 impl Speed {
     pub(crate) fn new(fleet: &FleetSpeed) -> Self {
         let none = |learnt: &RunningMean| RunningMean::new(learnt.log.exp());
-        Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0 }
+        Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0, is_measured: true }
+    }
+
+    /// Sets whether it is known how much of a prompt the worker computes. If not, what was learnt of that is forgotten, here
+    /// and of the fleet, and nothing is learnt until it is. `start`: the rate to begin with, in tokens a second.
+    pub(crate) fn set_measured(&mut self, is_measured: bool, start: f64, fleet: &mut FleetSpeed) {
+        if self.is_measured && !is_measured {
+            fleet.rate = RunningMean::new(start);
+            self.rate = RunningMean::new(start);
+        }
+        self.is_measured = is_measured;
     }
 
     /// A prompt was sent to a worker that has no other to compute.
@@ -134,7 +146,7 @@ impl Speed {
     pub(crate) fn learn_prefill(&mut self, tokens: f64, more: bool, now: f64, fleet: &mut FleetSpeed) -> bool {
         self.done += tokens;
         let seconds = now - self.since;
-        let good = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
+        let good = self.is_measured && self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
         if good {
             self.learn(self.done / seconds, fleet);
         }
@@ -152,7 +164,8 @@ impl Speed {
         }
         let seconds = now - self.since;
         let rate = self.done / seconds;
-        let quicker = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS && rate > self.rate(fleet);
+        let is_enough = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
+        let quicker = self.is_measured && is_enough && rate > self.rate(fleet);
         if quicker {
             self.learn(rate, fleet);
         }
@@ -223,5 +236,24 @@ mod tests {
         }
         let learnt = speed.rate(&fleet);
         assert!((learnt / 100.0 - 1.0).abs() < 0.5, "{learnt}");
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_forgotten_and_not_learnt() {
+        let mut fleet = FleetSpeed::new(8000.0, 0.02);
+        let mut speed = Speed::new(&fleet);
+        let prompt = |speed: &mut Speed, fleet: &mut FleetSpeed| {
+            speed.begins(0.0);
+            let learnt = speed.learn_prefill(4000.0, false, 0.01, fleet);
+            speed.begins(0.0);
+            learnt | speed.came_whole(4000.0, 0.0, 0.005, fleet)
+        };
+        assert!(prompt(&mut speed, &mut fleet) && speed.rate(&fleet) > 80_000.0);
+        speed.set_measured(false, 8000.0, &mut fleet);
+        assert!(!prompt(&mut speed, &mut fleet));
+        let rates = [speed.rate(&fleet), Speed::new(&fleet).rate(&fleet)];
+        assert!(rates.iter().all(|rate| (rate / 8000.0 - 1.0).abs() < 1e-9), "{rates:?}");
+        speed.set_measured(true, 8000.0, &mut fleet);
+        assert!(prompt(&mut speed, &mut fleet) && speed.rate(&fleet) > 80_000.0);
     }
 }

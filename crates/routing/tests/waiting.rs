@@ -290,16 +290,22 @@ fn a_prompt_that_seems_to_take_minutes_keeps_nobody_waiting_for_minutes() {
     assert!(matches!(&bound[..], [(its, Outcome::Placed(_))] if *its == id), "{bound:?}");
 }
 
-/// Requests that begin with the same block wait: one of them computes it for all, so each is taken for its part, and the
-/// group is let in before a smaller one that came later.
-#[test]
-fn siblings_that_wait_are_one_piece_of_work() {
+/// A router with the policy `kvatlas` and one worker, in which a wait makes no request more urgent.
+fn with_one_worker() -> Router {
     let mut router = Router::new(
         Config { prefill_rate: RATE, step_time: 0.004, ageing: 0.0, ..Config::default() },
         by_name("kvatlas", Options::default(), 1).unwrap(),
     );
     let a = router.add_worker("a", 0, 1.0, 0.0);
     router.report(a, &Load { capacity_blocks: Some(1e5), ..Load::default() }, 0.0);
+    router
+}
+
+/// Requests that begin with the same block wait: one of them computes it for all, so each is taken for its part, and the
+/// group is let in before a smaller one that came later.
+#[test]
+fn siblings_that_wait_are_one_piece_of_work() {
+    let mut router = with_one_worker();
     let first = placed(router.choose_or_wait(&asks(&prompt(0, 500)), &Depths::unknown(), None, 0.0));
     let small = waits(router.choose_or_wait(&asks(&prompt(1, 200)), &Depths::unknown(), None, 0.0));
     let group: Vec<_> = (0..4)
@@ -312,4 +318,80 @@ fn siblings_that_wait_are_one_piece_of_work() {
     let let_in: Vec<_> = router.bind(2.0).into_iter().map(|(id, _)| id).collect();
     assert_eq!(let_in, group, "all of the group, and not the smaller one yet");
     assert!(!let_in.contains(&small));
+}
+
+/// Requests with the same prompt count as one when prompts that wait are compared: the policy is asked about the first of
+/// them, and more than the oldest 64 requests take part.
+#[test]
+fn requests_with_the_same_prompt_are_compared_as_one() {
+    let mut router = with_one_worker();
+    let first = placed(router.choose_or_wait(&asks(&prompt(0, 500)), &Depths::unknown(), None, 0.0));
+    let groups: Vec<Vec<_>> = (1..7)
+        .map(|nth| {
+            let same = prompt(nth, if nth == 6 { 150 } else { 400 });
+            (0..16).map(|_| waits(router.choose_or_wait(&asks(&same), &Depths::unknown(), None, 0.0))).collect()
+        })
+        .collect();
+    router.first_token(first.id, 2.0);
+    assert_eq!(router.next_in_turn(2.0), groups.iter().map(|group| group[0]).collect::<Vec<_>>());
+    let mut looked_up = 0;
+    let bound = router.bind_with(2.0, |_, _| looked_up += 1);
+    let let_in: Vec<_> = bound.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(let_in, groups[5], "the group with the least to compute, which came last, as a whole");
+    assert_eq!(looked_up, groups.len());
+}
+
+/// A burst waits for a moment before another engine computes its prompt once more: by then other prompts may have taken that
+/// engine.
+#[test]
+fn a_prompt_on_its_way_is_not_computed_again_before_the_rest_of_the_burst_has_come() {
+    let burst = |others: u64| {
+        let config = Config { prefill_rate: RATE, ..Config::default() };
+        let mut router = Router::new(config, by_name("kvatlas", Options::default(), 1).unwrap());
+        let workers = ["a", "b"].map(|name| router.add_worker(name, 0, 1.0, 0.0));
+        let same = prompt(0, 100);
+        let first = placed(router.choose_or_wait(&asks(&same), &Depths::unknown(), None, 0.0));
+        let outcomes: Vec<_> =
+            (0..200).map(|_| router.choose_or_wait(&asks(&same), &Depths::unknown(), None, 0.0)).collect();
+        for outcome in &outcomes {
+            assert!(!matches!(outcome, Outcome::Placed(decision) if decision.worker != first.worker));
+        }
+        assert!(router.waiting() > 0, "too many to follow one");
+        for other in 0..others {
+            let its = asks(&prompt(1 + other, 400)).tokens;
+            let request = Request { at_once: true, tokens: its, block_size: 16, ..Request::default() };
+            placed(router.choose_or_wait(&request, &Depths::unknown(), None, 0.001));
+        }
+        router.bind(0.03);
+        let other = workers.iter().find(|worker| **worker != first.worker).unwrap();
+        router.rows().requests[other.0 as usize]
+    };
+    assert!(burst(0) > 20, "the other engine is idle: {}", burst(0));
+    let taken = burst(40);
+    assert!(taken <= 40, "no more than the other prompts: {taken}");
+}
+
+/// Sessions that live at an engine make it dearer for a new one, but that is no reason to wait for another.
+#[test]
+fn what_a_session_will_bring_keeps_it_waiting_for_no_engine() {
+    let config = Config { prefill_rate: RATE, step_time: 0.004, ..Config::default() };
+    let mut router = Router::new(config, by_name("kvatlas", Options::default(), 1).unwrap());
+    let [a, b] = ["a", "b"].map(|name| router.add_worker(name, 0, 1.0, 0.0));
+    let mut now = 0.0;
+    for turn in 0..20 {
+        for session in 0..10 {
+            let own = prompt(1_000 * session + turn, 100);
+            let request = Request { session: Some(session), ..asks(&own) };
+            let its = placed(router.choose_among(&request, &Depths::unknown(), Some(&[a]), now));
+            router.first_token(its.id, now + 0.4);
+            router.finish(its.id, Usage { output_tokens: Some(250), ..Usage::default() }, now + 0.5);
+            now += 0.5;
+        }
+    }
+    placed(router.choose_among(&asks(&prompt(50_000, 400)), &Depths::unknown(), Some(&[b]), now));
+    let fresh = prompt(60_000, 10);
+    let new = Request { session: Some(99), ..asks(&fresh) };
+    let terms = router.explain(&new, &Depths::unknown(), None, now);
+    let outcome = router.choose_or_wait(&new, &Depths::unknown(), None, now);
+    assert!(matches!(outcome, Outcome::Placed(_)), "{terms:?}");
 }

@@ -27,7 +27,7 @@ const OPENAPI: &str = include_str!("openapi.json");
 pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let trace = Trace::of(&request, app.front.config.access_log, &app.gate);
+    let trace = Trace::of(&request, app.gate.live().access_log, &app.gate);
     let mut response = dispatch(&app, &call, route, request).await.unwrap_or_else(|refusal| refusal.response());
     let took = started.elapsed();
     app.counts.answered(route, response.status().as_u16(), took);

@@ -1,11 +1,13 @@
 //! Answers to queries as JSON, written by hand: a general serialiser would take longer than the lookup.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use kvatlas_index::Loadable;
 
 use crate::writer::Writer;
-use kvatlas_follow::lookup::{Row, WorkerRow};
+use kvatlas_follow::lookup::{Depths, Row, WorkerRow};
 use kvatlas_follow::state::{Reservations, Stream};
 
 /// Writes `,"lora_name":"…"`, if the model's name is an adapter's.
@@ -66,6 +68,7 @@ pub(crate) fn answer(
     out: &mut Writer,
     rows: &[Row<'_>],
     workers: &[WorkerRow],
+    loadable: &[Loadable],
     block_size: u64,
     ages: Option<&Reservations>,
 ) {
@@ -96,6 +99,10 @@ pub(crate) fn answer(
             out.raw(",\"usable\":");
             out.number(u64::from(usable) * block_size);
         }
+        let of_worker = loadable.iter().filter(|it| *it.worker == *ranks[0].worker);
+        if let Some(best) = of_worker.max_by_key(|it| (it.depth(), it.device, Reverse(it.rank))) {
+            segments(out, best, block_size);
+        }
         if let Some(streams) = ages {
             age(out, ranks, streams);
         }
@@ -103,6 +110,56 @@ pub(crate) fn answer(
     });
     out.raw("},\"tiers\":\"cumulative\",\"block_size\":");
     out.number(block_size);
+}
+
+/// Writes which part of the prompt the worker's best rank can use without computing it, and what others can pull from
+/// that rank.
+fn segments(out: &mut Writer, found: &Loadable, block_size: u64) {
+    out.raw(",\"loadable\":[");
+    out.list(&found.segments, |out, it| {
+        out.raw("{\"from\":");
+        out.number(u64::from(it.start) * block_size);
+        out.raw(",\"to\":");
+        out.number(u64::from(it.end) * block_size);
+        out.raw(",\"tier\":\"");
+        out.raw(it.tier.name());
+        out.raw("\",\"source\":");
+        match &it.pool {
+            Some(pool) => out.string(pool),
+            None => out.id(&found.worker),
+        }
+        out.raw(",\"dp_rank\":");
+        out.number(found.rank);
+        out.raw(if it.is_certain { ",\"certain\":true" } else { ",\"certain\":false" });
+        if let Some(age) = it.age {
+            out.raw(&format!(",\"age\":{age:.3}"));
+        }
+        out.raw("}");
+    });
+    out.raw("],\"pullable\":");
+    out.number(u64::from(found.host) * block_size);
+    if found.may_hold_more {
+        out.raw(",\"may_hold_more\":true");
+    }
+}
+
+/// Rows of ranks that hold nothing of the prompt, have a stream, and can load some of it from a pool.
+pub(crate) fn others<'m>(
+    rows: &[Row<'m>],
+    loadable: &'m [Loadable],
+    streams: &Reservations,
+    cap: Option<u32>,
+) -> Vec<Row<'m>> {
+    let is_other = |it: &&Loadable| {
+        it.depth() > 0
+            && !rows.iter().any(|row| (row.worker, row.rank) == (&*it.worker, it.rank))
+            && streams.stream_of(&it.worker, it.rank).is_some()
+    };
+    let row = |it: &'m Loadable| {
+        let (worker, rank, depths) = (&*it.worker, it.rank, Depths::default());
+        Row { worker, rank, depths, usable: cap.map(|_| 0) }
+    };
+    loadable.iter().filter(is_other).map(row).collect()
 }
 
 fn device_ranks(out: &mut Writer, ranks: &[Row<'_>], block_size: u64) {

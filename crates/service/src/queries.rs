@@ -37,10 +37,12 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
             let hybrids = hybrids.load();
             let mut rows = lookup::rows(&found, &hybrids, content, &filter, cap);
             matched = !rows.is_empty();
+            let loadable = lookup::loadable(&index, &hybrids, content, &filter);
+            rows.extend(found_json::others(&rows, &loadable, untrusted, cap));
 
             let workers = lookup::by_worker(&mut rows, scope.top_k);
             let mut out = Writer::with_capacity(128 + 128 * workers.len());
-            found_json::answer(&mut out, &rows, &workers, block_size, scope.age.then_some(untrusted));
+            found_json::answer(&mut out, &rows, &workers, &loadable, block_size, scope.age.then_some(untrusted));
             if scope.levels {
                 found_json::levels(&mut out, &rows, &workers, block_size);
             }

@@ -4,13 +4,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvatlas_follow::{Error, Follower};
+use kvatlas_follow::{Error, Follower, log};
 use kvatlas_http::{Front, Server};
 use parking_lot::Mutex;
+use serde::Deserialize;
 
 use crate::app::App;
 use crate::config::Config;
 use crate::server;
+
+/// The settings that can change without a restart.
+#[derive(Deserialize)]
+struct ServiceChange {
+    http: kvatlas_http::LiveSettings,
+    log: log::LogConfig,
+}
 
 /// A running service. Its methods block, so they must not be called from inside an async runtime.
 pub struct Service {
@@ -29,7 +37,7 @@ impl Service {
     pub fn start(config: Config) -> Result<Self, Error> {
         let Config { http, untrusted, follow } = config;
         // Errors in keys are reported before the follower starts.
-        kvatlas_follow::log::start(follow.log);
+        log::start(follow.log);
         let front = Front::new(http, false).map_err(not_started)?;
         let follower = Follower::start(follow, front.gate.asks_for_key_to_change())?;
         let app = App::new(follower, untrusted, front);
@@ -71,10 +79,18 @@ impl Service {
     /// # Errors
     /// [`Error::Start`] if one of them cannot be used: the old ones stay in force.
     pub fn reload(&self) -> Result<(), Error> {
-        self.app.gate.reload().map_err(not_started).inspect_err(
-            |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay in use"),
-        )?;
-        tracing::info!("keys and certificates were read again");
+        self.app.gate.reload().map_err(not_started)
+    }
+
+    /// Changes the settings that can change without a restart: JSON with the sections `http` and `log`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if they cannot be read: all stays as it was.
+    pub fn change(&self, settings: &str) -> Result<(), Error> {
+        let settings: ServiceChange = serde_json::from_str(settings)
+            .map_err(|error: serde_json::Error| Error::Config { message: error.to_string() })?;
+        self.app.gate.change(settings.http);
+        log::change(settings.log.level);
         Ok(())
     }
 

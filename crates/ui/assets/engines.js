@@ -2,7 +2,7 @@
 
 import { spark } from "./charts.js";
 import { definitions, make, mark, say } from "./dom.js";
-import { count, duration, percent, perSecond, whole, words } from "./format.js";
+import { count, duration, percent, perSecond, plural, whole, words } from "./format.js";
 import { Rows, text } from "./rows.js";
 import { complaint, health } from "./summary.js";
 
@@ -37,6 +37,11 @@ export function troubles(row) {
   if (counts.resets) all.push(`reset ${whole(counts.resets)}×`);
   return all;
 }
+
+const transferName = (kind, source) =>
+  kind === "pull"
+    ? `Pull from ${source ? source.worker + (source.rank > 0 ? ` rank ${source.rank}` : "") : "others"}`
+    : kind === "host" ? "Load from host memory" : "Load from disks and pools";
 
 function bar(cell) {
   cell.kvNumber = make("span", "number");
@@ -238,6 +243,15 @@ export function detail(key, row) {
         ["Weight", row.weight === undefined || row.weight === 1 ? null : String(row.weight)],
       ]),
     );
+  }
+  if (row.transfers?.length) {
+    const rows = row.transfers.map(({ kind, source, floor, seconds_per_token: token, samples, out }) => [
+      transferName(kind, source),
+      out > 0
+        ? `none for ${duration(out * 1000)}: pulls failed`
+        : `${duration(floor * 1000)} + ${duration(token * 1e6)} per 1${"\u202f"}000 tokens, ${plural(samples, "sample")}`,
+    ]);
+    box.append(make("h3", "", "Transfers, learnt"), definitions(rows));
   }
   if (row.blocks !== undefined) {
     box.append(

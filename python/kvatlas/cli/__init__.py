@@ -17,6 +17,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
         "router": "Route requests by what engines have cached and how busy they are.",
+        "epp": "Pick engines for gateways, as the Endpoint Picker of an InferencePool.",
         "serve": "Follow engines and answer how much of a prompt each holds.",
         "relay": "Follow engines and publish what each holds.",
     },
@@ -26,6 +27,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "query": "Ask a running service how much of a prompt each worker holds.",
         "workers": "Show the workers of a running service and their streams.",
         "compare": "Show which workers differ between two services, or two snapshots.",
+        "engines": "Add, remove and drain engines of a running router and its peers.",
         "decode": "Print the KV events that an engine publishes.",
     },
     "Simulate": {

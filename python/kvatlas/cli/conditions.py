@@ -6,24 +6,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-CONDITIONS = (
-    "down",
-    "asleep",
-    "failing",
-    "silent",
-    "refused",
-    "no_events",
-    "misconfigured",
-    "busy",
-    "unfollowed",
-    "refusing",
-    "denying",
-    "slow",
-    "overdue",
-    "partial",
-)
-"""All conditions that a router knows, the worst first."""
-
 
 def condition_words(condition: Mapping[str, Any]) -> str:
     """The sentence about a condition as `GET /workers` has it: name, reason, advice, since when, runbook."""

@@ -11,10 +11,14 @@ import click
 from kvatlas.errors import ConfigError
 from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.scheduler import EngineConfig
+from kvatlas.sim.tiers import TierConfig
 from kvatlas.sim.times import UNITS
+from kvatlas.sim.transfers import TRANSFERS, find_transfer
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 _DEFAULT = EngineConfig()
+_TIERS = TierConfig()
+_FROM = ("host", "pool", "pull")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -111,6 +115,61 @@ def engine_config(options: dict[str, Any], default: EngineConfig = _DEFAULT) -> 
     if "chunk" in options:
         given["chunk"] = options["chunk"] or None
     return replace(default, blocks=tokens // block_size, **given)
+
+
+def host_tier_options(command: _F) -> _F:
+    """Options for the tiers behind engines' caches: --host-tokens, --pulls, --offload-chunk and --transfer."""
+    for option in (
+        click.option(
+            "--transfer",
+            "transfers",
+            multiple=True,
+            metavar="[FROM=]NAME",
+            help=f"Duration of loads from host, pool or pull: {', '.join(TRANSFERS)}. Without FROM, of the pool and "
+            "pulls. Repeatable.  [default: host=pcie-host, pool=rdma-store, pull=h200-rdma]",
+        ),
+        click.option(
+            "--offload-chunk",
+            type=click.IntRange(1),
+            default=_TIERS.chunk,
+            show_default=True,
+            metavar="BLOCKS",
+            help="Blocks that are offloaded and loaded together.",
+        ),
+        click.option("--pulls", is_flag=True, help="Engines can pull blocks from each other's host memory."),
+        click.option(
+            "--host-tokens",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Tokens of host memory behind each engine's cache.  [default: none]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def tier_options(command: _F) -> _F:
+    """The options of `host_tier_options`, and --pool-tokens."""
+    pool = click.option(
+        "--pool-tokens",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Tokens of a pool that all engines share. Nobody announces what it evicts.  [default: no pool]",
+    )
+    return host_tier_options(pool(command))
+
+
+def tier_config(options: dict[str, Any]) -> TierConfig:
+    """The settings of tiers from these options. Settings whose options a command lacks keep their defaults."""
+    given: dict[str, Any] = {
+        name: options[name] for name in ("host_tokens", "pool_tokens") if options.get(name) is not None
+    }
+    for text in options.get("transfers") or ():
+        where, equals, name = text.rpartition("=")
+        if equals and where not in _FROM:
+            raise ConfigError(f"transfer {text!r}: it must be NAME, or FROM=NAME with a FROM of {', '.join(_FROM)}")
+        given |= dict.fromkeys((where,) if equals else ("pool", "pull"), find_transfer(name))
+    return TierConfig(**given, pulls=options.get("pulls", False), chunk=options.get("offload_chunk") or _TIERS.chunk)
 
 
 def fleet_config(options: dict[str, Any]) -> FleetConfig:

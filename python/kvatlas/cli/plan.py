@@ -37,6 +37,7 @@ from kvatlas.lab.capacity.target import TargetPlan, parse_target, search_target,
 from kvatlas.lab.capacity.target_report import print_target
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.sim import Trace
+from kvatlas.sim.tiers import TierConfig
 
 # What goes with --router.
 _LIVE = {"router", "key_file", "ca", "watch", "json_to"}
@@ -125,7 +126,7 @@ def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan | TargetPla
             raise click.UsageError("Give a TRACE, --workload NAME, --decisions FILE or --router URL.")
         made = read_asked(path, options)
     if options["target"] is not None:
-        return _search(made, replace(config, host_tokens=options["host_tokens"] or 0), options)
+        return _search(made, replace(config, tiers=TierConfig(host_tokens=options["host_tokens"] or 0)), options)
     host = options["host_tokens"]
     host = 4 * config.fleet.engine.cache_tokens if host is None else host
     variants = [] if options["quick"] else make_variants(config, host)

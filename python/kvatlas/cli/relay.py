@@ -22,7 +22,8 @@ def relay(config: Path | None, print_config: bool, **options: Any) -> None:
     What is published has content hashes instead of token ids. A relay is a service: it has the same settings, and
     answers /workers, /metrics and queries, at --bind.
 
-    Exit status: 0; 1 if requests were cut off or the relay could not start; 2 if an argument or setting is invalid.
+    Exit status: 0; 1 if requests were cut off or the relay could not start; 2 if an argument or setting is invalid; 130
+    after Ctrl-C.
     """
     run_service(config, print_config, options, _dedicated)
 

@@ -15,6 +15,7 @@ from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar
 from kvatlas.cli.engine_options import (
     policy_option,
     request_rate_option,
+    tier_options,
 )
 from kvatlas.cli.replay_options import (
     OF_FILES,
@@ -45,6 +46,15 @@ _WORK = WorkloadConfig()
 @click.command(short_help="Replay a trace over simulated engines with each routing policy.")
 @traffic_options
 @fleet_options
+@tier_options
+@click.option(
+    "--pull-delta",
+    type=click.IntRange(0),
+    default=_CONFIG.pull_delta,
+    show_default=True,
+    metavar="TOKENS",
+    help="Tokens by which a peer must be ahead for policies that end in +pull (llm-d-token-load+pull).",
+)
 @click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(
     "--policy",
@@ -52,7 +62,7 @@ _WORK = WorkloadConfig()
     multiple=True,
     metavar="NAME",
     help=f"Policies to compare: {', '.join(policy_names())}; module:Class for your own; a bound: {', '.join(BOUNDS)}; "
-    "or all. Repeatable.  "
+    "or all. With +pull behind it, engines also pull by llm-d's fixed rule. Repeatable.  "
     f"[default: {', '.join(POLICIES)}]",
 )
 @policy_option

@@ -16,6 +16,7 @@ from kvatlas.cli.engine_options import (
     engine_config,
     engines_option,
     seed_option,
+    tier_config,
     time_unit_option,
 )
 from kvatlas.cli.replay_results import check_results
@@ -24,6 +25,7 @@ from kvatlas.lab.replay.config import POLICIES, ReplayConfig
 from kvatlas.lab.replay.decisions import Decisions, read_decisions
 from kvatlas.lab.replay.runner import make_placer
 from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.tiers import MIN_DELTA
 from kvatlas.lab.replay.variants import with_options
 from kvatlas.lab.replay.workloads import TRACES, WORKLOADS, Workload, find_workload
 from kvatlas.routing import policy_names
@@ -31,6 +33,7 @@ from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, read_trace
 from kvatlas.sim.fleet import MOST_ENGINES, FleetConfig
 from kvatlas.sim.hardware import HARDWARE, StepTime, find_hardware
 from kvatlas.sim.loop import LOOPS
+from kvatlas.sim.tiers import TierConfig
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _CONFIG = ReplayConfig()
@@ -75,7 +78,7 @@ def fleet_options(command: _F) -> _F:
             default="h100x4",
             show_default=True,
             metavar="NAME",
-            help=f"Speed of an engine: {', '.join(HARDWARE)}. All are measured with a 70B model.",
+            help=f"Speed of an engine: {', '.join(HARDWARE)}. Without a model in its name, of a 70B model.",
         ),
         click.option("--step-base", type=_SECONDS, metavar="S", help="Seconds that every step takes."),
         click.option(
@@ -87,6 +90,12 @@ def fleet_options(command: _F) -> _F:
             type=_SECONDS,
             metavar="S",
             help="More seconds for each token of KV that a step reads.",
+        ),
+        click.option(
+            "--step-attention",
+            type=_SECONDS,
+            metavar="S",
+            help="More seconds for each pair of a prompt token of a step and a token before it.",
         ),
         click.option(
             "--max-running",
@@ -258,7 +267,7 @@ def replay_config(options: dict[str, Any], workload: Workload | None, record: De
         engine = replace(engine, block_size=record.trace.block, blocks=max(1, tokens // record.trace.block))
     constants = {
         name: value
-        for name in ("base", "prefill", "running", "context")
+        for name in ("base", "prefill", "running", "context", "attention")
         if (value := options[f"step_{name}"]) is not None
     }
     steps: StepTime = replace(find_hardware(options["hardware"]), **constants)
@@ -272,6 +281,8 @@ def replay_config(options: dict[str, Any], workload: Workload | None, record: De
         routers=options.get("routers", 1),
         loop=options["loop"],
         speedup=speedup,
+        tiers=tier_config(options) if "pulls" in options else TierConfig(),
+        pull_delta=options.get("pull_delta", MIN_DELTA),
         check=options.get("check", 0.0),
         check_seconds=options.get("check_seconds", 0.0),
     )

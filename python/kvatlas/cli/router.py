@@ -13,10 +13,14 @@ from kvatlas.cli.grouped_help import GroupedCommand
 from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
 from kvatlas.router.config import ROUTER, read_router_config, show_router_config
+from kvatlas.service.reread import SettingsReader
 
+ENGINES_HELP = (
+    "HTTP address of a vLLM or SGLang server, such as http://host:8000. Requests are sent there, and its "
+    "event sockets are discovered. Repeatable."
+)
 _ENGINES = {
-    "engine": "HTTP address of a vLLM or SGLang server, such as http://host:8000. Requests are sent there, and its "
-    "event sockets are discovered. Repeatable.",
+    "engine": ENGINES_HELP,
     "prefill": "HTTP address of an engine that only computes prompts, for --decode engines. Repeatable.",
     "decode": "HTTP address of an engine that generates answers to prompts computed by --prefill engines. Repeatable.",
 }
@@ -33,7 +37,7 @@ _MOST_USED = (
     "print_config",
     "check",
 )
-_TITLES = {
+TITLES = {
     "router": "Placing requests",
     "http": "Clients",
     "upstream": "Speaking to engines",
@@ -57,7 +61,7 @@ def _engines(command: Any) -> Any:
 @click.command(
     cls=GroupedCommand,
     most_used=_MOST_USED,
-    titles=_TITLES,
+    titles=TITLES,
     short_help="Route requests by what engines have cached and how busy they are.",
 )
 @_engines
@@ -81,8 +85,9 @@ def router(config: Path | None, print_config: bool, check: bool, as_json: bool, 
     Every setting is a flag, an environment variable (--queue-timeout is KVATLAS_QUEUE_TIMEOUT) and a key of the
     configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.
 
+    SIGHUP reads keys, certificates and settings again, and logs each changed setting that needs a restart.
     SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off,
-    or the router could not start; 2 if an argument or setting is invalid; 130 after a second Ctrl-C.
+    or the router could not start; 2 if an argument or setting is invalid; 130 after Ctrl-C.
 
     With --check: 3 if an engine cannot be used, 4 if the events of one do not arrive or cannot be used, 5 if prompts
     become other tokens here than in an engine, 1 for any other problem; of several, the first of these.
@@ -90,7 +95,8 @@ def router(config: Path | None, print_config: bool, check: bool, as_json: bool, 
     if as_json and not check:
         raise click.UsageError("--json can only be used with --check.")
     try:
-        resolved = read_router_config(given(ROUTER, options), file=config)
+        flags = given(ROUTER, options)
+        resolved = read_router_config(flags, file=config)
         if print_config:
             click.echo(show_router_config(resolved), nl=False)
             return
@@ -101,7 +107,8 @@ def router(config: Path | None, print_config: bool, check: bool, as_json: bool, 
         else:
             from kvatlas.router.run import run  # noqa: PLC0415 - not needed to check
 
-            status = run(resolved.config)
+            reader = SettingsReader(ROUTER, lambda: read_router_config(flags, file=config).config)
+            status = run(resolved.config, reader)
     except KvatlasError as error:
         show_cause(error)
         click.echo(f"Error: {error}", err=True)

@@ -25,13 +25,13 @@ class RouterReader:
     router.
     """
 
-    def __init__(self, url: str, key: str | None, context: ssl.SSLContext | None) -> None:
+    def __init__(self, url: str, key: str | None, context: ssl.SSLContext | None, *, timeout: float = _TIMEOUT) -> None:
         try:
             self._url = checked_url(url)
         except ValueError as error:
             raise InvalidArgumentError(f"--url must be http://HOST:PORT, but {error}", "invalid_url") from None
         self._http = httpx.Client(
-            base_url=self._url, timeout=_TIMEOUT, headers=authorization(key), trust_env=False, verify=context or True
+            base_url=self._url, timeout=timeout, headers=authorization(key), trust_env=False, verify=context or True
         )
 
     def __enter__(self) -> Self:
@@ -63,12 +63,38 @@ class RouterReader:
         found: dict[str, Any] = self._get("/reuse")
         return found
 
-    def _get(self, path: str) -> Any:
+    def orders(self) -> list[dict[str, Any]]:
+        """The changes of the fleet over HTTP, an object for each engine."""
+        found: list[dict[str, Any]] = self._get("/peers/engines")["orders"]
+        return found
+
+    def change(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """Have a change of the fleet made, and return the answer."""
+        answer = self._send(method, path, body)
         try:
-            answer = self._http.get(path)
+            said = answer.json()
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise ClientError(f"{self._url} is not a kvatlas router: {method} {path} did not return a JSON object")
+        if not answer.is_success:
+            about = said.get("error")
+            about = about if isinstance(about, dict) else {}
+            words = about.get("message") or f"status {answer.status_code}"
+            raise ClientError(
+                f"the router at {self._url}: {words}", str(about.get("code") or "refused"), status=answer.status_code
+            )
+        return said
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            return self._http.request(method, path, json=body)
         except (httpx.HTTPError, OSError) as error:
             code, words = failure(error)
             raise UnreachableError(f"the router at {self._url} {words}", code) from error
+
+    def _get(self, path: str) -> Any:
+        answer = self._send("GET", path)
         if answer.status_code != httpx.codes.OK:
             if answer.status_code == httpx.codes.NOT_FOUND:
                 raise ClientError(f"{self._url} is not a kvatlas router: it has no {path.partition('?')[0]}")

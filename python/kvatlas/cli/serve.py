@@ -13,6 +13,7 @@ from kvatlas.cli.settings import config_option, given, print_config_option, sett
 from kvatlas.errors import KvatlasError
 from kvatlas.service.config import Config, read_config, show_config
 from kvatlas.service.config.read import SERVICE
+from kvatlas.service.reread import SettingsReader
 from kvatlas.service.serve import serve as run
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -28,6 +29,13 @@ def follow_options(command: _F) -> _F:
         help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other "
         "keys: rank, topic, model, block_size, routing_group, count_copies, aliases, adapters. Repeatable.",
     )(config_option(command))
+    command = click.option(
+        "--pool",
+        multiple=True,
+        metavar="NAME[,KEY=VALUE...]",
+        help="Store that several engines put blocks in and load from: folder,members=w1|w2,chunk=4. Other keys: tier, "
+        "announces_removals, lifetime. Repeatable.",
+    )(command)
     return click.option(
         "--engine",
         multiple=True,
@@ -45,11 +53,13 @@ def run_service(
 ) -> NoReturn:
     """Run a service with these flags until it is stopped, and end the command. `adapt` may refuse the settings."""
     try:
-        resolved = read_config(given(SERVICE, options), file=config)
+        flags = given(SERVICE, options)
+        resolved = read_config(flags, file=config)
         if print_config:
             click.echo(show_config(resolved), nl=False)
             sys.exit(0)
-        status = run(adapt(resolved.config))
+        reader = SettingsReader(SERVICE, lambda: adapt(read_config(flags, file=config).config))
+        status = run(adapt(resolved.config), reader)
     except KvatlasError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)
@@ -64,7 +74,8 @@ def serve(config: Path | None, print_config: bool, **options: Any) -> None:
     Every setting is a flag, an environment variable (--stale-after is KVATLAS_STALE_AFTER) and a key of the
     configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.
 
+    SIGHUP reads keys, certificates and settings again, and logs each changed setting that needs a restart.
     SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off
-    or the service could not start; 2 if an argument or setting is invalid; 130 after a second Ctrl-C.
+    or the service could not start; 2 if an argument or setting is invalid; 130 after Ctrl-C.
     """
     run_service(config, print_config, options)

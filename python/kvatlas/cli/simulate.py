@@ -9,22 +9,27 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvatlas._tables import make_table
+from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status
 from kvatlas.cli.engine_options import (
     POSITIVE,
     cache_option,
     engine_config,
     engines_option,
+    host_tier_options,
     request_rate_option,
     seed_option,
     speed_options,
+    tier_config,
     time_unit_option,
 )
+from kvatlas.cli.standard_input import as_file
 from kvatlas.sim.loop import LOOPS
 from kvatlas.sim.scheduler import EngineConfig
 
@@ -113,6 +118,18 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens per block."
 )
 @speed_options
+@host_tier_options
+@click.option(
+    "--pool-folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Share a pool between the engines: a folder, a file for each chunk (vllm only).",
+)
+@click.option(
+    "--placeholders",
+    is_flag=True,
+    help="Announce offloaded blocks by name only, as vLLM does without self_describing_kv_events.",
+)
 @click.option(
     "--role",
     type=click.Choice(["both", "prefill", "decode"]),
@@ -153,7 +170,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     "--trace",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Send the requests of this trace to the engines in turn.",
+    help="Send the requests of this trace to the engines in turn; - for standard input.",
 )
 @click.option(
     "--loop",
@@ -191,8 +208,17 @@ def simulate(**options: Any) -> None:
 
     Inject faults with the CHANCE options, or at run time by POST /sim/faults to an engine's URL.
 
-    Exit status: 0 after Ctrl-C or SIGTERM; 1 if an engine exited by itself; 2 if an argument is invalid.
+    Exit status: 0 after SIGTERM; 1 if an engine exited by itself; 2 if an argument is invalid; 130 after Ctrl-C.
     """
+    _check(options)
+    if options["trace"] is None:
+        _run(options)
+        return
+    with as_file(options["trace"]) as trace:
+        _run(options | {"trace": trace})
+
+
+def _run(options: dict[str, Any]) -> None:
     fleet = _fleet(options)
     if (folder := options["tokenizer_dir"]) is not None:
         _write_tokenizer(folder)
@@ -200,18 +226,19 @@ def simulate(**options: Any) -> None:
         if (path := options["engines_file"]) is not None:
             fleet.write_engines_file(path)
         _show(fleet, as_json=options["as_json"])
-        while not stop.wait(0.5):
+        while not stop.asked.wait(0.5):
             if fleet.dead:
                 names = ", ".join(engine.name for engine in fleet.dead[:5])
                 click.echo(f"Error: {names} exited; stopping all others.", err=True)
                 sys.exit(1)
+    if stop.number == signal.SIGINT:
+        sys.exit(INTERRUPTED)
 
 
 def _fleet(options: dict[str, Any]) -> Fleet:
     # Here, not above: the rest of the command line works without what these need.
     from kvatlas.sim.server import Faults, Fleet, ServerConfig, TrafficConfig  # noqa: PLC0415
 
-    _check(options)
     traffic = None
     if options["trace"] is not None:
         traffic = TrafficConfig(
@@ -231,6 +258,9 @@ def _fleet(options: dict[str, Any]) -> Fleet:
         hash_algorithm=options["hash_algorithm"],
         hash_seed=options["hash_seed"],
         engine=engine_config(options),
+        tiers=tier_config(options),
+        pool_folder=str(options["pool_folder"].absolute()) if options["pool_folder"] is not None else "",
+        describes=not options["placeholders"],
         speed=options["speed"],
         ranks=options["ranks"],
         model=options["model"],
@@ -298,6 +328,7 @@ def _show(fleet: Fleet, *, as_json: bool) -> None:
                 "pid": engine.pid,
                 "endpoints": [engine.endpoint(rank) for rank in range(engine.config.ranks)],
                 "replay_endpoints": [engine.replay_endpoint(rank) for rank in range(engine.config.ranks)],
+                "pull_endpoint": engine.pull_endpoint(),
             }
             for engine in fleet.engines
         ]
@@ -319,11 +350,23 @@ def _show(fleet: Fleet, *, as_json: bool) -> None:
     out.print("Serving until Ctrl-C.")
 
 
+class _Stop:
+    """The signal that asked to stop, once one has."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.number = 0
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        self.number = number
+        self.asked.set()
+
+
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """A context in which SIGINT and SIGTERM set the event."""
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+def _stop_signals() -> Iterator[_Stop]:
+    """A context in which SIGINT and SIGTERM ask to stop."""
+    stop = _Stop()
+    before = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:

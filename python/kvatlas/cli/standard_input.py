@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 from kvatlas.errors import TraceError
 
 _NAME = "standard input"
+_PIECE = 1 << 16  # bytes
+_LOOK = 0.2  # seconds
 
 
 @contextmanager
@@ -26,8 +30,22 @@ def as_file(path: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="kvatlas-") as folder:
         copy = Path(folder) / _NAME
         with copy.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.writelines(_pieces(sys.stdin.buffer))
         try:
             yield copy
         except TraceError as error:
             raise TraceError(str(error).replace(str(copy), _NAME)) from error
+
+
+def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+    """The content of a stream. Ctrl-C ends it at any time: a read that begins just after it would go on."""
+    try:
+        number = stream.fileno()
+    except OSError:
+        yield stream.read()
+        return
+    while True:
+        if select.select([number], [], [], _LOOK)[0]:
+            if not (piece := os.read(number, _PIECE)):
+                return
+            yield piece

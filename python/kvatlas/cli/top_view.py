@@ -13,18 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from kvatlas._text import counted, milliseconds, nanoseconds, percent, seconds, short
-from kvatlas.cli.conditions import CONDITIONS, condition_words
+from kvatlas.cli.conditions import condition_words
 
 _STANDINGS = {
     "up": "green",
     "busy": "yellow",
     "asleep": "yellow",
     "draining": "yellow",
-    **dict.fromkeys(("refusing", "denying", "slow", "overdue", "partial"), "yellow"),
+    **dict.fromkeys(("refusing", "other_tokens", "denying", "slow", "overdue", "partial"), "yellow"),
 }
 _STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow", "asking": "yellow"}
 _ROWS = 64  # engines shown
 _ADVISED = 8  # engines shown with advice
+_MOST_TRANSFERS = 16  # costs of loads and pulls shown
 _MODELS = 2  # names of models shown of an engine
 _LONGEST = 28  # characters of a model's name
 
@@ -72,6 +73,7 @@ class View:
             parts.append(_unread(unread))
         if refused := _refused(look, before):
             parts.append(refused)
+        parts += _troubles(look.router)
         if changing := look.router.get("changing_prompts"):
             parts.append(_changing(changing))
         if rows:
@@ -80,6 +82,13 @@ class View:
             if len(rows) > _ROWS:
                 parts.append(Text(f"and {len(rows) - _ROWS} more", "dim"))
             parts += [_advice(row) for row in rows[:_ADVISED] if row.condition]
+            if transfers := [
+                (row, rank, it) for row in shown for rank in row.ranks for it in rank.get("transfers") or ()
+            ]:
+                transfers.sort(key=lambda each: not each[2]["out"])  # what is out comes first
+                parts += [Text(), _table(_TRANSFERS, transfers[:_MOST_TRANSFERS], out)]
+                if len(transfers) > _MOST_TRANSFERS:
+                    parts.append(Text(f"and {len(transfers) - _MOST_TRANSFERS} more", "dim"))
         else:
             parts.append(Text("There are no engines yet.", "yellow"))
         if self.decisions:
@@ -133,6 +142,24 @@ def _refused(look: Look, before: Look) -> Text | None:
         for code, count in by_count
     )
     return Text(f"Refused since the router started: {words}", "yellow")
+
+
+def _troubles(router: dict[str, Any]) -> list[Text]:
+    """The lines about trouble of the router itself: a policy that fails, a record that cannot be written."""
+    found = []
+    if failed := int(router.get("policy_failed") or 0):
+        found.append(
+            f"The policy failed at {counted(failed, 'decision')} since the router started: the engine with the least "
+            "to compute took the request; the log has the error"
+        )
+    record = router.get("record") or {}
+    if lost := int(record.get("failed") or 0):
+        found.append(
+            f"The record of decisions lost {counted(lost, 'line')}: its file cannot be written; the log says why"
+        )
+    if dropped := int(record.get("dropped") or 0):
+        found.append(f"The record of decisions lost {counted(dropped, 'line')}: its disk is too slow")
+    return [Text(words, "yellow") for words in found]
 
 
 def _unread(about: dict[str, Any]) -> Text:
@@ -193,9 +220,9 @@ class _Engine:
     @property
     def rank_of_condition(self) -> int:
         """Sort key of the engine's condition; the worst sorts first."""
-        if self.word in CONDITIONS:
-            return CONDITIONS.index(self.word)
-        return len(CONDITIONS) + (self.word == "up")
+        if self.condition:
+            return -int(self.condition.get("severity", 1))
+        return int(self.standing == "up")
 
     @property
     def is_followed(self) -> bool:
@@ -275,6 +302,32 @@ _ENGINES = (
     Column("requests/s", lambda engine: Text("" if engine.rate is None else f"{engine.rate:,.1f}"), 5),
     Column("tokens/s", lambda engine: _number(engine.made), 7),
     Column("faults", lambda engine: Text(f"{engine.worker['faults']:,}", "red" if engine.worker["faults"] else ""), 8),
+)
+
+
+_Transfer = tuple[_Engine, dict[str, Any], dict[str, Any]]
+"""An engine, one of its ranks, and what was learnt of one kind of that rank's transfers."""
+
+
+def _transfer_from(each: _Transfer) -> Text:
+    kind, source = str(each[2]["kind"]), each[2].get("source")
+    if source is None:
+        return Text({"host": "its host memory", "far": "its disks and pools"}.get(kind, kind))
+    return Text(_place(source))
+
+
+def _again(each: _Transfer) -> Text:
+    out = float(each[2]["out"])
+    return Text(f"out for {seconds(out)}: pulls failed", "red") if out > 0 else Text("")
+
+
+_TRANSFERS: tuple[Column, ...] = (
+    Column("engine", lambda each: Text(_place({"worker": each[0].name, "rank": each[1].get("rank")})), left=True),
+    Column("loads or pulls from", _transfer_from, left=True),
+    Column("floor", lambda each: Text(milliseconds(each[2]["floor"] * 1e3))),
+    Column("per 1,000 tokens", lambda each: Text(milliseconds(each[2]["seconds_per_token"] * 1e6))),
+    Column("samples", lambda each: Text(f"{each[2]['samples']:,}"), 2),
+    Column("", _again, 1, left=True),
 )
 
 

@@ -217,6 +217,7 @@ class StreamStatus:
         unlinked: Blocks that match nothing, because an earlier block of their chain is missing.
         buffered: Batches buffered during a replay.
         ranks: Ranks that the stream feeds.
+        chunks: Blocks in a chunk of each tier beyond the device, "cpu", "disk" or "external", as stores show.
         counters: Counts by name: "gaps", "lost_batches", "resets" and so on.
         refused: Events that were refused, by reason.
         last_error: The present error, or the one that made the stream partial; None without errors.
@@ -256,6 +257,7 @@ class StreamStatus:
     no_salts: bool = False
     fingerprints: Mapping[int, str] = field(default_factory=dict)
     snapshot: str | None = None
+    chunks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +308,8 @@ class EngineStatus:
         worker: The worker's name.
         url: The engine's URL, or the stream's endpoint.
         state: "registered", or why it is not: "asking" (for the first time), "unreachable", "no_events", "unusable"
-            (what it reports cannot be used) or "refused" (by the service).
+            (what it reports cannot be used) or "refused" (by the service). A router says "up",
+            "down", "failing", "silent", "busy", "asleep" or "draining".
         rank: The rank of a configured stream; None for an engine.
         code: The code of the last problem, if there is one.
         reason: The last problem in words.

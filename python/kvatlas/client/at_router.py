@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from kvatlas.client import parse
-from kvatlas.client.answers import Answer, UntrustedRank, WorkerDepth, WorkerStatus
+from kvatlas.client.answers import Answer, EngineStatus, UntrustedRank, WorkerDepth, WorkerStatus
 from kvatlas.client.prompts import Prompt
 from kvatlas.client.requests import DEFAULT_GROUP, Call, Json, Scope
 from kvatlas.errors import ClientError
@@ -17,6 +18,15 @@ Rows = list[dict[str, Any]]
 def engines() -> Call[Rows]:
     """GET /workers: the engines of a router."""
     return Json(list, "GET", "/workers")
+
+
+def engine_statuses() -> Call[list[EngineStatus]]:
+    """GET /engines: the engines of a router, as a service lists its own."""
+
+    def made(rows: Rows) -> list[EngineStatus]:
+        return [EngineStatus(str(row["name"]), str(row["url"]), str(row["standing"])) for row in rows]
+
+    return Json(made, "GET", "/engines")
 
 
 def streams() -> Call[list[WorkerStatus]]:
@@ -35,7 +45,12 @@ def explain(prompt: Prompt, scope: Scope) -> Call[dict[str, Any]]:
     body: dict[str, Any] = {"model": prompt.lora or scope.keyspace.model, "prompt": prompt.numbers.tolist()}
     if prompt.salt is not None:
         body["cache_salt"] = prompt.salt
-    return Json(dict, "POST", "/explain", body)
+    return explain_body(body)
+
+
+def explain_body(body: Mapping[str, Any], *, hashes: bool = False) -> Call[dict[str, Any]]:
+    """POST /explain with the body of a request."""
+    return Json(dict, "POST", "/explain?hashes=1" if hashes else "/explain", dict(body))
 
 
 def workers(

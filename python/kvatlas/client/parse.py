@@ -28,7 +28,9 @@ from kvatlas.errors import ClientError
 
 T = TypeVar("T")
 
-_A_ROUTER = "this is the address of a kvatlas router, which answers `workers()` and `query()` only"
+_A_ROUTER = (
+    "this is the address of a kvatlas router, which answers `workers()`, `engines()`, `query()` and `explain()` only"
+)
 
 
 def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
@@ -209,6 +211,7 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
         no_salts=bool(about.get("no_salts")),
         fingerprints={int(rank): str(word) for rank, word in about.get("fingerprints", {}).items()},
         snapshot=_optional(str, (about.get("snapshot") or {}).get("outcome")),
+        chunks={str(tier): int(blocks) for tier, blocks in about.get("chunks", {}).items()},
     )
 
 

@@ -218,8 +218,27 @@ class Client:
         return fleet
 
     def engines(self) -> list[EngineStatus]:
-        """Return the configured engines and streams, registered or not, and why not."""
-        return self._send(requests.engines())
+        """Return the configured engines and streams, registered or not, and why not; of a router, its engines."""
+        try:
+            return self._send(requests.engines())
+        except ClientError as error:
+            if error.code != "router":
+                raise
+        return self._send(at_router.engine_statuses())
+
+    def explain(self, request: Mapping[str, Any], *, hashes: bool = False) -> dict[str, Any]:
+        """Ask a router how its engines compare for a request, which it does not send.
+
+        Args:
+            request: The body of a request of any API that the router takes.
+            hashes: Whether to return the content hashes of the prompt's blocks, too.
+
+        Returns:
+            The router's answer: `policy`, `model`, `tokens`, `block_size`, `blocks` (0 if the prompt could not be
+            read), `terms` and `candidates`, each with `worker`, `rank`, `cached_tokens`, `held_tokens` and `terms`;
+            with `hashes` also `content_hashes`, one for each of `blocks`.
+        """
+        return self._send(at_router.explain_body(request, hashes=hashes))
 
     def sites(
         self,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from kvatlas.errors import ServiceError
+from kvatlas.errors import KvatlasError, ServiceError
 from kvatlas.router.config import RouterConfig
 from kvatlas.service.config import Engine
 from kvatlas.service.discovery.probe import EngineDescription
+from kvatlas.service.discovery.sources.base import Member
 from kvatlas.service.native import Native
+
+logger = logging.getLogger("kvatlas.router")
 
 
 class NativeRouter(Native, Protocol):
@@ -20,19 +24,23 @@ class NativeRouter(Native, Protocol):
 
     @property
     def follows(self) -> bool: ...
-    def set_engine(self, engine: str, /) -> None: ...
+    def set_engine(self, engine: str, for_client: bool = False, /) -> None: ...
     def remove_engine(self, name: str, /) -> None: ...
     def drain_engine(self, name: str, drained: bool, by_discovery: bool = False, /) -> None: ...
+    def set_objectives(self, priorities: str, /) -> None: ...
     def state(self) -> str: ...
     def decisions(self, limit: int, /) -> str: ...
 
 
-def start(config: dict[str, Any], policy: object | None = None) -> NativeRouter:
+def start(
+    config: dict[str, Any], policy: object | None = None, keeper: Callable[[str], str] | None = None
+) -> NativeRouter:
     """Start the native router.
 
     Args:
         config: The result of `RouterConfig.router_for_native`.
         policy: An object with `choose(request, candidates)`, instead of a policy by name.
+        keeper: Makes the changes of the fleet that clients ask for: takes a request in JSON and returns the answer.
 
     Raises:
         ServiceError: The address cannot be bound, a certificate or a tokenizer cannot be used, or this build has no
@@ -43,7 +51,7 @@ def start(config: dict[str, Any], policy: object | None = None) -> NativeRouter:
         from kvatlas._native import RouterServer  # noqa: PLC0415 - the command line works without
     except ImportError as error:
         raise ServiceError("this build of kvatlas has no router", "not_started") from error
-    made: NativeRouter = RouterServer(json.dumps(config), policy)
+    made: NativeRouter = RouterServer(json.dumps(config), policy, keeper)
     return made
 
 
@@ -75,6 +83,9 @@ class EngineRegistry:
     def other_block_size(self, worker: str, /) -> int | None:
         return None
 
+    def restarted(self) -> list[str]:
+        return []
+
     def release(self, hold: str, /) -> bool:
         return False
 
@@ -84,8 +95,14 @@ class EngineRegistry:
     def no_snapshot(self, why: str | None = None, /) -> None:
         return None
 
+    def change(self, settings: str, /) -> None:
+        self._native.change(settings)
+
     def reload(self) -> None:
         self._native.reload()
+
+    def sole_tokens(self) -> str:
+        return "{}"
 
     def engines(self) -> str:
         return self._native.engines()
@@ -116,26 +133,62 @@ class Engines:
     def __init__(self, native: NativeRouter, config: RouterConfig) -> None:
         self._native = native
         self._config = config
+        self._listed: dict[str, dict[str, Any]] = {}  # by their entries
+        self._found: dict[str, dict[str, Any]] = {}  # by their own answers; stays until another one comes
         self._told: dict[str, dict[str, Any]] = {}
         self._unready: set[str] = set()  # not in the router yet
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def listed(self, engine: Engine, ranks: Collection[int], /) -> None:
-        """Add or change an engine of the list, so that it gets requests."""
-        self._tell(engine.worker, self._config.engine_for_native(engine, ranks))
+    def listed(self, engine: Engine, ranks: Collection[int], drained: bool, /) -> None:
+        """Add or change an engine of the list, so that it gets requests, or no new ones if it is drained."""
+        with self._lock:
+            self._listed[engine.worker] = self._config.engine_for_native(engine, ranks, drained=drained)
+            self._tell(engine.worker)
+
+    def add(self, engine: Engine, drained: bool, *, for_client: bool, is_same: bool) -> None:
+        """Add or change an engine at once, before discovery lists it.
+
+        Args:
+            engine: The engine.
+            drained: Whether it gets no new requests.
+            for_client: Whether a client over HTTP adds it.
+            is_same: Whether what was found of the engine of its name still counts.
+
+        Raises:
+            KvatlasError: It cannot be used.
+        """
+        name = engine.worker
+        listed = self._config.engine_for_native(engine, drained=drained)
+        with self._lock:
+            about = _merged(listed, self._found.get(name, {}) if is_same else {})
+            if name not in self._unready:
+                self._native.set_engine(json.dumps(about), for_client)
+                self._told[name] = about
+            self._listed[name] = listed
+            if not is_same:
+                self._found.pop(name, None)
+
+    def undo(self, engine: Engine, before: Member | None) -> None:
+        """Take an addition back: `before` is the engine that had the name."""
+        if before is not None and isinstance(before.entry, Engine):
+            self.listed(before.entry, (), bool(before.drained))
+        else:
+            self.left(engine, False)
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
         """Update an engine with its ranks and block size, once it has answered."""
-        about = dict(self._config.engine_for_native(engine))
-        if found is not None:
-            about["ranks"] = found.ranks
-            if found.rank_header is not None:
-                about["rank_header"] = found.rank_header
-            about["block_size"] = found.block_size
-            about.setdefault("model", found.model)
-        elif engine.worker in self._told:
-            return  # nothing new
-        self._tell(engine.worker, about)
+        name = engine.worker
+        with self._lock:
+            if found is not None:
+                about: dict[str, Any] = {"block_size": found.block_size, "model": found.model}
+                # What requests are to name may be given.
+                if not isinstance(engine.ranks, tuple):
+                    about["ranks"] = found.ranks
+                if found.rank_header is not None and engine.rank_header is None:
+                    about["rank_header"] = found.rank_header
+                self._found[name] = about
+            if name in self._listed:
+                self._tell(name)
 
     def held(self, engine: Engine, held: bool, /) -> None:
         """Send an engine no new requests, or new ones again, as its source says."""
@@ -146,25 +199,44 @@ class Engines:
             elif name in self._unready:
                 if not held:
                     self._unready.discard(name)
-                    self._native.set_engine(json.dumps(self._told[name]))
+                    if name in self._listed:
+                        self._tell(name)
             else:
-                with contextlib.suppress(ServiceError):  # an operator may have removed it
+                with contextlib.suppress(ServiceError):  # it may not be usable
                     self._native.drain_engine(name, held, True)
 
-    def left(self, engine: Engine, /) -> None:
-        """Remove an engine that has left the list."""
+    def left(self, engine: Engine, comes_back: bool, /) -> None:
+        """Remove an engine that has left the list; or forget what was found of it, if it will be listed again."""
         with self._lock:
-            self._told.pop(engine.worker, None)
+            self._found.pop(engine.worker, None)
+            if comes_back:
+                return
+            self._listed.pop(engine.worker, None)
             self._unready.discard(engine.worker)
-            with contextlib.suppress(ServiceError):  # it may be removed already
-                self._native.remove_engine(engine.worker)
+            if self._told.pop(engine.worker, None) is not None:
+                with contextlib.suppress(ServiceError):  # it may be removed already
+                    self._native.remove_engine(engine.worker)
 
-    def _tell(self, name: str, about: dict[str, Any]) -> None:
-        with self._lock:
-            before = self._told.get(name)
-            # A description stays until another one is found.
-            about = {**(before or {}), **about}
-            if about != before:
-                self._told[name] = about
-                if name not in self._unready:
-                    self._native.set_engine(json.dumps(about))
+    def objectives(self, priorities: str, /) -> None:
+        """Give requests that name an objective its priority."""
+        self._native.set_objectives(priorities)
+
+    def _tell(self, name: str) -> None:
+        about = _merged(self._listed[name], self._found.get(name, {}))
+        before = self._told.get(name)
+        if about == before or name in self._unready:
+            return
+        try:
+            if before is not None and {**before, "drain": about["drain"]} == about:
+                self._native.drain_engine(name, about["drain"])
+            else:
+                self._native.set_engine(json.dumps(about))
+        except KvatlasError as error:
+            logger.warning("engine %s cannot be used: %s", name, error)
+            return
+        self._told[name] = about
+
+
+def _merged(listed: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an engine for the native router: its entry, with what was found out about it."""
+    return {**listed, **{name: value for name, value in found.items() if name != "model" or name not in listed}}

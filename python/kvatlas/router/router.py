@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 from kvatlas.errors import ConfigError
 from kvatlas.router import native
 from kvatlas.router.config import RouterConfig
+from kvatlas.router.fleet import FleetKeeper, Orders, PeerOrders, PeerRouters, StateFile
 from kvatlas.router.tokenizers import resolve
 from kvatlas.routing.policies import check_name, own_policy
 from kvatlas.service.config import Engine
 from kvatlas.service.config.kinds import shown
 from kvatlas.service.discovery.watch import HOLD, Discovery
 from kvatlas.service.server_handle import ServerHandle, registration_of
+
+logger = logging.getLogger("kvatlas.router")
 
 
 class Router(ServerHandle[native.NativeRouter]):
@@ -30,6 +34,7 @@ class Router(ServerHandle[native.NativeRouter]):
     """
 
     _what = "router"
+    _config: RouterConfig
 
     def __init__(
         self,
@@ -71,30 +76,59 @@ class Router(ServerHandle[native.NativeRouter]):
         elif policy is None:
             check_name(config.router.policy)
         tokenizer, tokenizers = resolve(config.router.tokenizer), dict(config.router.tokenizers)
-        discovery = Discovery(config)
+        self._peers = PeerRouters(config, config.http.bind) if config.router.peers else None
+        orders, has_heard = self._first_orders()
+        discovery = Discovery(config, orders)
         asks = discovery.has_any
+        self._keeper = FleetKeeper(config, orders, discovery, self._peers)
+        self._asking: PeerOrders | None = None
         started = native.start(
             config.router_for_native(
                 tokenizer,
                 {model: path for model, name in tokenizers.items() if (path := resolve(str(name))) is not None},
                 holds=(HOLD,) if asks and config.follows_events else (),
+                engines=_at_start(discovery, config),
                 log=log,
             ),
             policy,
+            self._keeper,
         )
         super().__init__(started, config, discovery)
         try:
             if config.follows_events:
-                self._fetch_snapshot()
+                self._fetch_snapshot(config.upstream.ca)
                 for stream in config.static_streams:
                     stream.check(model=config.model, block_size=config.block_size)
                     self._native.register(registration_of(stream, config))
-            if asks:
-                discovery.watcher = native.Engines(self._native, config)
-                self._discover(self._native if config.follows_events else native.EngineRegistry(self._native))
+            discovery.watcher = watcher = native.Engines(self._native, config)
+            thread = self._discover(self._native if config.follows_events else native.EngineRegistry(self._native))
+            self._keeper.begin(watcher, thread.start, self.url)
+            if self._peers is not None and not has_heard:
+                self._asking = PeerOrders(self._peers, self._keeper.merge)
         except BaseException:
             self._native.close()
             raise
+
+    def _stop_discovery(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.stop()
+        super()._stop_discovery()
+
+    def _first_orders(self) -> tuple[Orders, bool]:
+        """The orders from before the start, by the state file and the peers, and whether a peer has answered."""
+        path = self._config.router.state_file
+        file = None if path is None else StateFile(path)
+        orders = Orders([] if file is None else file.read(), save=None if file is None else file.write)
+        if file is not None:
+            file.check(orders.all())
+        if self._peers is None:
+            return orders, True
+        heard, has_heard = self._peers.orders()
+        if not has_heard:
+            logger.info("no other router has answered yet: what was changed over HTTP there is taken in when one does")
+        orders.merge(heard)
+        return orders, has_heard
 
     @property
     def config(self) -> RouterConfig:
@@ -109,22 +143,21 @@ class Router(ServerHandle[native.NativeRouter]):
     # The fleet
 
     def add_engine(self, engine: Engine | str, *, role: str | None = None) -> None:
-        """Send requests to an engine from now on, besides those of the configuration. Its events are not followed.
+        """Send requests to an engine from now on, and follow its events, like those of the configuration.
 
         Raises:
-            ConfigError: The engine is not `[NAME=]URL`.
-            ServiceError: The engine cannot be used.
+            ConfigError: The engine is not `[NAME=]URL`, or cannot be used.
+            ServiceError: It cannot be written down (code "state_not_written").
         """
-        about = self._config.engine_for_native(_in_role(Engine.of(engine), role))
-        self._native.set_engine(json.dumps(about))
+        self._keeper.add(_in_role(Engine.of(engine), role))
 
     def remove_engine(self, name: str) -> None:
-        """Send an engine no more requests; open ones finish.
+        """Send an engine no more requests, and forget its blocks; open requests finish.
 
         Raises:
             ServiceError: There is no such engine (code "unknown_engine").
         """
-        self._native.remove_engine(name)
+        self._keeper.change("remove", name)
 
     def drain_engine(self, name: str, *, drained: bool = True) -> None:
         """Send an engine no new requests; with `drained=False`, send it requests again.
@@ -132,7 +165,7 @@ class Router(ServerHandle[native.NativeRouter]):
         Raises:
             ServiceError: There is no such engine (code "unknown_engine").
         """
-        self._native.drain_engine(name, drained)
+        self._keeper.change("drain" if drained else "undrain", name)
 
     def state(self) -> Any:
         """The engines with their health and their work, as in `GET /workers`."""
@@ -141,6 +174,19 @@ class Router(ServerHandle[native.NativeRouter]):
     def decisions(self, limit: int = 100) -> Any:
         """The last decisions, as in `GET /decisions`."""
         return json.loads(self._native.decisions(limit))
+
+
+def _at_start(discovery: Discovery, config: RouterConfig) -> list[dict[str, Any]]:
+    """The engines of the configuration, without those that were removed over HTTP, for the native router."""
+    found = []
+    for engine in config.engines:
+        member = discovery.wanted.get((engine.worker, None))
+        if member is not None and isinstance(member.entry, Engine):
+            about = config.engine_for_native(
+                member.entry, config.ranks_by_hand(member.entry), drained=bool(member.drained)
+            )
+            found.append(about)
+    return found
 
 
 def _in_role(engine: Engine, role: str | None) -> Engine:

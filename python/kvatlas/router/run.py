@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from kvatlas._native import __version__
 from kvatlas._text import counted
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.router import Router
 from kvatlas.service import logs
+from kvatlas.service.reread import SettingsReader
 from kvatlas.service.serve import run_until_stopped
 
 logger = logging.getLogger("kvatlas.router")
 
 
-def run(config: RouterConfig | None = None) -> int:
+def run(
+    config: RouterConfig | None = None,
+    reader: SettingsReader[RouterConfig] | None = None,
+    remarks: Sequence[str] = (),
+) -> int:
     """Run a router until SIGTERM or SIGINT, then drain it. To be called in the main thread.
 
-    SIGHUP makes the router read its keys and certificates again.
+    SIGHUP makes the router read its keys and certificates again, and its settings with the reader.
+
+    Args:
+        config: The configuration; the defaults if not given.
+        reader: Reads the settings again on SIGHUP; only keys and certificates are if not given.
+        remarks: Warnings to log first, about what was asked for and is not done.
 
     Returns:
-        The exit status: 0 if all requests were finished, 1 if some were cut off.
+        The exit status: 130 after SIGINT; else 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -29,7 +40,13 @@ def run(config: RouterConfig | None = None) -> int:
         TokenizerError: A tokenizer cannot be read.
     """
     chosen = config or RouterConfig()
-    return run_until_stopped(chosen.log, lambda: Router(config=chosen, log=True), _greet, _ready)
+
+    def start() -> Router:
+        for remark in remarks:
+            logger.warning("%s", remark)
+        return Router(config=chosen, log=True)
+
+    return run_until_stopped(chosen.log, start, _greet, _ready, reader)
 
 
 def _greet(router: Router) -> None:
@@ -46,6 +63,9 @@ def _greet(router: Router) -> None:
         ]
         if router.admin_address:
             lines.append(f"health, readiness and metrics also at http://{router.admin_address}")
+        if config.router.gateway_bind is not None:
+            how = "with TLS" if config.router.gateway_tls else "without TLS"
+            lines.append(f"picks engines for gateways at {config.router.gateway_bind} {how}")
         logs.write_lines(*lines, f"engines: {from_whom}", f"policy: {config.router.policy}; {_knows(config)}")
     if not config.http.is_loopback() and config.http.bearer() is None:
         logger.warning(

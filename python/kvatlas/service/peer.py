@@ -24,7 +24,7 @@ from typing import IO
 
 import httpx
 
-from kvatlas._http import failure, options
+from kvatlas._http import failure, options, tls_context
 from kvatlas.errors import ServiceError
 from kvatlas.service import native, replicas
 from kvatlas.service.config.sharing import SnapshotConfig
@@ -44,14 +44,18 @@ _PATIENT = (408, 429, 502, 503, 504)  # answers after which the same request may
 class SnapshotFetcher:
     """Fetches the snapshot in a thread, and hands it to the native service, whose streams wait for it."""
 
-    def __init__(self, config: SnapshotConfig, to: native.Native, own: str) -> None:
+    def __init__(
+        self, config: SnapshotConfig, to: native.Native, own: str, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
         """Begin to fetch the snapshot.
 
         Args:
             config: Where the snapshot comes from.
             to: The native service that gets it.
             own: The IP address and port of this service, which is left out.
+            ssl_context: The TLS context; one that trusts the system's certificates if not given.
         """
+        self._ssl_context = ssl_context
         self._config = config
         self._native = to
         self._own = own
@@ -85,9 +89,9 @@ class SnapshotFetcher:
         """Write the snapshot to a file. Returns the URL of the peer; None if there is no peer to ask."""
         key, timeout, most = self._config.peer_bearer(), self._config.peer_timeout, self._config.max_bytes
         if not replicas.is_name(peer):
-            fetch(peer, key, timeout, out, self._stop, max_bytes=most)
+            fetch(peer, key, timeout, out, self._stop, self._ssl_context, max_bytes=most)
             return peer
-        given_by = fetch_from_any(peer, self._own, key, timeout, out, self._stop, most)
+        given_by = fetch_from_any(peer, self._own, key, timeout, out, self._stop, most, self._ssl_context)
         if given_by is None:
             logger.info("%s: no other replica is ready; beginning without a snapshot of one", peer)
         else:
@@ -108,17 +112,19 @@ def fetch_from_any(
     out: IO[bytes],
     stop: threading.Event | None = None,
     max_bytes: int = SnapshotConfig.max_bytes,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> str | None:
     """Write the snapshot of one of several replicas to a file: the first that is ready and sends it.
 
     Args:
-        peer: `dns:NAME:PORT`.
+        peer: `dns:NAME:PORT` or `dns+https:NAME:PORT`.
         own: The IP address and port of the one that asks; it is left out.
         key: The key that they need for this.
         timeout: Seconds that all of it may take.
         out: The file, empty.
         stop: Gives up when it is set.
         max_bytes: The largest size that is read.
+        ssl_context: The TLS context; one that trusts the system's certificates if not given.
 
     Returns:
         The URL of the replica that sent it; None if there is no other replica, or none is ready.
@@ -127,21 +133,24 @@ def fetch_from_any(
         ServiceError: Some are ready, but none gives its snapshot, or not in time; or the name server does not answer
             (code "snapshot_failed").
     """
-    name, port = replicas.checked_name(peer)
+    name, port, is_https = replicas.checked_name(peer)
+    if is_https and ssl_context is None:
+        ssl_context = tls_context()
+    scheme, certified = ("https", name) if is_https else ("http", None)
     deadline = time.monotonic() + timeout
     stop = stop or threading.Event()
     problems: list[str] = []
-    for url in replicas.others(_resolved(name, port, deadline, stop), port, own):
+    for url in replicas.others(_resolved(name, port, deadline, stop), port, own, scheme):
         left = deadline - time.monotonic()
         if left <= 0 or stop.is_set():
             break
-        if not _is_ready(url, min(left, _LOOK)):
+        if not _is_ready(url, min(left, _LOOK), ssl_context, certified):
             continue
         try:
             out.seek(0)
             out.truncate()
             left = max(deadline - time.monotonic(), 0.001)
-            fetch(url, key, left, out, stop, failures=_FAILURES, max_bytes=max_bytes)
+            fetch(url, key, left, out, stop, ssl_context, _FAILURES, max_bytes, certified)
         except ServiceError as error:
             logger.warning("%s: %s", peer, error)
             problems.append(str(error))
@@ -165,15 +174,20 @@ def _resolved(name: str, port: int, deadline: float, stop: threading.Event) -> l
                 raise _failed(f"{name} cannot be resolved: {error.strerror}") from error
 
 
-def _is_ready(url: str, timeout: float) -> bool:
+def _is_ready(
+    url: str, timeout: float, ssl_context: ssl.SSLContext | None = None, certified: str | None = None
+) -> bool:
+    client = httpx.Client(**options(url, None, timeout, ssl_context))
     headers = {"Accept-Encoding": "identity"}
     try:
-        with httpx.stream("GET", f"{url}/ready", headers=headers, timeout=timeout, trust_env=False) as answer:
+        with client, client.stream("GET", "/ready", headers=headers, extensions=_naming(certified)) as answer:
             if answer.status_code != httpx.codes.OK:
                 return False
             said = _beginning(answer)
-    except httpx.HTTPError:
-        return False  # gone; the name server has not heard of it yet
+    except httpx.HTTPError as error:
+        # Gone, and the name server has not heard of it yet.
+        logger.info("%s %s: another replica is asked", url, failure(error)[1])
+        return False
     # A router is ready for requests before its index is whole.
     with contextlib.suppress(ValueError, AttributeError):
         return json.loads(said).get("index_ready", True) is True
@@ -189,6 +203,7 @@ def fetch(
     ssl_context: ssl.SSLContext | None = None,
     failures: int | None = None,
     max_bytes: int = SnapshotConfig.max_bytes,
+    certified: str | None = None,
 ) -> int:
     """Write the snapshot of the service at `url` to a file. Returns its size in bytes.
 
@@ -201,6 +216,7 @@ def fetch(
         ssl_context: The TLS context; one that trusts the system's certificates if not given.
         failures: Consecutive requests that may fail to reach the service; unlimited within `timeout` if not given.
         max_bytes: The largest size that is read.
+        certified: The name that the service's certificate must have; the URL's host if not given.
 
     Raises:
         ServiceError: The snapshot cannot be fetched, not in time, or is too large (code "snapshot_failed").
@@ -227,7 +243,9 @@ def fetch(
                 headers["Cache-Control"] = "no-cache"  # only once: the snapshot being made then is new enough
             first = False
             try:
-                with client.stream("GET", "/snapshot", headers=headers, timeout=min(left, 30.0)) as answer:
+                extensions = _naming(certified)
+                left = min(left, 30.0)
+                with client.stream("GET", "/snapshot", headers=headers, timeout=left, extensions=extensions) as answer:
                     failed = 0
                     part = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
                     if answer.status_code == httpx.codes.PARTIAL_CONTENT and part is not None:
@@ -266,6 +284,11 @@ def fetch(
             problem = said
             stop.wait(_PAUSE)
     return done
+
+
+def _naming(certified: str | None) -> dict[str, str]:
+    """The extensions of a request to a server whose certificate must have a name."""
+    return {} if certified is None else {"sni_hostname": certified}
 
 
 def _write(answer: httpx.Response, out: IO[bytes], at: int, most: int, deadline: float, stop: threading.Event) -> int:

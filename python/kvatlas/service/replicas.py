@@ -1,6 +1,7 @@
 """Resolution of one name to the addresses of replicas.
 
-`dns:NAME:PORT` means every address of NAME, as a headless Service of Kubernetes has the addresses of its pods.
+`dns:NAME:PORT` means every address of NAME, as a headless Service of Kubernetes has the addresses of its pods;
+`dns+https:NAME:PORT` the same with TLS, for which each has a certificate of NAME.
 """
 
 from __future__ import annotations
@@ -10,29 +11,40 @@ import ipaddress
 import random
 import re
 import socket
+from typing import NamedTuple
 
-_NAME = re.compile(r"dns:([A-Za-z0-9._-]{1,253}):([0-9]{1,5})", re.ASCII)
+_NAME = re.compile(r"dns(\+https)?:([A-Za-z0-9._-]{1,253}):([0-9]{1,5})", re.ASCII)
+PEERS = "http://HOST:PORT, https://HOST:PORT, dns:NAME:PORT or dns+https:NAME:PORT"
+"""Words for the values of settings that name another service or router."""
 # Answers that may change when repeated: the name server did not answer, or could not.
 _PASSING = (socket.EAI_AGAIN, getattr(socket, "EAI_SYSTEM", socket.EAI_AGAIN))
 
 
+class ReplicaName(NamedTuple):
+    """Name whose addresses are those of replicas, with their port and whether they have TLS."""
+
+    host: str
+    port: int
+    is_https: bool
+
+
 def is_name(peer: str) -> bool:
-    """True if the text is `dns:…`, not a URL."""
-    return peer.startswith("dns:")
+    """True if the text is `dns:…` or `dns+https:…`, not a URL."""
+    return peer.startswith(("dns:", "dns+https:"))
 
 
-def checked_name(peer: str) -> tuple[str, int]:
-    """The name and the port of `dns:NAME:PORT`.
+def checked_name(peer: str) -> ReplicaName:
+    """The name in `dns:NAME:PORT` or `dns+https:NAME:PORT`.
 
     Raises:
         ValueError: The text has another form; the message says what is wrong.
     """
     found = _NAME.fullmatch(peer)
     if found is None:
-        raise ValueError(f"{peer!r} is not dns:NAME:PORT")
-    if not 1 <= int(found[2]) <= 65_535:
-        raise ValueError(f"the port must be from 1 to 65535, got {found[2]}")
-    return found[1], int(found[2])
+        raise ValueError(f"{peer!r} is not dns:NAME:PORT or dns+https:NAME:PORT")
+    if not 1 <= int(found[3]) <= 65_535:
+        raise ValueError(f"the port must be from 1 to 65535, got {found[3]}")
+    return ReplicaName(found[2], int(found[3]), found[1] is not None)
 
 
 def resolve(name: str, port: int) -> list[str]:
@@ -54,9 +66,9 @@ def resolve(name: str, port: int) -> list[str]:
     return addresses
 
 
-def others(addresses: list[str], port: int, own: str) -> list[str]:
+def others(addresses: list[str], port: int, own: str, scheme: str = "http") -> list[str]:
     """The URLs of the services at these addresses, without the one that listens at `own` itself."""
-    return [url_at(address, port) for address in addresses if not _is_own(address, port, own)]
+    return [url_at(address, port, scheme) for address in addresses if not _is_own(address, port, own)]
 
 
 def url_at(address: str, port: int, scheme: str = "http") -> str:

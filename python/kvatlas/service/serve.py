@@ -15,31 +15,36 @@ from typing import Any, Protocol, TypeVar
 from kvatlas._native import __version__
 from kvatlas._text import counted
 from kvatlas.errors import ServiceError
-from kvatlas.service import logs
+from kvatlas.service import logs, systemd
 from kvatlas.service.config import Config, LogConfig
+from kvatlas.service.reread import ChangeableServer, SettingsReader
 from kvatlas.service.service import Service
 
 logger = logging.getLogger("kvatlas.service")
 
 _POLL = 0.1  # seconds between looks at readiness, until it is there
 _LOOK = 0.5  # and afterwards between looks at signals
+AFTER_DRAIN = 30.0
+"""Seconds that the last snapshot, and the end of threads, may take after the time for open requests."""
 _CUT_OFF = 1  # the exit status if requests were cut off
+_INTERRUPTED = 128 + signal.SIGINT  # and after Ctrl-C, as shells have it
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _R = TypeVar("_R", bound="StoppableServer")
 
 
-class StoppableServer(Protocol):
+class StoppableServer(ChangeableServer, Protocol):
     """Service or router that can be stopped."""
 
     @property
-    def config(self) -> Config: ...
-    def reload(self) -> None: ...
+    def address(self) -> str: ...
+    @property
+    def admin_address(self) -> str | None: ...
     def waiting(self) -> Any | None: ...
     def drain(self) -> bool: ...
 
 
 class _Stop:
-    """Signal handlers: the first signal to stop asks for it, the second ends the process at once; SIGHUP reloads."""
+    """Signal handlers: the first signal asks for a stop, the second ends the process; SIGHUP reads settings again."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -49,7 +54,7 @@ class _Stop:
     def handle(self, number: int, _frame: FrameType | None) -> None:
         if self.asked.is_set():
             os.write(2, b"stopped immediately\n")
-            os._exit(128 + number if number == signal.SIGINT else _CUT_OFF)
+            os._exit(_INTERRUPTED if number == signal.SIGINT else _CUT_OFF)
         self.number = number
         self.asked.set()
 
@@ -57,20 +62,20 @@ class _Stop:
         self.reload.set()
 
 
-def serve(config: Config | None = None) -> int:
+def serve(config: Config | None = None, reader: SettingsReader[Config] | None = None) -> int:
     """Run a service until SIGTERM or SIGINT, then drain it. To be called in the main thread.
 
-    SIGHUP makes the service read its keys and certificates again.
+    SIGHUP makes the service read its keys and certificates again, and its settings with the reader.
 
     Returns:
-        The exit status: 0 if all requests were finished, 1 if some were cut off.
+        The exit status: 130 after SIGINT; else 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
         ConfigError: A setting cannot be used.
         ServiceError: The service cannot be started.
     """
     config = config or Config()
-    return run_until_stopped(config.log, lambda: Service(config=config, log=True), _greet, _ready)
+    return run_until_stopped(config.log, lambda: Service(config=config, log=True), _greet, _ready, reader)
 
 
 def run_until_stopped(
@@ -78,6 +83,7 @@ def run_until_stopped(
     start: Callable[[], AbstractContextManager[_R]],
     greet: Callable[[_R], None],
     ready: Callable[[_R], None],
+    reader: SettingsReader[Any] | None = None,
 ) -> int:
     """Run the server that `start` returns until SIGTERM or SIGINT, then drain it. To be called in the main thread.
 
@@ -86,19 +92,28 @@ def run_until_stopped(
         start: Starts the server.
         greet: Prints that the server listens.
         ready: Prints that the server is ready.
+        reader: Reads the settings again on SIGHUP; only keys and certificates are if not given.
 
     Returns:
-        The exit status: 0 if all requests were finished, 1 if some were cut off.
+        The exit status: 130 after SIGINT; else 0 if all requests were finished, 1 if some were cut off.
+
+    Raises:
+        ServiceError: It cannot be started, or systemd passed a socket that it does not listen with.
     """
     handler = logs.configure(log)
     stop = _Stop()
     before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, stop.handle_reload)
     try:
+        systemd.take_sockets()
         with start() as running:
+            systemd.check_sockets(running.address, running.admin_address)
             greet(running)
-            _until_stopped(running, stop, ready)
-            return _drain(running)
+            if reader is not None:
+                reader.begin(running.config)
+            _until_stopped(running, stop, ready, reader)
+            status = _drain(running)
+            return _INTERRUPTED if stop.number == signal.SIGINT else status
     finally:
         for number, old in before.items():
             signal.signal(number, old)
@@ -125,16 +140,22 @@ def _greet(service: Service) -> None:
         )
 
 
-def _until_stopped(running: _R, stop: _Stop, say_ready: Callable[[_R], None]) -> None:
+def _until_stopped(
+    running: _R, stop: _Stop, say_ready: Callable[[_R], None], reader: SettingsReader[Any] | None
+) -> None:
     ready = False
     while not stop.asked.wait(_POLL if not ready else _LOOK):
         if stop.reload.is_set():
             stop.reload.clear()
-            with contextlib.suppress(ServiceError):  # the native part has logged it
-                running.reload()
+            if reader is not None:
+                reader.reread(running)
+            else:
+                with contextlib.suppress(ServiceError):  # the native part has logged it
+                    running.reload()
         if not ready and running.waiting() is None:
             ready = True
             say_ready(running)
+            systemd.notify("READY=1")
 
 
 def _ready(service: Service) -> None:
@@ -147,9 +168,13 @@ def _ready(service: Service) -> None:
 
 
 def _drain(running: StoppableServer) -> int:
-    if running.config.drain_delay:
-        logger.info("stopping: not ready, but accepting requests for %g s", running.config.drain_delay)
-    logger.info("stopping: finishing open requests, for at most %g s", running.config.drain_timeout)
+    config = running.config
+    # So that the unit need not have the time that these settings give.
+    longest = config.drain_delay + config.drain_timeout + AFTER_DRAIN
+    systemd.notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(longest * 1e6)}")
+    if config.drain_delay:
+        logger.info("stopping: not ready, but accepting requests for %g s", config.drain_delay)
+    logger.info("stopping: finishing open requests, for at most %g s", config.drain_timeout)
     done: list[bool] = []
     # In a thread, so that a second signal is handled meanwhile: by the main thread, between waits.
     thread = threading.Thread(target=lambda: done.append(running.drain()), name="kvatlas-drain", daemon=True)

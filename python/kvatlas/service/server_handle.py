@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import logging
 import threading
 import time
+from collections.abc import Coroutine
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from kvatlas._http import tls_context
 from kvatlas.client import EngineStatus, WorkerStatus
 from kvatlas.client.parse import engine_statuses, worker_statuses
 from kvatlas.errors import ServiceError
 from kvatlas.service import native
 from kvatlas.service.config import Config, Engine, Stream
+from kvatlas.service.config.section import keys_of
 from kvatlas.service.discovery.watch import HOLD, Discovery
 from kvatlas.service.peer import SnapshotFetcher
 
@@ -34,7 +40,7 @@ class ServerHandle(Generic[N]):
 
     def __init__(self, native: N, config: Config, discovery: Discovery) -> None:
         self._native = native
-        self._settings = config
+        self._config = config
         self._discovery = discovery
         self._url = _url_of(native.address, tls=config.http.tls_cert is not None)
         self._closed = False
@@ -77,6 +83,33 @@ class ServerHandle(Generic[N]):
             ServiceError: A key or certificate cannot be used; the old ones stay in use.
         """
         self._native.reload()
+
+    def change(self, config: Config) -> None:
+        """Use a configuration that differs from its own only in settings that can change without a restart.
+
+        Raises:
+            KvatlasError: They cannot be used.
+        """
+        http = {
+            name: key.kind.native(getattr(config.http, name))
+            for key in keys_of(type(config.http))
+            if key.reread == "value" and (name := key.path.rpartition(".")[2])
+        }
+        self._native.change(json.dumps({"http": http, "log": config.log.for_native()}))
+        logging.getLogger("kvatlas").setLevel(config.log.level.upper())
+        self._config = config
+
+    def replace_entries(self, config: Config) -> bool:
+        """Follow the engines and streams of a configuration instead of those of the configuration so far.
+
+        Returns:
+            False if that needs a restart, because there were none at the start.
+        """
+        if self._thread is None:
+            return False
+        self._thread.replace_given(config)
+        self._config = dataclasses.replace(self._config, engines=config.engines, static_streams=config.static_streams)
+        return True
 
     def waiting(self) -> Any | None:
         """Return the reasons why answers are incomplete, as in `GET /ready`; None if they are complete."""
@@ -122,7 +155,7 @@ class ServerHandle(Generic[N]):
         Args:
             timeout: Time limit in seconds for open requests; `config.drain_timeout` if not given.
         """
-        config = self._settings
+        config = self._config
         self._native.leave()
         self._stop_discovery()
         return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
@@ -152,12 +185,20 @@ class ServerHandle(Generic[N]):
     ) -> None:
         await asyncio.to_thread(self.close)  # it waits for threads to end
 
-    def _discover(self, to: native.Native) -> None:
+    def _discover(self, to: native.Native) -> DiscoveryThread:
         self._thread = DiscoveryThread(self._discovery, to)
+        return self._thread
 
-    def _fetch_snapshot(self) -> None:
-        if self._settings.snapshot.peer is not None:
-            self._fetching = SnapshotFetcher(self._settings.snapshot, self._native, self.address)
+    def _fetch_snapshot(self, authorities: Path | None = None) -> None:
+        """Begin to fetch the snapshot of a peer, if one is configured. Checks certificates against the authorities."""
+        peer, http = self._config.snapshot.peer, self._config.http
+        if peer is None:
+            return
+        context = None
+        if peer.startswith(("https:", "dns+https:")):
+            own = None if http.tls_cert is None or http.tls_key is None else (http.tls_cert, http.tls_key)
+            context = tls_context(own, None if authorities is None else str(authorities))
+        self._fetching = SnapshotFetcher(self._config.snapshot, self._native, self.address, context)
 
     def _stop_discovery(self) -> None:
         fetching, self._fetching = self._fetching, None
@@ -185,6 +226,18 @@ class DiscoveryThread:
             except Exception:
                 logger.exception("discovery has ended by a fault of its own; engines stay registered as they are")
                 self._native.release(HOLD)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        """Start a coroutine in discovery's loop, from another thread.
+
+        Raises:
+            RuntimeError: The loop has ended.
+        """
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def replace_given(self, config: Config) -> None:
+        """Follow the engines and streams of another configuration."""
+        self._loop.call_soon_threadsafe(self._discovery.replace_given, config)
 
     def stop(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop may have ended by itself

@@ -11,6 +11,7 @@ from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import Counters, EngineConfig, Listener
 from kvatlas.sim.statistics import TraceStatistics, infinite_cache, trace_statistics
+from kvatlas.sim.tiers import TierConfig
 from kvatlas.sim.trace import (
     TRACE_BLOCK,
     Trace,
@@ -20,10 +21,12 @@ from kvatlas.sim.trace import (
     use_own_names,
     write_trace,
 )
+from kvatlas.sim.transfers import TRANSFERS, Transfer, find_transfer
 from kvatlas.sim.workload import WorkloadConfig, generate
 
 __all__ = [
     "TRACE_BLOCK",
+    "TRANSFERS",
     "BlockPool",
     "Counters",
     "Engine",
@@ -35,10 +38,13 @@ __all__ = [
     "Request",
     "Sink",
     "State",
+    "TierConfig",
     "Trace",
     "TraceRequest",
     "TraceStatistics",
+    "Transfer",
     "WorkloadConfig",
+    "find_transfer",
     "generate",
     "infinite_cache",
     "make_request",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 
 from kvatlas.sim.events import Sink
+from kvatlas.sim.offload import Offload
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
@@ -25,8 +26,15 @@ from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 class Engine(Scheduler):
     """Simulated engine, driven by `submit` and `run_until`, which announces to `sink`."""
 
-    def __init__(self, worker: str, config: EngineConfig, sink: Sink, listener: Listener | None = None) -> None:
-        super().__init__(worker, config, sink, listener)
+    def __init__(
+        self,
+        worker: str,
+        config: EngineConfig,
+        sink: Sink,
+        listener: Listener | None = None,
+        offload: Offload | None = None,
+    ) -> None:
+        super().__init__(worker, config, sink, listener, offload=offload)
         self._prefilling: Request | None = None
         self._timers: list[tuple[float, int, int, Request]] = []  # time, order, generation, request
         self._order = 0
@@ -49,6 +57,9 @@ class Engine(Scheduler):
                 continue
             if request is self._prefilling:
                 self._chunk_done(request, now)
+            elif request.state is State.LOADING:
+                self._load_ends(request, now)
+                self._admit(now)
             else:
                 self._block_done(request, now)
             self._announce_between_chunks()
@@ -129,6 +140,9 @@ class Engine(Scheduler):
             request.target = request.computed + 1
         else:
             self._prefilling = None
+
+    def _wake(self, request: Request, time: float) -> None:
+        self._timer(request, time)
 
     def _timer(self, request: Request, time: float) -> None:
         self._order += 1

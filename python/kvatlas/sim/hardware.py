@@ -3,6 +3,7 @@
 One step computes one token for every decoding request and some tokens of prompts:
 
     time = base + prefill · prompt tokens + running · requests in the step + context · tokens of KV read
+           + attention · pairs of a prompt token and a token before it
 
 The constants are a least-squares fit (relative error, through all points at once) to published measurements: the
 profiling data of Splitwise (Patel et al., ISCA 2024; github.com/Mutinifni/splitwise-sim, data/perf_model.csv, commit
@@ -12,6 +13,11 @@ eight accelerators: 31 %), and mostly within 7 %.
 
 These measurements hardly vary the context (8,192 tokens add at most a millisecond), so `context` is not fitted but
 computed: reading the KV, 327,680 bytes a token, at 60 % of the accelerators' memory bandwidth.
+
+`gpt-oss-h200` (gpt-oss-120b on one H200) and `glm-5.2-h200` (GLM-5.2 in FP8 on eight, wide expert parallel) are fitted
+to prompts that llm-d computed again in its comparisons with pulls (2 to 48 K and 8 to 98 K tokens; within 1.4 %):
+`prefill` and `attention`, which is twice the fit's square term. Their decoding was not published: `base` and `running`
+are assumed, and `context` is computed as above from 36,864 and 93,000 bytes a token. Use steps of 8,192 tokens.
 """
 
 from __future__ import annotations
@@ -31,12 +37,14 @@ class StepTime:
         prefill: Additional time for each computed prompt token.
         running: Additional time for each request in the step.
         context: Additional time for each token of KV that the step reads.
+        attention: Additional time for each pair of a prompt token of the step and a token before it.
     """
 
     base: float = 0.0294
     prefill: float = 77.2e-6
     running: float = 281e-6
     context: float = 41e-9
+    attention: float = 0.0
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -46,9 +54,10 @@ class StepTime:
         if self.base + self.running <= 0:
             raise ConfigError("a step must take time: base or running must be above 0")
 
-    def of(self, prompt_tokens: int, requests: int, context_tokens: float) -> float:
+    def of(self, prompt_tokens: int, requests: int, context_tokens: float, pairs: float = 0.0) -> float:
         """Duration of one step, in seconds."""
-        return self.base + self.prefill * prompt_tokens + self.running * requests + self.context * context_tokens
+        linear = self.base + self.prefill * prompt_tokens + self.running * requests + self.context * context_tokens
+        return linear + self.attention * pairs
 
     def slower(self, factor: float) -> StepTime:
         """The same machine with every constant `factor` times as large."""
@@ -60,8 +69,10 @@ HARDWARE: dict[str, StepTime] = {
     "h100x8": StepTime(0.0314, 51.8e-6, 251e-6, 20e-9),
     "a100x4": StepTime(0.0428, 170.0e-6, 373e-6, 67e-9),
     "a100x8": StepTime(0.0440, 107.5e-6, 366e-6, 33e-9),
+    "gpt-oss-h200": StepTime(0.008, 24.6e-6, 100e-6, 13e-9, 0.624e-9),
+    "glm-5.2-h200": StepTime(0.030, 124e-6, 200e-6, 4e-9, 0.330e-9),
 }
-"""Machines by name: Llama-2-70B in FP16 on four or eight accelerators of 80 GB, tensor parallel."""
+"""Machines by name: Llama-2-70B in FP16 on four or eight accelerators of 80 GB, tensor parallel, and others' models."""
 
 
 def idle_seconds(uncached: int, output: int) -> float:

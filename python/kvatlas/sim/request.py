@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
 from kvatlas._hashes import Hashes
+from kvatlas.sim.loads import Load, PullSource
 
 
 class State(Enum):
     """Stage of a request's life."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
@@ -41,6 +44,14 @@ class Request:
     session: str | None = None  # its session, if the trace names one
     admitted: float | None = None  # when an engine first let it in
     room: float = 0.0  # seconds in the engine's queue while the first of it had no room
+    loading: float = 0.0  # seconds for which it was loaded
+    sources: Counter[str] = field(default_factory=Counter)  # loaded tokens when first admitted, by source
+
+    # Orders of its sender about loading it.
+    pull: PullSource | None = None  # the peer to pull from
+    pull_blocks: int = 0  # leading blocks that it was said to have
+    max_load: int | None = None  # most tokens to load beyond the engine's own cache; None: no limit
+    load_pool: bool = True  # whether the pool may be used
 
     # Owned by the engine.
     target: int = 0  # tokens to prefill in this life: the prompt, and what was generated before a preemption
@@ -50,7 +61,7 @@ class Request:
     stored: int = 0  # blocks cached, and announced or about to be, in this life
     generation: int = 0  # timers of earlier lives are void
     blocks: list[int] = field(default_factory=list)
-    loaded: int = 0  # blocks loaded from the host tier in this life
+    load: Load | None = None  # under way
     blocked: float = 0.0  # seconds for which the engine's queue had been without room when it came
 
     @property

@@ -11,7 +11,9 @@ The rules (each has a test of the same name):
 - a request is admitted when the pool has room for all of its prompt, else it waits, and those behind it wait too;
 - when a request finds no free block, the request admitted last gives up its own (they stay cached until reused), goes
   to the head of the queue and computes again what it cannot find;
-- a request that cannot fit in an empty pool is refused.
+- a request that cannot fit in an empty pool is refused;
+- with tiers behind the cache (`Offload`), an admitted request that can load something does so first, and holds its
+  blocks meanwhile; room for the rest of its prompt is kept free, but requests that are computed already may take it.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvatlas.errors import ConfigError
 from kvatlas.sim.events import Sink
-from kvatlas.sim.host import HostTier
+from kvatlas.sim.loads import Load
+from kvatlas.sim.offload import Offload
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 
@@ -81,7 +84,8 @@ class Counters:
     """Counters of an engine's work, in tokens and occurrences."""
 
     prompt_tokens: int = 0  # of admitted requests, once each
-    hit_tokens: int = 0  # of those, found in the cache
+    hit_tokens: int = 0  # of those, found in the cache or loaded
+    loaded_tokens: Counter[str] = field(default_factory=Counter)  # loaded, a part of hit_tokens, by source
     prefill_tokens: int = 0  # computed, again after preemptions included
     preemptions: int = 0
     refused: int = 0
@@ -98,9 +102,9 @@ class Scheduler(ABC):
         sink: Sink,
         listener: Listener | None,
         pool: BlockPool | None = None,
-        host: HostTier | None = None,
+        offload: Offload | None = None,
     ) -> None:
-        """Create a scheduler. `pool`: a cache shared with other engines; None for its own. `host`: a tier behind it."""
+        """Create a scheduler. `pool`: a cache shared with others; None for its own. `offload`: the tiers behind it."""
         self.worker = worker
         self.config = config
         self.counters = Counters()
@@ -109,8 +113,11 @@ class Scheduler(ABC):
         self.waiting: deque[Request] = deque()
         self._blocked = 0.0  # seconds for which the first of the queue had no room, until `_blocked_since`
         self._blocked_since: float | None = None  # None: it has room, or no request waits
-        self.host = host
-        self._sink: Sink = host if host is not None else sink
+        self.offload = offload
+        self.loading: list[Request] = []  # admitted, but not computing yet
+        self._ready: deque[Request] = deque()  # admitted, and their loads are done
+        self._kept = 0  # blocks kept free for admitted requests that do not hold them yet
+        self._sink = sink
         # Changes that are not announced yet: a request with its full blocks, or evicted names.
         self._unsent: list[tuple[Request, int, int] | list[int]] = []
         self._listener = listener
@@ -128,6 +135,11 @@ class Scheduler(ABC):
     def depth(self, block_hashes: list[int]) -> int:
         """The number of leading blocks of a prompt that are cached here, right now."""
         return self.pool.depth(block_hashes)
+
+    def usable(self, block_hashes: list[int]) -> tuple[int, float]:
+        """The number of leading blocks of a prompt that are cached here or can be loaded, and the seconds of that."""
+        depth = self.depth(block_hashes)
+        return (depth, 0.0) if self.offload is None else self.offload.outlook(block_hashes, depth)
 
     @property
     def told(self) -> bool:
@@ -175,54 +187,124 @@ class Scheduler(ABC):
 
     def _room_of_first(self) -> list[int] | None:
         """The cached blocks of the queue's first request; None if there is no room for it."""
-        if len(self.running) >= self.config.max_running:
+        if len(self.running) + len(self.loading) >= self.config.max_running:
             return None
         request, size = self.waiting[0], self.config.block_size
         hits = self.pool.lookup(request.block_hashes[: (request.target - 1) // size])
         new = -(-request.target // size) - len(hits)
-        return hits if new + self.pool.idle(hits) <= self.pool.free else None
+        return hits if new + self.pool.idle(hits) + self._kept <= self.pool.free else None
 
     def _admit_first(self, now: float) -> Request | None:
-        """Admit the queue's first request. Returns None if none waits, or there is no room."""
-        if not self.waiting:
-            return None
-        hits = self._room_of_first()
-        if hits is None:
-            if self._blocked_since is None:
-                self._blocked_since = now
-            return None
-        self._blocked, self._blocked_since = self._blocked_until(now), None
-        size = self.config.block_size
-        request = self.waiting.popleft()
-        self.pool.touch(hits)
+        """Admit the next request that can be computed now. Returns None if none waits, or there is no room."""
+        while not self._ready:
+            if not self.waiting:
+                return None
+            hits = self._room_of_first()
+            if hits is None:
+                if self._blocked_since is None:
+                    self._blocked_since = now
+                return None
+            self._blocked, self._blocked_since = self._blocked_until(now), None
+            request = self.waiting.popleft()
+            self.pool.touch(hits)
+            request.blocks = hits
+            request.stored = len(hits)
+            request.computed = len(hits) * self.config.block_size
+            if not request.preempted:
+                request.admitted = now
+                request.room = self._blocked - request.blocked
+            if not self._load(request, now):
+                return self._begin(request)
+        request = self._ready.popleft()
+        self.loading.remove(request)
+        self._kept -= self._missing(request)
+        return self._begin(request)
+
+    def _begin(self, request: Request) -> Request:
+        """Begin to compute an admitted request."""
         request.state = State.PREFILL
-        request.blocks = hits
-        request.stored = len(hits)
-        request.computed = len(hits) * size
         self.running.append(request)
-        if self.host is not None:
-            self._load(request, self.host, now)
         if not request.preempted:
-            request.admitted = now
-            request.room = self._blocked - request.blocked
             request.hit_tokens = request.computed
             self.counters.prompt_tokens += request.prompt_tokens
             self.counters.hit_tokens += request.computed
+            self.counters.loaded_tokens.update(request.sources)
         self.counters.peak_running = max(self.counters.peak_running, len(self.running))
         return request
 
-    def _load(self, request: Request, host: HostTier, now: float) -> None:
-        """Load a prompt's blocks from the tier that follow its cached ones. There is room for the whole prompt."""
-        size, at = self.config.block_size, len(request.blocks)
-        names = request.block_hashes[: (request.target - 1) // size]
-        end = at + host.leading(names[at:])
-        host.use(names[:end])
-        request.loaded = end - at
-        if request.loaded:
-            self._grow(request, end, now)
-            self._store_full(request, end * size)
-            request.computed = end * size
-            host.loaded += request.loaded
+    # Loading
+
+    def _missing(self, request: Request) -> int:
+        """Blocks that a prompt needs besides those that its request holds."""
+        return -(-request.target // self.config.block_size) - len(request.blocks)
+
+    def _load(self, request: Request, now: float) -> bool:
+        """Begin to load what follows a prompt's cached blocks. Returns False if there is nothing to wait for.
+
+        There is room for the whole prompt.
+        """
+        offload = self.offload
+        if offload is None:
+            return False
+        at = len(request.blocks)
+        load = offload.load(request, at, now)
+        offload.use(request.block_hashes[: load.end if load is not None else at])
+        if load is None:
+            return False
+        request.load = load
+        request.state = State.LOADING
+        if load.end > at:
+            taken, removed = self.pool.take(load.end - at)
+            request.blocks.extend(taken)
+            if removed:
+                self._unsent.append(removed)
+        if load.ready <= now:
+            self._loaded(request, load, now)
+            return False
+        self.loading.append(request)
+        self._kept += self._missing(request)
+        self._wake(request, load.ready)
+        return True
+
+    def _loaded(self, request: Request, load: Load, now: float) -> None:
+        """Note that a request has been loaded: its blocks are cached."""
+        request.load = None
+        if self.offload is not None:
+            self.offload.loaded(request, load)
+        self._store_full(request, load.end * self.config.block_size)
+        request.computed = load.end * self.config.block_size
+        if not request.preempted:
+            request.loading = load.ready - (now if request.admitted is None else request.admitted)
+            request.sources = Counter(load.tokens)
+
+    def _load_ends(self, request: Request, now: float) -> None:
+        """Note the end of a request's load: it is computed next, or looks again."""
+        load = request.load
+        if load is None:
+            return
+        if load.waits:
+            self.loading.remove(request)
+            self._kept -= self._missing(request)
+            self.pool.release(request.blocks)
+            request.blocks, request.load, request.state = [], None, State.WAITING
+            self.waiting.appendleft(request)
+            return
+        self._loaded(request, load, now)
+        self._ready.append(request)
+
+    def _drop_load(self, request: Request) -> None:
+        """Abandon a load, whether it is done or not."""
+        if self.offload is not None and request.load is not None:
+            self.offload.abandon(request, request.load)
+        request.load = None
+        self.loading.remove(request)
+        if request in self._ready:
+            self._ready.remove(request)
+        self._kept -= self._missing(request)
+
+    @abstractmethod
+    def _wake(self, request: Request, time: float) -> None:
+        """Call `_load_ends` for a request at `time`."""
 
     def _is_prefilled(self, request: Request, now: float) -> bool:
         """Note that a prompt is computed. Returns False after a preemption, when this is not the first token."""
@@ -279,6 +361,10 @@ class Scheduler(ABC):
                 self._announce_store(*each)
             else:
                 self._sink.remove(self.worker, each)
+        if self.offload is not None:
+            for each in unsent:
+                if isinstance(each, tuple):
+                    self.offload.computed(*each)
 
     def _announce_store(self, request: Request, start: int, end: int) -> None:
         """Announce the full blocks of a request from `start` up to `end`."""

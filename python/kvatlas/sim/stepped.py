@@ -20,7 +20,7 @@ from collections import deque
 from kvatlas.sim.events import Sink
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
-from kvatlas.sim.host import LOAD, HostTier
+from kvatlas.sim.offload import Offload
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
@@ -40,10 +40,10 @@ class SteppedEngine(Scheduler):
         sink: Sink,
         listener: Listener | None = None,
         pool: BlockPool | None = None,
-        host: HostTier | None = None,
+        offload: Offload | None = None,
     ) -> None:
-        """Create an engine. `pool`: a cache to share with other engines; None for its own. `host`: a tier behind it."""
-        super().__init__(worker, config, sink, listener, pool, host)
+        """Create an engine. `pool`: a cache shared with others; None for its own. `offload`: the tiers behind it."""
+        super().__init__(worker, config, sink, listener, pool, offload)
         self.steps = steps
         self.gaps = Gaps()
         self.decoding = 0  # requests that get a token in each step
@@ -59,7 +59,8 @@ class SteppedEngine(Scheduler):
         self._full: list[Request] = []  # need another block before the next step
         self._prompts: list[tuple[Request, int]] = []  # in the step that runs, and how many tokens of each
         self._began = 0.0
-        self._count = 0  # steps that run now
+        self._loads: list[tuple[float, int, int, Request]] = []  # loads: time of the end, order, generation, request
+        self._count = 0  # steps that run now; if it is 0 and `due` is set, the engine waits for a load
         self._first = self._growth = 0.0  # seconds of the first of them, and how much more each next one takes
 
     # Driving it
@@ -69,10 +70,7 @@ class SteppedEngine(Scheduler):
         self.run_until(now)
         if not self._queue(request, now):
             return False
-        if self.due is None:
-            self._plan(now)
-        elif self._count > 1:
-            self._stop_after(now)
+        self._look(now)
         return True
 
     def run_until(self, time: float) -> None:
@@ -84,9 +82,12 @@ class SteppedEngine(Scheduler):
 
     def look_for_room(self, now: float) -> None:
         """Look at the queue again, because another engine that shares the pool may have released blocks."""
-        if not self.waiting:
-            return
-        if self.due is None:
+        if self.waiting:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Look at the queue when the step that runs is done."""
+        if self._count == 0:
             self._plan(now)
         elif self._count > 1:
             self._stop_after(now)
@@ -94,7 +95,9 @@ class SteppedEngine(Scheduler):
     def die(self, now: float) -> list[Request]:
         """Stop for good. Returns the unfinished requests, in the order of their arrival."""
         self.run_until(now)
-        lost = [*self.running, *self.waiting]
+        lost = [*self.running, *self.loading, *self.waiting]
+        for request in [*self.loading]:
+            self._drop_load(request)
         lost.sort(key=lambda request: (request.arrival, request.number))
         for request in lost:
             if request.state is State.DECODE:
@@ -102,6 +105,9 @@ class SteppedEngine(Scheduler):
             request.generation += 1
             self.pool.release(request.blocks)  # the pool may be others' too
             request.blocks = []
+        self._loads = []
+        if self.offload is not None:
+            self.offload.clear()
         self.running, self.waiting, self.due, self._partial = [], deque(), None, None
         self.decoding = self.context = self._count = 0
         self._prompts, self._full, self._agenda, self._unsent = [], [], [], []
@@ -118,6 +124,8 @@ class SteppedEngine(Scheduler):
         """Clear the cache, and announce it. Refused (False) while a request holds blocks."""
         if not self.pool.reset():
             return False
+        if self.offload is not None:
+            self.offload.clear()
         self._sink.clear(self.worker)
         return True
 
@@ -132,7 +140,11 @@ class SteppedEngine(Scheduler):
         """Hang until a time, then continue with the running requests."""
         self.run_until(now)
         self._awake = until
-        if self.due is not None:
+        if self.offload is not None:
+            self.offload.frozen_until = until
+        if self.due is not None and self._count == 0:
+            self.due = max(self.due, until)
+        elif self.due is not None:
             self._began += until - now
             self.due += until - now
 
@@ -159,12 +171,17 @@ class SteppedEngine(Scheduler):
     def _plan(self, now: float) -> None:
         """Plan the next steps."""
         now = max(now, self._awake)
+        while self._loads and (self._loads[0][0] <= now or self._loads[0][2] != self._loads[0][3].generation):
+            _, _, generation, loaded = heapq.heappop(self._loads)
+            if generation == loaded.generation:
+                self._load_ends(loaded, now)
         self._began = now
         preempted = self._extend(now)
         self._prompts = prompts = []
         size, limit = self.config.block_size, self.config.chunk
         left = limit - self.decoding if limit is not None else 1 << 60
-        tokens = read = loaded = 0
+        tokens = read = 0
+        pairs = 0.0
         # One token of a prompt at least, or decoding could keep prompts out for ever.
         left = max(left, 1)
         while left > 0:
@@ -174,7 +191,6 @@ class SteppedEngine(Scheduler):
                 if request is None:
                     break
                 self._partial = request
-                loaded += request.loaded
             some = min(left, request.target - request.computed)
             end = request.computed + some
             before = self.counters.preemptions
@@ -185,6 +201,7 @@ class SteppedEngine(Scheduler):
             prompts.append((request, some))
             tokens += some
             read += request.computed
+            pairs += some * (request.computed + some / 2)
             left -= some
             if end == request.target:
                 self._partial = None
@@ -192,7 +209,7 @@ class SteppedEngine(Scheduler):
         steps = self.steps
         if prompts:
             self._count, self._growth = 1, 0.0
-            self._first = steps.of(tokens, self.decoding + len(prompts), self.context + read) + LOAD * loaded * size
+            self._first = steps.of(tokens, self.decoding + len(prompts), self.context + read, pairs)
             self.busy += self._first
         elif self.decoding:
             agenda = self._agenda
@@ -202,9 +219,11 @@ class SteppedEngine(Scheduler):
             self._first = steps.of(0, self.decoding, self.context)
             self._growth = steps.context * self.decoding
         else:
-            self._count, self.due = 0, None
+            self._count, self.due = 0, self._loads[0][0] if self._loads else None
             return
         self.due = now + self._length(self._count)
+        if self._count > 1 and self._loads and self._loads[0][0] < self.due:
+            self._stop_after(self._loads[0][0])
 
     def _done(self, now: float) -> None:
         """Complete the planned steps."""
@@ -234,6 +253,10 @@ class SteppedEngine(Scheduler):
                 self._prefilled(request, now)
         self._prompts = []
         self._announce()
+
+    def _wake(self, request: Request, time: float) -> None:
+        self._order += 1
+        heapq.heappush(self._loads, (time, self._order, request.generation, request))
 
     # Prompts
 

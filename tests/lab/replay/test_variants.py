@@ -19,9 +19,9 @@ def test_a_range_makes_one_row_for_each_value() -> None:
 
 
 def test_two_options_make_every_combination() -> None:
-    made = with_options(("kvatlas",), ("hold=0..0.2:0.1", "later=1"), make)
-    assert made == tuple(f"kvatlas hold={value} later=1" for value in ("0", "0.1", "0.2"))
-    assert split_policy(made[1]) == ("kvatlas", {"hold": 0.1, "later": 1})
+    made = with_options(("kvatlas",), ("hold=0..0.2:0.1", "price=1"), make)
+    assert made == tuple(f"kvatlas hold={value} price=1" for value in ("0", "0.1", "0.2"))
+    assert split_policy(made[1]) == ("kvatlas", {"hold": 0.1, "price": 1})
     assert split_policy("kvatlas") == ("kvatlas", {})
 
 
@@ -34,7 +34,7 @@ def test_two_options_make_every_combination() -> None:
         (("hold=0..2",), "bad range: write NAME=VALUE"),
         (("hold=0..2:0",), "STEP above 0"),
         (("hold=0..2:0.0001",), "use a larger step"),
-        (("hold=0..9:0.1", "later=0..9:0.1"), "8281 rows, and the most are 200"),
+        (("hold=0..9:0.1", "price=0..9:0.1"), "8281 rows, and the most are 200"),
         (("hold=1", "hold=2"), "hold is given twice"),
     ],
 )
@@ -44,9 +44,9 @@ def test_options_that_cannot_be_read_are_refused(options: tuple[str, ...], messa
 
 
 def test_unknown_names_and_bad_values_are_refused_by_the_policy() -> None:
-    with pytest.raises(PolicyError, match='no option "nope"; it has decodes'):
+    with pytest.raises(PolicyError, match='no option "nope"; it has evict'):
         with_options(("round-robin", "kvatlas"), ("nope=1",), make)
-    with pytest.raises(PolicyError, match='"nope"; it has by; policy "kvatlas" has no option "nope"; it has decodes'):
+    with pytest.raises(PolicyError, match='"nope"; it has by; policy "kvatlas" has no option "nope"; it has evict'):
         with_options(("least-loaded", "kvatlas"), ("nope=1",), make)
     with pytest.raises(PolicyError, match='no option "nope"; it has none'):
         with_options(("round-robin",), ("nope=1",), make)

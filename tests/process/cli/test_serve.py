@@ -108,14 +108,14 @@ def test_what_is_not_registered_is_logged() -> None:
             assert process.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_from_start_to_end(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_from_start_to_end(number: signal.Signals, status: int) -> None:
     with serving() as process, Client(process.url) as client:
         assert client.health()
         client.wait_ready(PATIENCE)
         process.wait_for(r" INFO ready: 0 workers, 0 streams")
         process.signal(number)
-        assert process.end() == 0
+        assert process.end() == status
         with pytest.raises(UnreachableError):
             client.health()
     assert any("engines: none yet: POST /register, or start with --engine URL" in line for line in process.lines)

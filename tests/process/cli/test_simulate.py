@@ -69,7 +69,7 @@ def test_engines_serve_until_ctrl_c(start: Start, tmp_path: Path) -> None:
     assert urls == [engine["url"] for engine in engines]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "", "")
+    assert (process.returncode, out, err) == (130, "", "")
     for engine in engines:
         assert not Path(f"/proc/{engine['pid']}/cmdline").exists()
 
@@ -194,3 +194,40 @@ def test_help_says_what_it_is(run: Run) -> None:
     text = " ".join(run("simulate", "--help").stdout.split())
     assert "POST /sim/faults" in text
     assert "kvatlas serve --engines-file" in text
+
+
+def test_a_trace_from_standard_input(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}
+    command = [
+        sys.executable,
+        "-m",
+        "kvatlas.cli",
+        "simulate",
+        "--engines",
+        "2",
+        "--json",
+        "--speed",
+        "50",
+        "--trace",
+        "-",
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(row) + "\n")
+        process.stdin.close()
+        try:
+            engines = ready(process)
+            deadline = time.monotonic() + 60
+            while not any(get(engine["url"] + "/sim/state")["ranks"][0]["held"] for engine in engines):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            process.terminate()
+
+
+def test_an_error_in_standard_input_names_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvatlas.cli", "simulate", "--trace", "-"]
+    done = subprocess.run(command, input="{}\n", capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: standard input, line 1: no 'timestamp'")

@@ -18,6 +18,9 @@ VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 KUBERNETES = "1.34.0"  # what the chart is told that it is installed in
 TOOLS = ROOT / "target/deploy/bin"  # where `make check-deploy` puts them
 
+WITHOUT_SCHEMA = ("ServiceMonitor", "PrometheusRule", "InferencePool")
+"""Kinds of operators and gateways, which Kubernetes itself does not know."""
+
 Document = dict[str, Any]
 
 
@@ -53,8 +56,19 @@ def of_kind(kind: str, made: list[Document]) -> dict[str, Document]:
     return {document["metadata"]["name"]: document for document in made if document["kind"] == kind}
 
 
+def workloads(made: list[Document]) -> dict[str, Document]:
+    """Manifests that run pods, by their names."""
+    return of_kind("StatefulSet", made) | of_kind("Deployment", made)
+
+
+def port_of(of: Document, name: str) -> int:
+    """A named port of the only container."""
+    (found,) = [it["containerPort"] for it in container(of)["ports"] if it["name"] == name]
+    return int(found)
+
+
 def container(of: Document) -> Document:
-    """The only container of a StatefulSet."""
+    """The only container of a workload."""
     (only,) = of["spec"]["template"]["spec"]["containers"]
     assert isinstance(only, dict)
     return only

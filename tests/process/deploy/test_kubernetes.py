@@ -30,20 +30,23 @@ from .manifests import (
     KUSTOMIZE,
     RENDERED,
     VALUES,
+    WITHOUT_SCHEMA,
     Document,
     container,
     documents,
     helm,
     load,
     of_kind,
+    port_of,
     render,
     tool,
+    workloads,
 )
 
 DEFAULTS = load(CHART / "values.yaml")
 TEMPLATES = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
 CASES = ["defaults", *(path.stem for path in VALUES)]
-PARTS = ("serve", "router")
+PARTS = ("serve", "router", "picker")
 
 
 @pytest.fixture(params=CASES)
@@ -123,7 +126,7 @@ def test_the_chart_has_the_version_of_the_package() -> None:
 
 
 def test_kvatlas_takes_the_arguments(made: list[Document], tmp_path: Path) -> None:
-    for pod in of_kind("StatefulSet", made).values():
+    for pod in workloads(made).values():
         arguments = container(pod)["args"]
         for path in ("engines/engines.toml", "engine-key/token", *(f"keys/{n}" for n in "abc")):
             (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -134,8 +137,8 @@ def test_kvatlas_takes_the_arguments(made: list[Document], tmp_path: Path) -> No
         env = {variable["name"]: variable["value"] for variable in container(pod).get("env", [])}
         done = click.testing.CliRunner().invoke(main, [*arguments, "--print-config"], env=env)
         assert done.exit_code == 0, done.output
-        port = container(pod)["ports"][0]["containerPort"]
-        assert re.search(rf'^bind = "\S+:{port}"  # --bind', done.output, re.MULTILINE)
+        assert re.search(rf'^bind = "\S+:{port_of(pod, "http")}"  # --bind', done.output, re.MULTILINE)
+        assert re.search(rf'^admin_bind = "\S+:{port_of(pod, "admin")}"', done.output, re.MULTILINE)
         # What is given several times, is several things.
         for argument in arguments:
             flag, _, value = argument.partition("=")
@@ -146,9 +149,9 @@ def test_kvatlas_takes_the_arguments(made: list[Document], tmp_path: Path) -> No
 def test_every_mounted_file_and_name_is_there(made: list[Document]) -> None:
     services = of_kind("Service", made)
     maps = of_kind("ConfigMap", made)
-    for name, pod in of_kind("StatefulSet", made).items():
+    for name, pod in workloads(made).items():
         spec = pod["spec"]["template"]["spec"]
-        assert pod["spec"]["serviceName"] in services
+        assert pod["spec"].get("serviceName", name) in services
         assert name in services
         volumes = {volume["name"] for volume in spec["volumes"]}
         volumes |= {claim["metadata"]["name"] for claim in pod["spec"].get("volumeClaimTemplates", [])}
@@ -158,17 +161,22 @@ def test_every_mounted_file_and_name_is_there(made: list[Document]) -> None:
             if "configMap" in volume:
                 assert volume["configMap"]["name"] in maps
         paths = re.findall(r"=(/\S+)", "\n".join(container(pod)["args"]))
-        assert paths
+        assert paths or not has_keys(pod)
         for path in paths:
-            assert any(path.startswith(f"{mount}/") for mount in mounts.values()), path
+            assert any(f"{path}/".startswith(f"{mount}/") for mount in mounts.values()), path
         # Names of other pods and Services that arguments have.
         for argument in container(pod)["args"]:
             for host in re.findall(r"(?:dns:|http://)([^:]+):", argument):
                 assert host.rpartition(".")[2] in services, argument
 
 
+def has_keys(pod: Document) -> bool:
+    """True if a workload reads keys."""
+    return any(volume["name"] == "keys" for volume in pod["spec"]["template"]["spec"]["volumes"])
+
+
 def test_everything_finds_its_pods(made: list[Document]) -> None:
-    pods = [pod["spec"]["template"] for pod in of_kind("StatefulSet", made).values()]
+    pods = [pod["spec"]["template"] for pod in workloads(made).values()]
     engines = {"app": "vllm"}
     for document in made:
         spec = document.get("spec", {})
@@ -190,9 +198,11 @@ def test_everything_finds_its_pods(made: list[Document]) -> None:
 
 
 def test_pods_are_restricted_and_get_time_to_stop(made: list[Document]) -> None:
-    for pod in of_kind("StatefulSet", made).values():
+    for pod in workloads(made).values():
         spec = pod["spec"]["template"]["spec"]
-        finds_pods = any(argument.startswith("--discover=k8s:") for argument in container(pod)["args"])
+        finds_pods = any(
+            argument.startswith(("--discover=k8s:", "--pool-name=")) for argument in container(pod)["args"]
+        )
         assert spec["automountServiceAccountToken"] is finds_pods
         assert spec["enableServiceLinks"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -202,9 +212,13 @@ def test_pods_are_restricted_and_get_time_to_stop(made: list[Document]) -> None:
         assert own["readOnlyRootFilesystem"] is True
         assert own["capabilities"] == {"drop": ["ALL"]}
         assert not any("hostPath" in volume for volume in spec["volumes"])
-        probes = {name: container(pod)[f"{name}Probe"]["httpGet"] for name in ("liveness", "startup", "readiness")}
-        assert [probe["path"] for probe in probes.values()] == ["/health", "/health", "/ready"]
-        assert {probe["port"] for probe in probes.values()} == {"admin"}
+        asked = [container(pod)[f"{name}Probe"] for name in ("liveness", "startup", "readiness")]
+        if container(pod)["args"][0] == "epp":
+            assert [probe["grpc"]["service"] for probe in asked] == ["liveness", "liveness", "readiness"]
+            assert {probe["grpc"]["port"] for probe in asked} == {port_of(pod, "grpc-health")}
+        else:
+            assert [probe["httpGet"]["path"] for probe in asked] == ["/health", "/health", "/ready"]
+            assert {probe["httpGet"]["port"] for probe in asked} == {"admin"}
         text = " ".join(container(pod)["args"])
         seconds = sum(int(re.findall(rf"--drain-{name}=(\d+)s", text)[0]) for name in ("delay", "timeout"))
         assert spec["terminationGracePeriodSeconds"] > seconds
@@ -265,10 +279,7 @@ def test_kubernetes_schemas_have_all_of_it(version: str, tmp_path: Path) -> None
     texts = {"defaults": RENDERED.read_text()}
     texts |= {path.stem: render("--values", str(path)) for path in VALUES}
     for name, text in texts.items():
-        # The operator's own kind, without a schema in Kubernetes.
-        known = [
-            document for document in documents(text) if document["kind"] not in ("ServiceMonitor", "PrometheusRule")
-        ]
+        known = [document for document in documents(text) if document["kind"] not in WITHOUT_SCHEMA]
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump_all(known))
         command = [validate, "--strict", "--kubernetes-version", version, str(path)]
@@ -287,6 +298,10 @@ def test_kubernetes_schemas_have_all_of_it(version: str, tmp_path: Path) -> None
         ("engines.urls={host-a}", "urls"),
         ("keys.secretName=,router.service.type=LoadBalancer", "keys.router"),
         ("keys.serve=,serve.service.type=NodePort", "serve.service.type is NodePort"),
+        ("picker.enabled=true", "picker.pool.selector has no labels"),
+        ("picker.pool.targetPorts={}", "targetPorts"),
+        ("picker.pool.failureMode=Open", "failureMode"),
+        ("picker.settings.pool-name=x", "pool-name"),
         ("router.index=service,serve.enabled=false", 'router.index is "service", but serve.enabled is false'),
     ],
 )

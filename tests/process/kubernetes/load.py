@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -16,9 +17,12 @@ import httpx
 from tests.support.forked import ForkedCommand
 from tests.support.waiting import until
 
-from .cluster import NAMESPACE, Cluster
+from kvatlas.sim.server import Fleet
+from kvatlas.sim.server.ports import free_block
 
-MODEL = "sim-model"
+from .cluster import NAMESPACE, SEE_PODS, SEE_POOLS, Cluster
+
+MODEL, POOL = "sim-model", "engines"
 
 
 class RouterProcess:
@@ -28,18 +32,23 @@ class RouterProcess:
         self.account = home / "account"
         cluster.account(self.account)
         self.url = f"http://127.0.0.1:{port}"
-        command = ["--bind", f"127.0.0.1:{port}", "--discover", f"k8s:{NAMESPACE}/app=vllm"]
+        command = [*self.command(), "--bind", f"127.0.0.1:{port}", "--tokenizer", "none"]
         command += ["--kubernetes-url", cluster.url, "--kubernetes-account", str(self.account)]
-        self.process = ForkedCommand("router", *command, "--tokenizer", "none", *more)
+        self.process = ForkedCommand(*command, *more)
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def command(self) -> list[str]:
+        """The command, with the options that say where the engines are."""
+        return ["router", "--discover", f"k8s:{NAMESPACE}/app=vllm"]
 
     def _read(self) -> None:
         for line in self.process.stderr:
             self.log.append(line.rstrip())
 
     def __enter__(self) -> Self:
+        until(self.is_listening, "the router listens")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,6 +59,13 @@ class RouterProcess:
 
     def get(self, path: str) -> Any:
         return httpx.get(self.url + path, timeout=60).json()
+
+    def is_listening(self) -> bool:
+        assert self.process.poll() is None, self.log
+        try:
+            return bool(self.get("/router"))
+        except httpx.HTTPError:
+            return False
 
     def is_up(self) -> bool:
         try:
@@ -71,6 +87,39 @@ class RouterProcess:
         wanted, began = cluster.ready(), time.monotonic()
         until(lambda: self.taking() == wanted, f"the fleet is that of the API server: {len(wanted)} engines")
         return time.monotonic() - began
+
+
+class PickerProcess(RouterProcess):
+    """`kvatlas epp` that follows a pool of the cluster.
+
+    Gateways ask at `gateway_port`; it also serves as a router does.
+    """
+
+    def command(self) -> list[str]:
+        self.gateway_port = free_block("127.0.0.1", 3)
+        ports = ("grpc-port", "grpc-health-port", "metrics-port")
+        listening = [f"--{name}={port}" for port, name in enumerate(ports, self.gateway_port)]
+        return ["epp", f"--pool-name={POOL}", f"--pool-namespace={NAMESPACE}", "--secure-serving=false", *listening]
+
+
+def at_one_port(fleet: Fleet, network: str, port: int) -> None:
+    """Give each engine of a fleet that does not run yet an address of its own and one port for all, as pods have."""
+    for engine in fleet.engines:
+        engine.config = replace(engine.config, host=f"{network}.{engine.number + 1}", http_port=port)
+
+
+def following(source: str, cluster: Cluster, fleets: list[Fleet], home: Path, *more: str) -> RouterProcess:
+    """A router that finds the pods of fleets that do not run yet: `pods`, by their labels; `pool`, as a picker does."""
+    port = free_block("127.0.0.1")
+    if source == "pods":
+        return RouterProcess(cluster, home, port, *more)
+    at = free_block("0.0.0.0")
+    for number, fleet in enumerate(fleets):
+        at_one_port(fleet, f"127.0.{2 + number}", at)
+    cluster.allow(SEE_PODS, SEE_POOLS)
+    cluster.install_pools()
+    cluster.add_pool(POOL, {"app": "vllm"}, at)
+    return PickerProcess(cluster, home, port, *more)
 
 
 class Clients:

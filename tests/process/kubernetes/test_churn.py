@@ -12,10 +12,9 @@ from tests.support.waiting import until
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
-from kvatlas.sim.server.ports import free_block
 
 from .cluster import Cluster
-from .load import MODEL, Clients, RouterProcess
+from .load import MODEL, Clients, following
 
 PODS, STABLE, RATE = 200, 20, 10
 ENGINE = EngineConfig(block_size=16, blocks=2_000, prefill_rate=1e5, decode_rate=200)
@@ -78,7 +77,7 @@ class Churn:
                     # The container ends, and another pod of the same name takes its place.
                     self.cluster.gone(name)
                     self.fleet[number].restart()
-                    self.cluster.add(name, self.fleet[number].config.http_port)
+                    self.cluster.add_engine(self.fleet[number])
                 elif what == ["ready"]:
                     self.cluster.set_ready(name, True)
                 else:
@@ -88,56 +87,58 @@ class Churn:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("source", ["pods", "pool"])
 def test_hundreds_of_pods_change_and_no_request_fails(
-    cluster: Cluster, minutes: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: str, cluster: Cluster, minutes: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = ServerConfig(engine=ENGINE, model=MODEL)
-    with Fleet(PODS, config, processes=4, name="vllm") as fleet:
+    fleet = Fleet(PODS, config, processes=4, name="vllm")
+    # By turns, so that every engine is asked all the time. A label that is taken away is back before the linger ends,
+    # also if the API server is killed meanwhile.
+    flags = ("--policy", "round-robin", "--discover-linger", "60s")
+    with following(source, cluster, [fleet], tmp_path, *flags) as router, fleet:
         for engine in fleet.engines:
-            cluster.add(engine.name, engine.config.http_port)
-        # By turns, so that every engine is asked all the time.
-        turns = ("--policy", "round-robin")
-        with RouterProcess(cluster, tmp_path, free_block("127.0.0.1"), *turns) as router:
-            until(router.is_up, "the router is ready")
-            router.same(cluster)
-            until(lambda: router.get("/ready")["index_ready"], "all engines are followed")
-            churn, same = Churn(cluster, fleet), []
-            part = minutes * 60 / 4
-            with Clients(router.url, 8, 0.4) as clients:
-                for number in range(4):
-                    churn.run(part)
+            cluster.add_engine(engine)
+        until(router.is_up, "the router is ready")
+        router.same(cluster)
+        until(lambda: router.get("/ready")["index_ready"], "all engines are followed")
+        churn, same = Churn(cluster, fleet), []
+        part = minutes * 60 / 4
+        with Clients(router.url, 8, 0.4) as clients:
+            for number in range(4):
+                churn.run(part)
+                back = time.monotonic()
+                if number in (0, 1):
+                    # Without the API server, the router goes on with the engines that it knows.
+                    cluster.kill()
+                    until(lambda: router.source()["state"] == "away", "away is said")
+                    time.sleep(2)
+                    cluster.start()
                     back = time.monotonic()
-                    if number in (0, 1):
-                        # Without the API server, what is known goes on being used.
-                        cluster.kill()
-                        until(lambda: router.source()["state"] == "away", "away is said")
-                        time.sleep(2)
-                        cluster.start()
-                        back = time.monotonic()
-                        until(lambda: router.source()["state"] == "following", "followed again")
-                    elif number == 2:
-                        cluster.revoke()
-                        cluster.kill()  # so that the token is asked for
-                        cluster.start()
-                        until(lambda: router.source()["code"] == "http_401", "the old token is refused")
-                        cluster.renew(router.account)
-                        back = time.monotonic()
-                        until(lambda: router.source()["state"] == "following", "followed with the new token")
-                    router.same(cluster)
-                    same.append(time.monotonic() - back)
-                churn.finish()
-                same.append(router.same(cluster))
-            ended = re.compile(r"(vllm-\d+) is (?:gone|another one now)")
-            gone = {match[1] for line in router.log if (match := ended.search(line))}
-            with capsys.disabled():
-                print(
-                    f"\n{PODS} pods, {churn.changes} changes in {minutes:g} min: {len(clients.first)} answers from "
-                    f"{len(clients.served)} engines, {len(clients.errors)} errors; fleet equal after "
-                    f"{', '.join(f'{seconds:.2f}' for seconds in same)} s; {len(churn.ended)} pods were ended, "
-                    f"{len(gone)} forgotten, first-token p99 {clients.p99() * 1000:.0f} ms"
-                )
-            assert not clients.errors, clients.errors[:5]
-            assert gone <= churn.ended, "an engine was forgotten that had not ended"
-            streams = {stream["instance_id"]: stream for stream in router.get("/streams")}
-            for engine in fleet.engines[:STABLE]:
-                assert engine.name in streams
+                    until(lambda: router.source()["state"] == "following", "followed again")
+                elif number == 2:
+                    cluster.revoke()
+                    cluster.kill()  # so that the token is asked for
+                    cluster.start()
+                    until(lambda: router.source()["code"] == "http_401", "the old token is refused")
+                    cluster.renew(router.account)
+                    back = time.monotonic()
+                    until(lambda: router.source()["state"] == "following", "followed with the new token")
+                router.same(cluster)
+                same.append(time.monotonic() - back)
+            churn.finish()
+            same.append(router.same(cluster))
+        ended = re.compile(r"(vllm-\d+) is (?:gone|another one now)")
+        gone = {match[1] for line in router.log if (match := ended.search(line))}
+        with capsys.disabled():
+            print(
+                f"\n{PODS} pods ({source}), {churn.changes} changes in {minutes:g} min: {len(clients.first)} answers "
+                f"from {len(clients.served)} engines, {len(clients.errors)} errors; fleet equal after "
+                f"{', '.join(f'{seconds:.2f}' for seconds in same)} s; {len(churn.ended)} pods were ended, "
+                f"{len(gone)} forgotten, first-token p99 {clients.p99() * 1000:.0f} ms"
+            )
+        assert not clients.errors, clients.errors[:5]
+        assert gone <= churn.ended, "an engine was forgotten that had not ended"
+        streams = {stream["instance_id"]: stream for stream in router.get("/streams")}
+        for engine in fleet.engines[:STABLE]:
+            assert engine.name in streams

@@ -54,11 +54,11 @@ def _byte_names() -> list[str]:
     return names
 
 
-def stored(text: str, rank: int = 0) -> bytes:
+def stored(text: str, rank: int = 0, medium: str | None = None) -> bytes:
     tokens = tokens_of(text)
     tokens = tokens[: len(tokens) // BLOCK * BLOCK]
     names = prefix_hashes(content_hashes(tokens, BLOCK)).tolist()
-    return encode_batch([Stored(names, None, tokens, BLOCK)], timestamp=time.time(), rank=rank)
+    return encode_batch([Stored(names, None, tokens, BLOCK, medium=medium)], timestamp=time.time(), rank=rank)
 
 
 def cleared() -> bytes:

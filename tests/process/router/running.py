@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -30,7 +31,16 @@ PLAIN = ("--no-events", "--tokenizer", "none", "--policy", "round-robin")
 class Router:
     """A running router; use as a context manager."""
 
-    def __init__(self, *engines: Engine, flags: tuple[str, ...] = PLAIN, ready: bool = True, port: int = 0) -> None:
+    def __init__(
+        self,
+        *engines: Engine,
+        flags: tuple[str, ...] = PLAIN,
+        ready: bool = True,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Start it. `tls`: with which it is asked, if it has a certificate."""
+        self.tls = tls
         names = [f"e{number}" for number in range(len(engines))]
         self.engines = dict(zip(names, engines, strict=True))
         command = ["router", "--bind", f"127.0.0.1:{port}", *flags]
@@ -87,8 +97,13 @@ class Router:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made
 
+    def client(self, timeout: float = DEADLINE) -> http.client.HTTPConnection:
+        if self.tls is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=self.tls)
+
     def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
+        connection = self.client()
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -98,7 +113,7 @@ class Router:
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """One request, with a body in JSON if there is one; what is answered in JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
+        connection = self.client()
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {"content-type": "application/json"} if data else {})
@@ -118,7 +133,7 @@ class Router:
         """One request on a connection of its own, and its whole answer."""
         asked = {"model": MODEL, "messages": MESSAGES} if body is None else body
         data = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = self.client(timeout)
         try:
             connection.request("POST", path, data, {"content-type": "application/json", **(headers or {})})
             answer = connection.getresponse()
@@ -136,12 +151,18 @@ class Router:
     def open(self, body: Any = None, **more: Any) -> http.client.HTTPResponse:
         """A streamed request; the answer's head has come, its body can be read as it comes."""
         asked = {"model": MODEL, "messages": MESSAGES, "stream": True, **more} if body is None else body
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
+        connection = self.client()
         connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"content-type": "application/json"})
         self._opened.append(connection)
         answer = connection.getresponse()
         answer.connection = connection  # type: ignore[attr-defined]  # kept alive with the answer
         return answer
+
+    def send(self, body: Any) -> None:
+        """A request whose answer nothing waits for: its connection stays open until the router ends."""
+        connection = self.client()
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        self._opened.append(connection)
 
     def talk(self, data: bytes, *, timeout: float = DEADLINE) -> bytes:
         """Sends bytes, and reads what comes until the router closes, or has said nothing for a while."""

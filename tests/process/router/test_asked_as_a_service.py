@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.engine import MODEL, Engine, whole
 
-from kvatlas.client import AsyncClient, Client
+from kvatlas import content_hashes
+from kvatlas.client import AsyncClient, Client, EngineStatus
 from kvatlas.errors import ClientError
 from kvatlas.sim.server.ports import free_block
 
@@ -69,8 +70,12 @@ def test_clients(engine: Engine, tokenizer: Path) -> None:
         assert client.query(tokens=tokens_of(TEXT), model=MODEL, among=["another"]).workers == ()
         with pytest.raises(ClientError, match="no engine serves the model"):
             client.query(tokens=tokens_of(TEXT), model="another")
-        with pytest.raises(ClientError, match="address of a kvatlas router"):
-            client.engines()
+        assert client.engines() == [EngineStatus("e0", engine.url, "up")]
+        body = {"model": MODEL, "prompt": TEXT}
+        explained = client.explain(body)
+        assert [each["held_tokens"]["device"] for each in explained["candidates"]] == [HELD]
+        hashes = content_hashes(tokens_of(TEXT), BLOCK).tolist()
+        assert client.explain(body, hashes=True) == {**explained, "content_hashes": hashes}
 
         async def depth() -> int:
             async with AsyncClient(client.url) as other:

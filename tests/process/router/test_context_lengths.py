@@ -152,8 +152,9 @@ def test_engines_that_count_other_tokens_get_all(tokenizer: Path) -> None:
         engine.behaviour = whole(prompt=7)
         assert ask(router, CHAT, SHORT).status == 400
         assert ask(router, CHAT, 50).status == 200
-        wait_until(lambda: "different numbers of prompt tokens" in router.log, "it is seen")
-        assert ask(router, CHAT, SHORT).status == 200
+        wait_until(
+            lambda: ask(router, CHAT, SHORT).status == 200, "the engine decides, as the router's count is not its own"
+        )
 
 
 def test_nothing_is_refused_without_tokens() -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from tests.support.engine import MODEL, Behaviour, Engine, Talk, usual
+from tests.support.kubernetes import FakeApi, objective
 
 from kvatlas.sim.server import Publisher
 
 from .deciding import exact, expected, prompt, stored
-from .running import Answer, Router, wait_until
+from .running import Answer, Router, ask_by_command, wait_until
 
 
 def held_until(release: threading.Event) -> Behaviour:
@@ -110,15 +111,39 @@ def test_without_events_who_waited_is_placed_by_what_was_sent_meanwhile(
         assert sorted(cached) == [0, 1600, 1600], "the first of them brings it there"
 
 
-def test_a_full_queue_keeps_those_of_higher_priority(engine: Engine, other: Engine, tokenizer: Path) -> None:
+@contextmanager
+def priorities(by: str) -> Iterator[tuple[str, ...]]:
+    """Flags with which the values "low" and "high" of a header are priorities: the header's own, or a cluster's."""
+    with FakeApi() as api:
+        for name, priority in (("low", 1), ("high", 2)):
+            api.put(objective(name, "qwen", priority))
+        cluster = ("--discover", "pool:llm/qwen", "--kubernetes-url", api.url, "--objectives", "llm-d.ai/v1alpha2")
+        yield ("--priority-header", "x-priority") if by == "number" else cluster
+
+
+def source_state(router: Router, name: str) -> str | None:
+    status, sources = router.call("GET", "/router")
+    assert status == 200
+    return next((it["state"] for it in sources.get("discovery") or () if it["source"] == name), None)
+
+
+@pytest.mark.parametrize("by", ["number", "objective"])
+def test_a_full_queue_keeps_those_of_higher_priority(by: str, engine: Engine, other: Engine, tokenizer: Path) -> None:
+    given = {
+        "number": {"low": {"x_priority": "1"}, "high": {"x_priority": "2"}},
+        "objective": {name: {"x_llm_d_inference_objective": name} for name in ("low", "high")},
+    }[by]
     flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--queue", "1")
-    with Router(engine, other, flags=(*flags, "--priority-header", "x-priority")) as router:
+    with priorities(by) as more, Router(engine, other, flags=(*flags, *more)) as router:
+        if by == "objective":
+            wait_until(lambda: source_state(router, "objectives:llm/qwen") == "following", "objectives are known")
         with busy(router, engine, other) as releases:
-            low = ThreadedRequest(router, prompt("low"), x_priority="1")
+            low = ThreadedRequest(router, prompt("low"), **given["low"])
             wait_until(lambda: waiting(router) == 1, "it waits")
-            refused = router.ask(prompt("as low"), headers={"x-priority": "1"})
+            as_low = ThreadedRequest(router, prompt("as low"), **given["low"])
+            refused = as_low.result()
             assert (refused.status, refused.error["code"]) == (429, "queue_full")
-            high = ThreadedRequest(router, prompt("high"), x_priority="2")
+            high = ThreadedRequest(router, prompt("high"), **given["high"])
             displaced = low.result()
             assert (displaced.status, displaced.error["code"]) == (429, "displaced")
             assert int(displaced.headers["retry-after"]) >= 1
@@ -127,6 +152,10 @@ def test_a_full_queue_keeps_those_of_higher_priority(engine: Engine, other: Engi
             assert high.result().status == 200
         assert router.metric("kvatlas_router_decisions_refused_total", reason="displaced") == 1
         assert router.metric("kvatlas_router_decisions_refused_total", reason="queue_full") == 1
+        said = "1 displaced, 1 queue_full"
+        assert f"Refused since the router started: {said}" in ask_by_command(router, "top", "--once").stdout
+        line = f"2 requests were refused since the last such line: {said}"
+        wait_until(lambda: router.log.count(line) == 1, "the log says so, once")
 
 
 def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(

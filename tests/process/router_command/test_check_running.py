@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.support.engine import closed_port
+from tests.support.waiting import until
 
 from kvatlas.cli.check import check as command
+from kvatlas.cli.router_reader import RouterReader
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
 from kvatlas.router.check import EngineReport
 from kvatlas.router.check.running import RunningRouter
 from kvatlas.service import DiscoveryConfig, Engine
-from kvatlas.sim.server import Fleet
+from kvatlas.sim.server import Fleet, ServerConfig
+from kvatlas.sim.tiers import TierConfig
+
+from .conftest import FAST
 
 pytest.importorskip("tokenizers")
 
@@ -67,6 +72,29 @@ def test_the_engines_of_a_running_router_are_tested(fleet: Fleet, tokenizer: Pat
     away = {check["check"]: check["code"] for check in found["away"]["checks"]}
     assert away["reachable"] == "unreachable"
     assert away["router's stream"] == "router_follows_none"
+
+
+def test_addresses_for_pulls_come_from_the_router(tokenizer: Path) -> None:
+    tiers = TierConfig(host_tokens=4_000 * FAST.block_size, pulls=True)
+    with Fleet(2, ServerConfig(engine=FAST, tiers=tiers)) as fleet:
+        engines = [
+            Engine(it.url, name=name, pull=it.pull_endpoint()) for name, it in zip("ab", fleet.engines, strict=True)
+        ]
+        config = RouterConfig(
+            engines=tuple(engines),
+            http=RouterHttpConfig(bind="127.0.0.1:0"),
+            router=RouterSection(tokenizer=str(tokenizer)),
+            discovery=DiscoveryConfig(request_timeout=60),
+        )
+        with Router(config=config) as router:
+            with RouterReader(router.url, None, None) as reader:
+                told = {"address": engines[0].pull, "group": "", "possible": True}
+                until(lambda: {row["name"]: row["pull"] for row in reader.look(0).workers}["a"] == told, "its version")
+            done = CliRunner().invoke(command, ["--url", router.url, "--tokenizer", str(tokenizer), "--json"])
+    assert done.exit_code == 0, done.output
+    for about in map(json.loads, done.stdout.splitlines()):
+        pulls = {check["code"] for check in about["checks"] if check["check"] == "pulls"}
+        assert pulls == {"ok", "pull_timeout"}, about
 
 
 def test_a_router_that_is_not_there() -> None:

@@ -14,6 +14,7 @@ from kvatlas.router.config import ROUTER, show_router_config
 from kvatlas.router.tokenizers import resolve
 from kvatlas.routing.policies import check_name, own_policy
 from kvatlas.service import Engine
+from kvatlas.service.replicas import PEERS
 
 
 def test_flags_over_variables_over_the_file(tmp_path: Path) -> None:
@@ -68,10 +69,13 @@ def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
         ),
         ({"router.index": "http://h:1", "router.no_events": "true"}, "router.index and router.no_events are both set"),
         ({"router.forward_tokens": "true"}, "router.forward_tokens needs a tokenizer here"),
-        ({"router.peers": "host"}, "router.peers must be http://HOST:PORT or dns:NAME:PORT, but the scheme is missing"),
+        (
+            {"router.peers": "host"},
+            "dns:NAME:PORT or dns+https:NAME:PORT, but the scheme is missing",
+        ),
         (
             {"router.peers": "dns:host:0"},
-            "router.peers must be http://HOST:PORT or dns:NAME:PORT, but the port must be",
+            f"router.peers must be {PEERS}, but the port must be",
         ),
         ({"router.peer_key_file": "x"}, "router.peer_key is for the routers at router.peers, which are not set"),
         (

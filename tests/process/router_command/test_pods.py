@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -86,6 +87,34 @@ def test_pods_get_requests_while_they_are_ready(own: dict[str, Any], engines: li
         assert (shown["source"], shown["state"], shown["members"]["ready"]) == (SOURCE, "following", 2)
         assert "kvatlas_discovery_source_known" in httpx.get(f"{router.url}/metrics").text
         api.gone("two")
+        until(lambda: standings(router) == {"one": "up"})
+
+
+@pytest.mark.parametrize("own", [{}, {"no_events": True}])
+def test_a_weight_that_changes_leaves_the_engine_as_it_is(
+    own: dict[str, Any], engines: list[Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvatlas")
+
+    def weights(router: Router) -> list[float]:
+        return [engine["weight"] for engine in router.state()]
+
+    def put(api: FakeApi, **annotations: str) -> None:
+        api.put(pod("one", "127.0.0.1", ports={"http": engines[0].port}, annotations=annotations))
+
+    with FakeApi() as api, routing(api, **own) as router:
+        put(api)
+        until(lambda: standings(router) == {"one": "up"} and httpx.get(f"{router.url}/ready").status_code == 200)
+        ask(router, 1)
+        assert weights(router) == [1.0]
+        put(api, **{"kvatlas.dev/weight": "2.5"})
+        until(lambda: weights(router) == [2.5])
+        put(api)
+        until(lambda: weights(router) == [1.0])
+        assert router.state()[0]["answers"] == 1, "what is known of it stays"
+        assert "unregistered" not in caplog.text
+        put(api, **{"kvatlas.dev/model": "mine"})
+        until(lambda: "unregistered" in caplog.text, "another model is another registration")
         until(lambda: standings(router) == {"one": "up"})
 
 

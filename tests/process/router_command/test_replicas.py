@@ -11,12 +11,14 @@ from typing import Any
 import httpx
 import pytest
 from tests.process.service.test_snapshots import compare
+from tests.support.certificates import SERVER, make, needs_openssl
 from tests.support.engine import Engine
 from tests.support.engine.replaying import BLOCK, ReplayingEngine
 from tests.support.waiting import until
 
 from kvatlas.errors import ServiceError
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
+from kvatlas.router.config import UpstreamConfig
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.service.config import SnapshotConfig, Stream
 from kvatlas.service.peer import _is_ready, fetch
@@ -39,7 +41,8 @@ def start(engine: ReplayingEngine) -> Iterator[Callable[..., Router]]:
     with ExitStack() as stack:
 
         def start(key: str | None = None, admin_key: str | None = None, **more: Any) -> Router:
-            http = RouterHttpConfig(bind="127.0.0.1:0", key=key, admin_key=admin_key)
+            tls = {name: more.pop(name) for name in ("tls_cert", "tls_key", "tls_client_ca") if name in more}
+            http = RouterHttpConfig(bind="127.0.0.1:0", key=key, admin_key=admin_key, **tls)
             section = RouterSection(tokenizer="none")
             config = RouterConfig(http=http, router=section, static_streams=(Stream.of(followed),), **more)
             return stack.enter_context(Router(config=config))
@@ -99,6 +102,31 @@ def test_a_router_gives_its_blocks_to_routers_and_services(
     assert httpx.head(f"{first.url}/snapshot", timeout=DEADLINE).status_code == 200
     beyond = httpx.get(f"{first.url}/snapshot", headers={"Range": "bytes=999999999-"}, timeout=DEADLINE)
     assert (beyond.status_code, beyond.json()["error"]["code"]) == (416, "range_not_satisfiable")
+
+
+@needs_openssl
+@pytest.mark.parametrize("peer", ["https://127.0.0.1:{}", "dns+https:localhost:{}"])
+def test_a_router_begins_with_the_blocks_of_another_process_with_tls(
+    start: Callable[..., Router], engine: ReplayingEngine, tmp_path: Path, peer: str
+) -> None:
+    """The router shows its own certificate. Who does not trust the other's gets nothing."""
+    ca, ca_key = make(tmp_path, "own", "/CN=own")
+    signed = ("-CA", str(ca), "-CAkey", str(ca_key), "-addext", "basicConstraints=critical,CA:FALSE")
+    cert, key = make(tmp_path, "router", "/CN=router", *SERVER, *signed)
+    http = HttpConfig(bind="127.0.0.1:0", tls_cert=cert, tls_key=key, tls_client_ca=ca)
+    followed = f"w0={engine.endpoint},replay_endpoint={engine.replay_endpoint},model=m,block_size={BLOCK}"
+    with Service(streams=[followed], config=Config(http=http)) as first:
+        first.wait_ready(DEADLINE)
+        engine.publish(2_000)
+        until(lambda: stream(first)["seq"] >= 1_999, "read")
+        snapshot = SnapshotConfig(peer=peer.format(first.address.rpartition(":")[2]), peer_timeout=DEADLINE)
+        second = start(tls_cert=cert, tls_key=key, snapshot=snapshot, upstream=UpstreamConfig(ca=ca))
+        until(lambda: is_through(second, engine) and is_through(first, engine), "through")
+        assert stream(second)["fingerprints"] == stream(first)["fingerprints"]
+        told = stream(second)["snapshot"]
+        assert (told["from"], told["outcome"]) == ("peer", "kept")
+        with (tmp_path / "x").open("wb") as out, pytest.raises(ServiceError, match="its certificate is not trusted"):
+            fetch(first.url, None, DEADLINE, out, failures=1)
 
 
 def test_a_router_that_restarts_begins_with_its_snapshot(

@@ -29,8 +29,10 @@ class FakeNative:
         self.announced_by: dict[str, str | None] = {}
         self.forbidden: set[str] = set()
         self.other_sizes: dict[str, int] = {}
+        self.restarts: list[str] = []
         self.closed = False
         self.reloads = 0
+        self.changes: list[str] = []
         self.drained: float | None = None
         self._lock = threading.Lock()
 
@@ -66,6 +68,9 @@ class FakeNative:
                 self.log.append(("unregister", *name))
             return len(gone)
 
+    def change(self, settings: str, /) -> None:
+        self.changes.append(settings)
+
     def reload(self) -> None:
         self.reloads += 1
 
@@ -86,6 +91,11 @@ class FakeNative:
 
     def other_block_size(self, worker: str) -> int | None:
         return self.other_sizes.get(worker)
+
+    def restarted(self) -> list[str]:
+        with self._lock:
+            workers, self.restarts = self.restarts, []
+        return workers
 
     def engines(self) -> str:
         listed = [

@@ -155,6 +155,28 @@ def test_sighup_reads_keys_again_and_no_key_is_logged(tmp_path: Path) -> None:
     assert "secret" not in log.replace(str(key), "")
 
 
+def test_sighup_reads_settings_again(tmp_path: Path) -> None:
+    path = tmp_path / "kvatlas.toml"
+    path.write_text('[http]\naccess_log = "off"\n[log]\nformat = "json"\n')
+    with serving("--config", str(path)) as process:
+        address, log = address_of(process)
+        assert ask(address, "GET", "/version", headers={"X-Request-Id": "before"}).status == 200
+        path.write_text('drain_delay = "100ms"\n[http]\naccess_log = "on"\nmax_body = "1MiB"\n[log]\nformat = "text"\n')
+        process.send_signal(signal.SIGHUP)
+        log += logged(process, "the settings were read again")[1]
+        assert ask(address, "GET", "/version", headers={"X-Request-Id": "after"}).status == 200
+        process.send_signal(signal.SIGTERM)
+        log += process.communicate(timeout=DEADLINE)[1]
+        assert process.returncode == 0
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert 'http.max_body: "8MiB" → "1MiB" needs a restart' in messages
+    assert 'log.format: "json" → "text" needs a restart' in messages
+    assert 'http.access_log: "off" → "on" from now on' in messages
+    assert "stopping: not ready, but accepting requests for 0.1 s" in messages
+    assert "after" in log
+    assert '"before"' not in log
+
+
 # Certificates
 
 

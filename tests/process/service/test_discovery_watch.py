@@ -180,6 +180,26 @@ def test_an_engine_that_is_away_stays_registered_and_is_said_once(caplog: pytest
         until(lambda: said in caplog.text)
 
 
+def test_a_restart_shorter_than_the_time_between_two_looks_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvatlas.service.discovery.follow._WHOLE_EVERY", 1_000_000)
+    with Engine(vllm()) as engine, following([f"a={engine.url}"]) as native:
+        until(lambda: native.registered)
+        engine.answers = vllm(block_size=8)
+        native.restarts = ["a", "somebody else"]
+        until(lambda: [about["block_size"] for (name, _), about in native.registered.items() if name == "a"] == [8])
+
+
+def test_events_of_another_size_are_no_matter_of_the_peers_if_the_engine_announces_that_size() -> None:
+    with Engine(vllm()) as engine, Engine(vllm()) as peer, following([f"a={engine.url}", f"b={peer.url}"]) as native:
+        until(lambda: len(native.registered) == 2)
+        engine.answers = vllm(block_size=8)
+        native.other_sizes["a"] = 8
+        until(lambda: [about["block_size"] for (name, _), about in native.registered.items() if name == "a"] == [8])
+        asked = peer.times("/kv_event_sources")
+        until(lambda: peer.times("/kv_event_sources") > asked + 5)
+        assert native.registered["b", 0]["block_size"] == 16
+
+
 def test_what_somebody_unregistered_comes_back() -> None:
     with Engine(vllm()) as engine, following([f"a={engine.url}"]) as native:
         until(lambda: native.registered)

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
-from kvatlas.service.discovery.sources import pods
+from kvatlas.service.discovery.sources import watched
 
 from .fake_native import FakeNative, Starter, started
 
@@ -229,7 +229,7 @@ def test_a_server_that_asks_to_be_left_alone_is(api: FakeApi, engines: list[Engi
 
 
 def test_a_silent_server_is_noticed(api: FakeApi, engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pods, "_SILENCE", 0.2)
+    monkeypatch.setattr(watched, "_SILENCE", 0.2)
     api.put(of(engines[0], "one"))
     with following(api, request_timeout=0.5) as native:
         until(lambda: workers(native) == {"one"})
@@ -341,7 +341,8 @@ def test_strange_answers_are_problems_of_the_source(
     api: FakeApi, engines: list[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    api.put({"metadata": {"name": "odd"}, "spec": [], "status": {"podIP": 7, "conditions": ["Ready", {}]}})
+    odd = {"name": "odd", "labels": {"app": "vllm"}}
+    api.put({"metadata": odd, "spec": [], "status": {"podIP": 7, "conditions": ["Ready", {}]}})
     api.put(of(engines[0], "one"))
     with following(api) as native:
         until(lambda: workers(native) == {"one"})
@@ -352,6 +353,15 @@ def test_strange_answers_are_problems_of_the_source(
 def test_outside_of_a_cluster_that_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match="set discovery"):
+        Service(config=Config(discovery=DiscoveryConfig(sources=(SOURCE,))))
+
+
+@pytest.mark.parametrize("port", ["tcp://10.0.0.1:443", "0", "65536"])
+def test_a_port_of_the_cluster_that_is_none_is_an_error(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    words = "KUBERNETES_SERVICE_PORT must be an integer from 1 to 65535, got"
+    with pytest.raises(ConfigError, match=words):
         Service(config=Config(discovery=DiscoveryConfig(sources=(SOURCE,))))
 
 

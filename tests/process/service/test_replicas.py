@@ -59,7 +59,10 @@ def start(port: int) -> Iterator[Callable[..., Service]]:
 def test_what_a_peer_may_be() -> None:
     assert SnapshotConfig(peer="dns:peers.llm.svc:8090").peer == "dns:peers.llm.svc:8090"
     for wrong in ("dns:peers", "dns::8090", "dns:peers:0", "dns:peers:65536", "dns:pe ers:1", "dns://peers:8090"):
-        with pytest.raises(ConfigError, match=r"snapshot\.peer must be http://HOST:PORT or dns:NAME:PORT, but "):
+        with pytest.raises(
+            ConfigError,
+            match=r"snapshot\.peer must be http://HOST:PORT, https://HOST:PORT, dns:NAME:PORT or dns\+https:",
+        ):
             SnapshotConfig(peer=wrong)
 
 

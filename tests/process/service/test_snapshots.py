@@ -322,7 +322,9 @@ def test_a_full_disk_is_told_and_the_old_snapshot_stays(tmp_path: Path) -> None:
 
 
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"snapshot\.peer must be http://HOST:PORT or dns:NAME:PORT"):
+    with pytest.raises(
+        ConfigError, match=r"snapshot\.peer must be http://HOST:PORT, https://HOST:PORT, dns:NAME:PORT or"
+    ):
         SnapshotConfig(peer="ftp://x")
     with pytest.raises(ConfigError, match=r"snapshot\.peer_key_file is for the service at snapshot\.peer"):
         SnapshotConfig(peer_key_file=tmp_path / "key")

@@ -11,7 +11,7 @@ import pytest
 
 from kvatlas import BlockIndex
 from kvatlas.sim.server import EngineServer, Faults, ServerConfig
-from kvatlas.sim.server.events import Cleared, Dialect, Event, Removed, Stored
+from kvatlas.sim.server.events import Cleared, Dialect, Event, Placeholder, Removed, Stored
 from kvatlas.sim.server.names import lora_id
 from kvatlas.sim.server.payload import encode, rows
 
@@ -51,10 +51,33 @@ def theirs(event: Event, dialect: Dialect) -> object:
             return wire.Cleared()
         case Removed(names):
             return wire.Removed(names, medium="GPU", group_idx=0 if vllm else None)
+        case Placeholder(names, tier):
+            return wire.Stored(names, None, [], 0, medium=tier, group_idx=0)
         case Stored(names, parent, tokens, lora, salt):
             number = int(lora_id(lora)[:6], 16) if lora and vllm else None
             about = {"group_idx": 0, "kind": "full_attention", "lora_id": number} if vllm else {}
             return wire.Stored(names, parent, tokens, 4, medium="GPU", lora=lora, salt=salt, **about)
+
+
+def test_offloaded_blocks_are_sent_as_vllm_sends_them() -> None:
+    """Offloaded blocks have no extra keys, those of a folder have its locality, and those told by name have no size."""
+    events: list[Event] = [
+        Stored([1, 2], 7, list(range(8)), "a", None, "CPU"),
+        Stored([3], None, list(range(4)), None, None, "STORAGE", "REMOTE"),
+        Placeholder([4], "CPU"),
+        Removed([1, 2], "CPU"),
+    ]
+    payload = encode(rows(events, block_size=4, dialect="vllm"), timestamp=1.0, rank=0)
+    assert b"extra_keys" not in payload
+    cpu, folder, named, removed = wire.decode_batch(payload).events
+    assert isinstance(cpu, wire.Stored)
+    assert (cpu.tier, cpu.block_hashes, cpu.parent, cpu.lora, cpu.locality) == ("cpu", (1, 2), 7, "a", None)
+    assert isinstance(folder, wire.Stored)
+    assert (folder.tier, folder.medium, folder.locality) == ("external", "STORAGE", "REMOTE")
+    assert isinstance(named, wire.Stored)
+    assert (named.tier, named.block_hashes, named.block_size, list(named.tokens)) == ("cpu", (4,), 0, [])
+    assert isinstance(removed, wire.Removed)
+    assert (removed.tier, removed.block_hashes) == ("cpu", (1, 2))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

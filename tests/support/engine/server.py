@@ -18,7 +18,16 @@ from .behaviour import MODEL, reply, usual
 from .talk import Behaviour, EngineRequest, Talk
 
 NOT_FOUND = reply("404 Not Found", {"detail": "Not Found"})
-OWN = ("/health", "/metrics", "/v1/models", "/kv_event_sources", "/server_info", "/get_server_info")
+OWN = (
+    "/health",
+    "/metrics",
+    "/v1/models",
+    "/kv_event_sources",
+    "/server_info",
+    "/get_server_info",
+    "/version",
+    "/is_sleeping",
+)
 """The paths of the router's own questions."""
 
 

@@ -1,4 +1,4 @@
-"""The screen of `kvatlas top`: its columns of models."""
+"""The screen of `kvatlas top`: its columns of models, and the order of engines."""
 
 import io
 from typing import Any
@@ -56,3 +56,31 @@ def test_a_model_that_all_share_gives_way_first() -> None:
 def test_long_names_of_models_are_cut() -> None:
     shown = "\n".join(lines([engine("a", ["meta-llama/" + "x" * 60])], []))
     assert "meta-llama/" + "x" * 16 + "…" in shown
+
+
+def test_what_needs_a_look_comes_first() -> None:
+    about = {"reason": "a reason", "advice": "advice", "runbook": "http://r", "since": 0}
+    slow, down = (
+        engine(name, None) | {"condition": {"name": name, "severity": severity, **about}}
+        for name, severity in (("slow", 2), ("down", 9))
+    )
+    draining = engine("drained", None) | {"standing": "draining"}
+    shown = lines([engine("a", None), slow, draining, down], [])
+    table = [
+        line.split()[0] for line in shown if line.split()[:1] and line.split()[0] in ("a", "slow", "drained", "down")
+    ]
+    assert table == ["down", "slow", "drained", "a"]
+
+
+def test_costs_of_loads_and_pulls_are_shown_with_pairs_that_are_out_first() -> None:
+    def cost(kind: str, source: str | None, out: float) -> dict[str, Any]:
+        place = None if source is None else {"worker": source, "rank": 1}
+        return {"kind": kind, "source": place, "floor": 0.025, "seconds_per_token": 4e-6, "samples": 7, "out": out}
+
+    ranks = [{"rank": 0, "transfers": [cost("host", None, 0.0), cost("pull", "b", 272.0)]}, {"rank": 1}]
+    shown = lines([engine("a", None) | {"ranks": ranks}, engine("b", None)], [])
+    start = next(at for at, line in enumerate(shown) if "loads or pulls from" in line)
+    pull, host = (" ".join(line.split()) for line in shown[start + 1 : start + 3])
+    assert pull.startswith("a b rank 1 25.0 ms 4.0 ms 7 out for ")
+    assert host == "a its host memory 25.0 ms 4.0 ms 7"
+    assert not any("loads or pulls" in line for line in lines([engine("b", None)], []))

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[3]
 # A value of each setting that is not its default.
 OTHER = {
     "engines_file": "engines.toml",
+    "allow_empty": "true",
     "model": "m",
     "block_size": "32",
     "routing_group": "blue",
@@ -37,6 +38,7 @@ OTHER = {
     "streams.allow": "10.0.0.0/8,pod-*,ipc:///run/*",
     "streams.bind": "127.0.0.1:5557,[::1]:5557",
     "streams.threads": "3",
+    "streams.resets": "keep",
     "streams.stale_after": "1m",
     "streams.probe_interval": "1s",
     "streams.replay_timeout": "250ms",
@@ -92,6 +94,7 @@ OTHER = {
     "discovery.dns_interval": "30s",
     "discovery.kubernetes_url": "http://127.0.0.1:8001",
     "discovery.kubernetes_account": "account",
+    "discovery.pod_deletion_cost": "60s",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -111,6 +114,7 @@ TLS = ("http.tls_cert", "http.tls_key")
 
 
 TOGETHER = {
+    "allow_empty": ("engines_file",),
     "http.tls_cert": TLS,
     "http.tls_key": TLS,
     "http.tls_client_ca": TLS,

@@ -15,7 +15,7 @@ from kvatlas.service import (
     StreamConfig,
     read_config,
 )
-from kvatlas.service.config.kinds import Number, Texts
+from kvatlas.service.config.kinds import Number, Switch, Texts
 from kvatlas.service.config.schema import SECTIONS
 
 from .samples import KEYS, OTHER, TOGETHER
@@ -35,7 +35,7 @@ def as_toml(values: dict[str, str]) -> str:
             if path.rpartition(".")[0] == section:
                 kind = KEYS[path].kind
                 value: Any = kind.parse(text)
-                shown = kind.show(value) if isinstance(kind, Texts | Number) else json.dumps(text)
+                shown = kind.show(value) if isinstance(kind, Texts | Number | Switch) else json.dumps(text)
                 lines.append(f"{path.rpartition('.')[2]} = {text if text.isdecimal() else shown}")
     return "\n".join(lines) + "\n"
 

@@ -16,8 +16,8 @@ from kvatlas.service import (
     Stream,
     read_config,
 )
-from kvatlas.service.config import show_config
-from kvatlas.service.config.read import LISTS, SECRETS
+from kvatlas.service.config import Pool, show_config
+from kvatlas.service.config.read import SECRETS, SERVICE
 
 from .samples import KEYS, OTHER, ROOT
 
@@ -40,7 +40,7 @@ def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     stream, engine = "w=tcp://h:1,topic=a,rank=2", 'q"\\=http://h:8000'
     # These go with no keyed_identity, or not together.
     relay = ("relay.publish", "relay.source", "relay.credentials", "relay.ca", "relay.snapshots")
-    left_out = ("_file", ".dir", "_account", "snapshot.peer", "sites.url", "sites.site", *relay)
+    left_out = ("_file", "allow_empty", ".dir", "_account", "snapshot.peer", "sites.url", "sites.site", *relay)
     flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith(left_out)}
     loaded = read_config(flags | {"engine": [engine], "stream": [stream]}, {"KVATLAS_KEY": "k"})
     text = show_config(loaded)
@@ -75,7 +75,7 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     assert default["http"]["tls"] is None
     # Every setting of these sections is passed on.
     streams = {key.path[8:] for key in KEYS.values() if key.path.startswith("streams.")}
-    assert default["streams"].keys() == streams | {"limits"}
+    assert default["streams"].keys() == streams | {"limits", "pools"}
     limits = {key.path[7:] for key in KEYS.values() if key.path.startswith("limits.")}
     assert default["streams"]["limits"].keys() == limits
     own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.") and ".tls_" not in key.path}
@@ -88,20 +88,24 @@ def test_the_documentation_has_every_setting() -> None:
     text = (ROOT / "docs/reference/configuration.md").read_text() + configuration.page()
     rows: dict[str, list[str]] = {}
     for line in text.splitlines():
-        if line.startswith("| `") and line.count(" | ") == 4:
+        if line.startswith("| `") and line.count(" | ") in (4, 5):
             cells = line[2:-2].split(" | ")
             rows[cells[0].strip("`")] = cells
     for key in KEYS.values():
         cells = [cell.strip("` ") for cell in rows[key.path]]
         assert cells[1:3] == [key.flag, key.env], key.path
         assert cells[3] == (key.show_default().strip('"') or "none"), key.path
-    for name, (flag, variable, kind) in LISTS.items():
+        assert (
+            cells[4] == {"value": "changes", "content": "the file is read again", None: "needs a restart"}[key.reread]
+        )
+    kinds = {"engine": Engine, "stream": Stream, "pool": Pool}
+    for name, (flag, variable, _kind) in SERVICE.lists.items():
         assert [cell.strip("` ") for cell in rows[f"[[{name}]]"]][1:3] == [flag, variable]
-        for field in dataclasses.fields(Engine if kind is Engine else Stream):
+        for field in dataclasses.fields(kinds[name]):
             assert f"`{field.name}`" in text, field.name
     for variable, _file in SECRETS.values():
         assert f"`{variable}`" in text
-    known = KEYS.keys() | {f"[[{name}]]" for name in LISTS}
+    known = KEYS.keys() | {f"[[{name}]]" for name in SERVICE.lists}
     assert rows.keys() == known
 
 

@@ -12,6 +12,7 @@ import pytest
 from kvatlas.errors import ConfigError
 from kvatlas.router.config import RouterConfig, RouterSection
 from kvatlas.service import Config, Engine
+from kvatlas.service.config.engines import ROUTING_FIELDS
 from kvatlas.service.config.following import StreamConfig
 from kvatlas.service.config.schema import SECTIONS
 from kvatlas.service.discovery.sources.files import read_engines
@@ -30,8 +31,20 @@ VALUES: dict[str, Any] = {
     "adapters": ("y",),
     "role": "decode",
     "weight": 2.0,
+    "drain": True,
+    "models": ("m", "n"),
+    "capacity_blocks": 1000,
+    "handover": "sglang",
+    "version": "0.33",
+    "bootstrap_port": 8998,
+    "pull": "10.0.0.1:5710",
+    "pull_group": "g",
+    "rank_header": "global",
+    "key": "k",
+    "use_key": False,
 }
-TO_ROUTER = {"url", "name", "model", "block_size", "ranks", "aliases", "adapters", "role", "weight"}
+TO_BOTH = {"url", "name", "model", "block_size", "ranks", "aliases", "adapters", "key", "use_key"}
+TO_ROUTER = {*TO_BOTH, *ROUTING_FIELDS}
 """The settings that the native router gets."""
 TO_DISCOVERY = {"events_port", "replay_port", "count_copies", "routing_group"}
 """The settings by which an engine's streams are registered."""
@@ -69,7 +82,7 @@ def test_the_router_uses_each_setting_or_refuses_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(VALUES))
 def test_the_service_uses_each_setting_or_refuses_it(name: str) -> None:
-    if name in ("role", "weight"):
+    if name in ROUTING_FIELDS:
         with pytest.raises(ConfigError, match=f"{name} is for kvatlas router, which sends requests: leave it out"):
             Config(engines=(engine(name),))
     else:

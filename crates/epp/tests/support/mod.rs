@@ -4,12 +4,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bytes::Bytes;
-use kvatlas_epp::{AnswerWatcher, Counts, Pick, PickRefusal, Picker, RequestToPick, Settings, serve};
+use kvatlas_epp::{
+    AnswerWatcher, BodyRoom, Counts, HealthStage, Pick, PickRefusal, Picker, PickerHealth, RequestToPick, Settings,
+    serve,
+};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tonic::transport::server::TcpIncoming;
 
 /// Observation of a picker or a watcher.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,6 +29,7 @@ pub(crate) enum Observation {
 struct TestPicker {
     endpoints: Vec<String>,
     seen: mpsc::UnboundedSender<Observation>,
+    used: Arc<AtomicUsize>,
 }
 
 struct TestWatcher(mpsc::UnboundedSender<Observation>);
@@ -42,9 +48,60 @@ impl AnswerWatcher for TestWatcher {
     }
 }
 
+/// Room for all bodies together, in bytes.
+pub(crate) const ROOM: usize = 32 << 20;
+
+/// The part of [`ROOM`] that a body has taken.
+struct TestRoom {
+    taken: usize,
+    used: Arc<AtomicUsize>,
+    must_leave: bool,
+}
+
+impl Drop for TestRoom {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.taken, Relaxed);
+    }
+}
+
+impl BodyRoom for TestRoom {
+    async fn grow(&mut self, bytes: usize) -> Result<(), PickRefusal> {
+        let more = bytes - self.taken;
+        if self.used.fetch_add(more, Relaxed) + more > ROOM {
+            self.used.fetch_sub(more, Relaxed);
+            return Err(PickRefusal::new(503, "body_memory", "no room"));
+        }
+        self.taken = bytes;
+        Ok(())
+    }
+
+    async fn must_leave(&self) -> PickRefusal {
+        if !self.must_leave {
+            std::future::pending::<()>().await;
+        }
+        PickRefusal::new(503, "body_memory", "the body does not arrive")
+    }
+
+    fn too_large(&self) -> PickRefusal {
+        PickRefusal::new(413, "body_too_large", "the body is too large")
+    }
+
+    fn complete(&mut self) {
+        self.must_leave = false;
+    }
+}
+
 impl Picker for TestPicker {
+    type Room = TestRoom;
+
+    fn room(&self, request: &RequestToPick) -> TestRoom {
+        TestRoom { taken: 0, used: self.used.clone(), must_leave: request.header("x-slow").is_some() }
+    }
+
     async fn pick(&self, request: RequestToPick) -> Result<Pick, PickRefusal> {
         let endpoints: Vec<String> = self.endpoints.iter().filter(|it| request.allows(it)).cloned().collect();
+        let is_changed = request.may_change_body && request.header("x-change").is_some();
+        let body = request.body.as_ref().filter(|_| is_changed).map(|body| [b"more ", &body[..]].concat().into());
         self.seen.send(Observation::Request(request)).ok();
         if endpoints.is_empty() {
             let mut refused = PickRefusal::new(503, "no_worker", "no engine takes \"requests\"\nat present");
@@ -52,7 +109,7 @@ impl Picker for TestPicker {
             return Err(refused);
         }
         let headers = vec![("x-data-parallel-rank".to_owned(), "3".to_owned())];
-        Ok(Pick { endpoints, headers, watcher: Some(Box::new(TestWatcher(self.seen.clone()))) })
+        Ok(Pick { endpoints, headers, body, watcher: Some(Box::new(TestWatcher(self.seen.clone()))) })
     }
 }
 
@@ -61,6 +118,9 @@ pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     pub(crate) seen: mpsc::UnboundedReceiver<Observation>,
     pub(crate) counts: Arc<Counts>,
+    pub(crate) health: PickerHealth,
+    /// Bytes that bodies hold now.
+    pub(crate) used: Arc<AtomicUsize>,
     serving: JoinHandle<()>,
     end: oneshot::Sender<()>,
 }
@@ -84,12 +144,18 @@ pub(crate) async fn start_at(address: SocketAddr, endpoints: &[String], settings
     let listener = TcpListener::bind(address).await.unwrap();
     let address = listener.local_addr().unwrap();
     let (sender, seen) = mpsc::unbounded_channel();
-    let picker = Arc::new(TestPicker { endpoints: endpoints.to_vec(), seen: sender });
+    let used: Arc<AtomicUsize> = Arc::default();
+    let picker = Arc::new(TestPicker { endpoints: endpoints.to_vec(), seen: sender, used: used.clone() });
     let counts = Arc::new(Counts::default());
     let (end, ended) = oneshot::channel::<()>();
-    let serving = serve(listener, picker, settings, counts.clone(), async {
-        ended.await.ok();
+    let health = PickerHealth::new(HealthStage::Ready).await;
+    let (its_counts, its_health) = (counts.clone(), health.clone());
+    let serving = tokio::spawn(async move {
+        let end = async {
+            ended.await.ok();
+        };
+        let connections = TcpIncoming::from(listener);
+        serve(connections, picker, settings, its_counts, &its_health, end).await.unwrap();
     });
-    let serving = tokio::spawn(async move { serving.await.unwrap() });
-    TestServer { address, seen, counts, serving, end }
+    TestServer { address, seen, counts, health, used, serving, end }
 }

@@ -1,6 +1,7 @@
 //! The configuration of a follower. Its JSON form is what `kvatlas serve` and `kvatlas router` hand over, already
 //! checked there; durations are in seconds.
 
+mod loading;
 mod sections;
 
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use kvatlas_settings::{Secret, merge};
 use kvatlas_wire::Identity;
 use serde::Deserialize;
 
+pub use self::loading::{LoadingConfig, PoolConfig, Resets};
 pub use self::sections::{AdoptConfig, RelayConfig, Role, SitesConfig, SnapshotConfig, StreamConfig};
 use crate::error::Error;
 use crate::log::LogConfig;

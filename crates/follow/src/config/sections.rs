@@ -9,6 +9,8 @@ use kvatlas_stream::limits::LimitsConfig;
 use kvatlas_stream::machine::MachineConfig;
 use serde::Deserialize;
 
+use super::loading::{LoadingConfig, PoolConfig, Resets};
+
 /// Settings for following engines.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -52,8 +54,20 @@ pub struct StreamConfig {
     pub buffer_bytes: usize,
     /// True if indexes use words that depend on a key of this process, instead of content hashes.
     pub keyed_identity: bool,
+    /// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
+    pub resets: Resets,
+    /// Stores that several engines put blocks in and load from.
+    pub pools: Vec<PoolConfig>,
     /// Limits on what engines and clients can make grow.
     pub limits: LimitsConfig,
+}
+
+impl StreamConfig {
+    /// Settings for what engines can load beyond their device memory.
+    #[must_use]
+    pub fn loading(&self) -> LoadingConfig {
+        LoadingConfig { resets: self.resets, pools: self.pools.clone() }
+    }
 }
 
 impl From<&StreamConfig> for MachineConfig {

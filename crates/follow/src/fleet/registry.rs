@@ -251,7 +251,8 @@ impl Registry {
             }
         }
         let (prompt_queue, identity) = (self.context.prompt_queue.clone(), self.context.identity.clone());
-        let keyspace = Arc::new(Keyspace::new(model, routing_group, *block_size)?.of_service(prompt_queue, identity));
+        let keyspace = Keyspace::new(model, routing_group, *block_size)?;
+        let keyspace = Arc::new(keyspace.of_service(prompt_queue, identity, self.context.config.loading()));
         let mut keyspaces = Keyspaces::clone(&self.keyspaces.load());
         // Keyspaces are kept when their last worker leaves, so that queries for them are still answered.
         let count = |keyspaces: &Keyspaces| keyspaces.values().map(HashMap::len).sum::<usize>();

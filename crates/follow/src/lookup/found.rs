@@ -75,9 +75,13 @@ impl Filter<'_> {
     }
 
     pub(super) fn counts(&self, row: &Row<'_>) -> bool {
-        self.allows(row.worker)
-            && self.without.is_none_or(|streams| !streams.contains(row.worker, row.rank))
-            && self.strict.is_none_or(|streams| !streams.is_unverified(row.worker, row.rank))
+        self.passes(row.worker, row.rank)
+    }
+
+    pub(super) fn passes(&self, worker: &str, rank: u32) -> bool {
+        self.allows(worker)
+            && self.without.is_none_or(|streams| !streams.contains(worker, rank))
+            && self.strict.is_none_or(|streams| !streams.is_unverified(worker, rank))
     }
 }
 

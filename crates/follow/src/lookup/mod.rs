@@ -5,12 +5,14 @@
 //! groups can serve. The rows of every answer come from here.
 
 mod found;
+mod loadable;
 
 use kvatlas_index::Match;
 use kvatlas_index::hash::prefix_hashes;
 use kvatlas_wire::Hybrid;
 
 pub use self::found::{Depths, Filter, Row, WorkerRow, by_worker};
+pub use self::loadable::loadable;
 use crate::state::{HybridRanks, Keyspace};
 
 /// Leading blocks of a prompt that one rank of a worker holds; each tier counts those before it.
@@ -24,6 +26,8 @@ pub struct RankDepths {
     pub host: u32,
     /// Leading blocks anywhere.
     pub any: u32,
+    /// Leading blocks that another engine can pull from its host memory.
+    pub pullable: u32,
 }
 
 impl Keyspace {
@@ -40,8 +44,23 @@ impl Keyspace {
             let rows = rows(&found, &hybrids, content, &filter, None);
             held.extend(rows.iter().filter_map(|row| {
                 let number = number(row.worker, row.rank)?;
-                Some(RankDepths { number, device: row.depths.gpu, host: row.depths.cpu, any: row.depths.any })
+                let Depths { gpu: device, cpu: host, any, .. } = row.depths;
+                Some(RankDepths { number, device, host, any, pullable: 0 })
             }));
+            for found in loadable(&index, &hybrids, content, &filter) {
+                let Some(number) = number(&found.worker, found.rank) else { continue };
+                let (host, any, pullable) = (found.own_depth(), found.depth(), found.host);
+                // Engines load whole chunks, which the rows do not know of.
+                match held.iter_mut().find(|held| held.number == number) {
+                    Some(row) => {
+                        (row.host, row.any, row.pullable) = (host.max(row.device), any.max(row.device), pullable)
+                    }
+                    None if any > 0 || pullable > 0 => {
+                        held.push(RankDepths { number, device: found.device, host, any, pullable });
+                    }
+                    None => {}
+                }
+            }
         });
     }
 

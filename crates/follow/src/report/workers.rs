@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use kvatlas_index::RankStats;
+use kvatlas_index::{RankStats, Tier};
 use kvatlas_wire::Reason;
 use serde_json::{Map, Value, json};
 
@@ -149,6 +149,15 @@ fn describe_stream(fleet: &Fleet, stream: &Stream, blocks: &Blocks, keyspace: &K
         "ranks": ranks,
         "fingerprints": fingerprints,
     });
+    let chunks: Map<String, Value> = Tier::ALL[1..]
+        .iter()
+        .zip(status.chunks())
+        .filter(|(_, blocks)| *blocks > 0)
+        .map(|(tier, blocks)| (tier.name().into(), blocks.into()))
+        .collect();
+    if !chunks.is_empty() {
+        described["chunks"] = chunks.into();
+    }
     if let Some(snapshot) = stream.status.from_snapshot() {
         described["snapshot"] = json!({
             "from": snapshot.kind,

@@ -1,8 +1,9 @@
 //! Several sites: digests that a site's service publishes of its indexes, and the index of the service above the sites.
 //!
 //! A site's service makes digests of its keyspaces (here); the service in the role `global` takes them in, and answers which
-//! sites can hold how much of a prompt (`tops`).
+//! sites can hold how much of a prompt (`tops`). From the same marks, `sole` counts the tokens that only one worker holds.
 
+mod sole;
 mod tops;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kvatlas_digest::{Publisher, State};
 use parking_lot::Mutex;
 
+pub(crate) use self::sole::SoleTokens;
 pub use self::tops::{Top, Tops};
 pub use crate::config::{Role, SitesConfig};
 use crate::error::Error;
@@ -68,12 +70,7 @@ impl Digests {
             publishers.insert(name.clone(), publisher);
         }
         let Some(publisher) = publishers.get_mut(&name) else { return Err(Error::Internal) };
-        // As answers do, a digest leaves out streams that are not trusted. A stream that loses trust from now on is left out
-        // of the next digest.
-        let untrusted: Vec<_> = keyspace.steady(|untrusted| untrusted.streams().cloned().collect());
-        let is_of = |stream: &Arc<Stream>, worker: &str, rank| &*stream.worker == worker && stream.feeds(rank);
-        let is_usable = |worker: &str, rank| !untrusted.iter().any(|stream| is_of(stream, worker, rank));
-        publisher.look(&keyspace.index(), is_usable, || {});
+        look(publisher, keyspace);
         let digest = if whole || is_new { publisher.whole() } else { publisher.delta() };
         Ok(KeyspaceDigest {
             model: model.to_string(),
@@ -82,4 +79,14 @@ impl Digests {
             bytes: digest.encode(),
         })
     }
+}
+
+/// Updates the marks of a keyspace. As in answers, streams that are not trusted are left out; a stream that loses trust
+/// from now on is left out the next time. Returns the workers of the streams that are left out.
+fn look(publisher: &mut Publisher, keyspace: &Keyspace) -> Vec<Arc<str>> {
+    let untrusted: Vec<_> = keyspace.steady(|untrusted| untrusted.streams().cloned().collect());
+    let is_of = |stream: &Arc<Stream>, worker: &str, rank| &*stream.worker == worker && stream.feeds(rank);
+    let is_usable = |worker: &str, rank| !untrusted.iter().any(|stream| is_of(stream, worker, rank));
+    publisher.look(&keyspace.index(), is_usable, || {});
+    untrusted.iter().map(|stream| stream.worker.clone()).collect()
 }

@@ -11,7 +11,8 @@ use kvatlas_index::snapshot::{Dictionary, DictionaryWriter, SavedBlocks, Section
 use kvatlas_wire::SaltedBlock;
 use serde::{Deserialize, Serialize};
 
-use crate::state::{RankBlocks, SavedKeyspace, SavedRank, SavedStream, StreamCopy, StreamHead};
+use super::pools;
+use crate::state::{KeyedPool, RankBlocks, SavedKeyspace, SavedRank, SavedStream, StreamCopy, StreamHead};
 
 /// Head of a snapshot.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -70,6 +71,7 @@ impl<W: Write> Encoder<W> {
         out.section(kind::KEYSPACE, &json(&KeyspaceHead { model, routing_group, block_size })?)?;
         keyspace.dictionary.sections().try_for_each(|payload| out.section(kind::BLOCKS, &payload))?;
         keyspace.streams.iter().try_for_each(|stream| out.section(kind::STREAM, stream))?;
+        keyspace.pools.iter().try_for_each(|pool| out.section(kind::POOL, &pools::encode(pool)))?;
         written.streams += keyspace.streams.len() as u64;
         written.blocks += keyspace.blocks;
         written.sequence = [written.sequence, keyspace.sequence].into_iter().flatten().min();
@@ -93,13 +95,21 @@ fn json(it: &impl Serialize) -> io::Result<Vec<u8>> {
 pub(crate) struct KeyspaceCopy {
     dictionary: DictionaryWriter,
     streams: Vec<Vec<u8>>,
+    pools: Vec<KeyedPool>,
     blocks: u64,
     sequence: Option<u64>,
 }
 
 impl KeyspaceCopy {
     pub(crate) fn is_empty(&self) -> bool {
-        self.streams.is_empty()
+        self.streams.is_empty() && self.pools.is_empty()
+    }
+
+    /// Adds a pool, unless there is one with its name.
+    pub(super) fn pool(&mut self, pool: KeyedPool) {
+        if self.pools.iter().all(|it| it.pool.name != pool.pool.name) {
+            self.pools.push(pool);
+        }
     }
 
     /// Adds a stream. `elsewhere`: its runs are not of this keyspace's index.
@@ -167,14 +177,15 @@ impl PartialSnapshot {
             (kind::HEAD, None) if self.head.is_none() => self.head = Some(from_json(payload)?),
             (kind::KEYSPACE, _) => {
                 let KeyspaceHead { model, routing_group, block_size } = from_json(payload)?;
-                let (dictionary, streams) = (Dictionary::default(), Vec::new());
-                self.keyspaces.push(SavedKeyspace { model, routing_group, block_size, dictionary, streams });
+                let (dictionary, streams, pools) = (Dictionary::default(), Vec::new(), Vec::new());
+                self.keyspaces.push(SavedKeyspace { model, routing_group, block_size, dictionary, streams, pools });
             }
             (kind::BLOCKS, Some(keyspace)) => keyspace.dictionary.read(payload)?,
             (kind::STREAM, Some(keyspace)) => {
                 let stream = stream(payload, &keyspace.dictionary)?;
                 keyspace.streams.push(stream);
             }
+            (kind::POOL, Some(keyspace)) => keyspace.pools.push(pools::decode(payload)?),
             (kind::INDEX, None) => {
                 return Err("the snapshot is of an index by itself, which knows no streams".to_owned());
             }

@@ -158,6 +158,9 @@ impl Snapshots {
             }
             let waiting = self.pending.lock().copies(&keyspace.model, &keyspace.routing_group, keyspace.block_size);
             waiting.into_iter().try_for_each(|stream| copy.stream(stream, true))?;
+            keyspace.pools().into_iter().for_each(|pool| copy.pool(pool));
+            let waiting = self.pending.lock().pools(&keyspace.model, &keyspace.routing_group, keyspace.block_size);
+            waiting.into_iter().for_each(|pool| copy.pool(pool));
             if !copy.is_empty() {
                 encoder.keyspace(&keyspace.model, &keyspace.routing_group, keyspace.block_size, &copy)?;
             }
@@ -171,6 +174,8 @@ impl Snapshots {
                 let mut copy = KeyspaceCopy::default();
                 let streams = self.pending.lock().copies(&model, &routing_group, block_size);
                 streams.into_iter().try_for_each(|stream| copy.stream(stream, true))?;
+                let pools = self.pending.lock().pools(&model, &routing_group, block_size);
+                pools.into_iter().for_each(|pool| copy.pool(pool));
                 encoder.keyspace(&model, &routing_group, block_size, &copy)?;
             }
         }

@@ -18,6 +18,7 @@ mod disk;
 mod format;
 mod keeper;
 mod pending;
+mod pools;
 mod served;
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,7 @@ mod unpack;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvatlas_stream::Skip;
 use parking_lot::Mutex;
@@ -126,6 +127,11 @@ impl Snapshots {
         let mut loading = self.loading.subscribe();
         // The sender is there as long as this is.
         let _ = loading.wait_for(|left| *left == 0).await;
+        let pools = self.pending.lock().take_pools(keyspace);
+        if let Some((created, pools)) = pools {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            keyspace.restore_pools(&pools, (now.as_secs_f64() - created).max(0.0));
+        }
         let taken = self.pending.lock().take(keyspace, stream)?;
         match taken {
             Ok(restoring) => Some(restoring),

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use kvatlas_index::snapshot::Dictionary;
 
 use super::format::Snapshot;
-use crate::state::{Keyspace, SavedKeyspace, SavedStream, Stream, StreamCopy};
+use crate::state::{KeyedPool, Keyspace, SavedKeyspace, SavedStream, Stream, StreamCopy};
 use kvatlas_stream::Outcome;
 
 /// Origin of a snapshot.
@@ -47,6 +47,7 @@ struct KeyspaceRestore {
     block_size: u32,
     dictionary: Arc<Dictionary>,
     streams: HashMap<(String, u32), SavedStream>,
+    pools: Vec<KeyedPool>,
 }
 
 /// Keyspaces of all loaded snapshots, the newest first.
@@ -58,7 +59,7 @@ impl PendingRestores {
     pub(super) fn add(&mut self, snapshot: Snapshot, origin: Origin) -> (u64, u64) {
         let (mut streams, mut blocks) = (0, 0);
         for keyspace in snapshot.keyspaces {
-            let SavedKeyspace { model, routing_group, block_size, dictionary, streams: all } = keyspace;
+            let SavedKeyspace { model, routing_group, block_size, dictionary, streams: all, pools } = keyspace;
             streams += all.len() as u64;
             blocks += all.iter().map(SavedStream::blocks).sum::<u64>();
             self.0.push(KeyspaceRestore {
@@ -69,6 +70,7 @@ impl PendingRestores {
                 block_size,
                 dictionary: Arc::new(dictionary),
                 streams: all.into_iter().map(|it| ((it.head.worker.clone(), it.head.rank), it)).collect(),
+                pools,
             });
         }
         self.0.sort_by(|a, b| b.created.total_cmp(&a.created));
@@ -89,8 +91,29 @@ impl PendingRestores {
                 taken = Some(waiting.restoring(keyspace, stream, saved));
             }
         }
-        self.0.retain(|waiting| !waiting.streams.is_empty());
+        self.0.retain(|waiting| !waiting.streams.is_empty() || !waiting.pools.is_empty());
         taken
+    }
+
+    /// Takes a keyspace's pools out of the newest snapshot that has any with the same content hashes, and the time of that
+    /// snapshot. Pools of older snapshots are dropped.
+    pub(super) fn take_pools(&mut self, keyspace: &Keyspace) -> Option<(f64, Vec<KeyedPool>)> {
+        let mut newest = None;
+        for waiting in self.0.iter_mut().filter(|it| it.is(keyspace) && !it.pools.is_empty()) {
+            let mut pools = std::mem::take(&mut waiting.pools);
+            let key = keyspace.identity().key_check();
+            pools.retain(|it| waiting.block_size == keyspace.block_size && it.key == key);
+            if newest.is_none() && !pools.is_empty() {
+                newest = Some((waiting.created, pools));
+            }
+        }
+        newest
+    }
+
+    /// Copies of a keyspace's waiting pools, the newest first, for the next snapshot.
+    pub(super) fn pools(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<KeyedPool> {
+        let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
+        all.flat_map(|it| it.pools.iter().cloned()).collect()
     }
 
     /// Sequence numbers up to which the log was read, one for each stream that was read from it, by its newest state.
@@ -117,15 +140,16 @@ impl PendingRestores {
 
     /// Copies of a keyspace's waiting streams, for the next snapshot.
     pub(super) fn copies(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<StreamCopy> {
-        let of = |it: &&KeyspaceRestore| {
-            (&*it.model, &*it.routing_group, it.block_size) == (model, routing_group, block_size)
-        };
-        let all = self.0.iter().filter(of);
+        let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
         all.flat_map(|it| it.streams.values().map(|stream| stream.to_copy(&it.dictionary))).collect()
     }
 }
 
 impl KeyspaceRestore {
+    fn is_named(&self, model: &str, routing_group: &str, block_size: u32) -> bool {
+        (&*self.model, &*self.routing_group, self.block_size) == (model, routing_group, block_size)
+    }
+
     fn is(&self, keyspace: &Keyspace) -> bool {
         *self.model == *keyspace.model && *self.routing_group == *keyspace.routing_group
     }

@@ -2,9 +2,10 @@
 //! streams that fill it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_adopt::RankAdoption;
@@ -17,7 +18,9 @@ use tokio::sync::watch;
 use super::hybrids::Hybrids;
 use super::members::{Members, Reservations};
 use super::prompt_queue::PromptQueue;
+use super::saved::KeyedPool;
 use super::stream::Stream;
+use crate::config::LoadingConfig;
 use crate::error::Error;
 
 /// Most repetitions of a look-up during which a stream lost its trust. After these, trust cannot change during the last one.
@@ -52,6 +55,10 @@ pub struct Keyspace {
     hashed: AtomicBool,
     /// Dictionaries of snapshots whose blocks could not be proved, for adoption.
     taught: Mutex<Vec<Arc<Dictionary>>>,
+    /// Settings for what engines can load beyond their devices.
+    loading: LoadingConfig,
+    /// Blocks that looks at the directories of pools did not find.
+    pub gone_from_pools: AtomicU64,
     /// Ranks of hybrid models, whose depths are limited to the blocks that all cache groups can serve.
     hybrids: Hybrids,
     /// True if the next change is to fail, in tests.
@@ -80,12 +87,20 @@ impl Keyspace {
             nameable: AtomicBool::new(false),
             hashed: AtomicBool::new(false),
             taught: Mutex::default(),
+            loading: LoadingConfig::default(),
+            gone_from_pools: AtomicU64::new(0),
         })
     }
 
-    /// This keyspace with a service's queue and identity of blocks.
-    pub(crate) fn of_service(self, prompt_queue: Arc<PromptQueue<Self>>, identity: Arc<Identity>) -> Self {
-        Self { prompt_queue, identity, ..self }
+    /// This keyspace with a service's queue, identity of blocks, and settings for what engines can load.
+    pub(crate) fn of_service(
+        self,
+        prompt_queue: Arc<PromptQueue<Self>>,
+        identity: Arc<Identity>,
+        loading: LoadingConfig,
+    ) -> Self {
+        loading.tell(&self.index.load());
+        Self { prompt_queue, identity, loading, ..self }
     }
 
     /// Identity of blocks in the index, by which a prompt's tokens become the words of a query.
@@ -218,6 +233,7 @@ impl Keyspace {
             return;
         }
         let Ok(index) = new_index(self.block_size) else { return };
+        self.loading.tell(&index);
         let members = self.members.load();
         for stream in members.all() {
             stream.status.set_trusted(false);
@@ -255,6 +271,31 @@ impl Keyspace {
         // Whoever is about to lose trust, and then its holdings, waits until this is over.
         let _lock = self.changes.lock();
         look(&Reservations::among(self.members.load()))
+    }
+
+    /// Copies all pools that have blocks, for a snapshot.
+    pub(crate) fn pools(&self) -> Vec<KeyedPool> {
+        let index = self.index();
+        tell_time(&index);
+        let key = self.identity.key_check();
+        index.saved_pools().into_iter().map(|pool| KeyedPool { key, pool }).collect()
+    }
+
+    /// Restores pools from a snapshot that was taken `elapsed` seconds ago.
+    pub(crate) fn restore_pools(&self, pools: &[KeyedPool], elapsed: f64) {
+        self.change(|index| {
+            tell_time(index);
+            for KeyedPool { pool, .. } in pools {
+                let (model, name, blocks) = (&*self.model, &*pool.name, index.restore_pool(pool, elapsed));
+                tracing::info!(
+                    model,
+                    pool = name,
+                    blocks,
+                    saved = pool.blocks.len(),
+                    "a pool of a snapshot is restored"
+                );
+            }
+        });
     }
 
     /// The streams of a worker, by registered rank.
@@ -345,3 +386,11 @@ fn new_index(block_size: u32) -> Result<BlockIndex, Error> {
 
 #[cfg(test)]
 mod tests;
+
+/// Tells an index the present time, by which the ages of blocks in pools are counted, if it may have pools.
+pub(crate) fn tell_time(index: &BlockIndex) {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    if index.has_loadable() {
+        index.set_time(START.elapsed().as_secs_f64());
+    }
+}

@@ -15,11 +15,12 @@ mod stream;
 
 pub(crate) use self::prompt_queue::{CacheReport, Counts as AdoptCounts, Prompt, time_of};
 pub(crate) use self::saved::{
-    CopiedRank, CopiedStream, CopyRequest, RankBlocks, RankHead, SavedKeyspace, SavedRank, SavedStream, StreamCopy,
-    StreamHead, UnnamedProofs,
+    CopiedRank, CopiedStream, CopyRequest, KeyedPool, RankBlocks, RankHead, SavedKeyspace, SavedRank, SavedStream,
+    StreamCopy, StreamHead, UnnamedProofs,
 };
 pub use hybrids::{HybridRanks, Hybrids};
 pub use keyspace::Keyspace;
+pub(crate) use keyspace::tell_time;
 pub use kvatlas_stream::State;
 pub use members::Reservations;
 pub use prompt_queue::PromptQueue;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvatlas_adopt::{Frontier, FrontierState};
 use kvatlas_index::snapshot::{Dictionary, Piece, SavedBlocks};
-use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, CopyDone, RankCopy, UniformChain};
+use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, CopyDone, RankCopy, SavedPool, UniformChain};
 use kvatlas_stream::{Mark, Skip};
 use kvatlas_wire::{ReaderState, SaltedBlock};
 use parking_lot::Mutex;
@@ -142,6 +142,14 @@ pub(crate) struct SavedKeyspace {
     pub(crate) block_size: u32,
     pub(crate) dictionary: Dictionary,
     pub(crate) streams: Vec<SavedStream>,
+    pub(crate) pools: Vec<KeyedPool>,
+}
+
+/// A pool of a keyspace, with the check value of the key that its content hashes depend on (`Identity::key_check`).
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct KeyedPool {
+    pub(crate) key: u32,
+    pub(crate) pool: SavedPool,
 }
 
 impl SavedStream {

@@ -51,6 +51,14 @@ counters! {
     collisions,
     /// Blocks in stores that were hit, not written: they have no more copies than before.
     reused_blocks,
+    /// Blocks in stores that were announced by their names alone, as vLLM's offloading does without `self_describing_kv_events`.
+    named_blocks,
+    /// Blocks stored in host memory.
+    host_blocks,
+    /// Blocks stored on local disks.
+    disk_blocks,
+    /// Blocks stored elsewhere, in pools too.
+    external_blocks,
     /// Stores whose extra keys have a digest of their adapter.
     adapter_digests,
     /// Strings in stores' extra keys that may be a digest of the adapter or a cache salt; taken for a digest.
@@ -144,6 +152,8 @@ pub struct StreamStatus {
     pub no_salts: AtomicBool,
     /// Number of noticed restarts of the engine.
     pub epoch: AtomicU64,
+    /// Value of `epoch` at the last call of [`StreamStatus::has_new_epoch`].
+    asked_epoch: AtomicU64,
     last_seq: AtomicU64,
     heard: AtomicU64,
     lag: AtomicU64,
@@ -153,6 +163,8 @@ pub struct StreamStatus {
     /// Counts of events.
     pub counters: Counters,
     refused: Vec<AtomicU64>,
+    /// Blocks in a chunk of each tier beyond the device, as stores show; 0 before the first one.
+    chunks: [AtomicU32; 3],
     /// Most frequent block size besides the index's, in tokens, and the number of blocks of that size.
     other_size: AtomicU32,
     other_size_blocks: AtomicU64,
@@ -179,6 +191,7 @@ impl Default for StreamStatus {
             upper_bound: AtomicBool::new(false),
             no_salts: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
+            asked_epoch: AtomicU64::new(0),
             last_seq: AtomicU64::new(NEVER),
             heard: AtomicU64::new(NEVER),
             lag: AtomicU64::new(NEVER),
@@ -186,6 +199,7 @@ impl Default for StreamStatus {
             buffered: AtomicU64::new(0),
             counters: Counters::default(),
             refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
+            chunks: Default::default(),
             other_size: AtomicU32::new(0),
             other_size_blocks: AtomicU64::new(0),
             errors: Mutex::default(),
@@ -216,12 +230,28 @@ impl StreamStatus {
         self.settled.load(Relaxed)
     }
 
+    /// Blocks in a chunk of host memory, of local disks and of what is external, as stores show; 0 before the first one.
+    #[must_use]
+    pub fn chunks(&self) -> [u32; 3] {
+        [0, 1, 2].map(|slot| self.chunks[slot].load(Relaxed))
+    }
+
+    pub(crate) fn set_chunks(&self, chunks: [u32; 3]) {
+        self.chunks.iter().zip(chunks).for_each(|(known, blocks)| known.store(blocks, Relaxed));
+    }
+
     pub(crate) fn set_state(&self, state: State) {
         self.state.store(state as u8, Relaxed);
     }
 
     pub(crate) fn set_trusted(&self, trusted: bool) {
         self.trusted.store(trusted, Relaxed);
+    }
+
+    /// True if the engine has restarted since the last call.
+    pub(crate) fn has_new_epoch(&self) -> bool {
+        let epoch = self.epoch.load(Relaxed);
+        self.asked_epoch.swap(epoch, Relaxed) < epoch
     }
 
     pub(crate) fn settle(&self) {

@@ -18,7 +18,7 @@ use super::claimed_ranks::ClaimedRanks;
 use super::pending_counts::PendingCounts;
 use super::warnings::LoggedWarnings;
 use crate::context::StreamContext;
-use crate::state::{Keyspace, Stream, time_of};
+use crate::state::{Keyspace, Stream, tell_time, time_of};
 use kvatlas_stream::machine::Verdict;
 
 thread_local! {
@@ -148,6 +148,7 @@ impl Holdings {
         let mut tally = Tally::default();
         let adopts = keyspace.prompt_queue().is_open();
         let apply = |index: &BlockIndex| {
+            tell_time(index);
             if !adopts {
                 return reader.apply(batch, index, &stream.worker, rank, &mut tally);
             }
@@ -178,6 +179,9 @@ impl Holdings {
         let is_other_size = tally.refused_for(Reason::BlockSize) > 0 || tally.refused_for(Reason::PartialBlock) > 0;
         let other_size = reader.other_size().filter(|_| is_other_size);
         let (is_upper_bound, shows_salts) = (reader.upper_bound(), reader.shows_salts());
+        if tally.offloaded_blocks != [0; 3] {
+            status.set_chunks(reader.chunks());
+        }
         if is_upper_bound != status.upper_bound.load(Relaxed) {
             let any = is_upper_bound || self.readers.values().any(Reader::upper_bound);
             if any != status.upper_bound.swap(any, Relaxed) {

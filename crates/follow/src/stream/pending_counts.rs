@@ -37,6 +37,9 @@ impl PendingCounts {
         add(&counters.group_events, tally.group_events);
         add(&counters.group_blocks, tally.group_blocks);
         add(&counters.reused_blocks, tally.reused_blocks);
+        add(&counters.named_blocks, tally.named_blocks);
+        let offloaded = [&counters.host_blocks, &counters.disk_blocks, &counters.external_blocks];
+        offloaded.into_iter().zip(tally.offloaded_blocks).for_each(|(counter, blocks)| add(counter, blocks));
         add(&counters.adapter_digests, tally.adapter_digests);
         add(&counters.unsure_keys, tally.unsure_keys);
         add(&counters.collisions, tally.collisions);

@@ -26,6 +26,8 @@ pub mod kind {
     pub const RANK: u8 = 7;
     /// Kinds from here on may be left out.
     pub(super) const OPTIONAL: u8 = 128;
+    /// A pool of a keyspace.
+    pub const POOL: u8 = 128;
 
     pub(super) fn name(kind: u8) -> &'static str {
         match kind {
@@ -36,6 +38,7 @@ pub mod kind {
             END => "end",
             INDEX => "index",
             RANK => "rank",
+            POOL => "pool",
             _ => "unknown",
         }
     }
@@ -164,7 +167,7 @@ impl<'a> Sections<'a> {
             section.payload = self.payload().map_err(|what| section.wrong(&what))?;
             self.number += 1;
             match kind {
-                kind::OPTIONAL.. => {}
+                kind::OPTIONAL.. if kind != kind::POOL => {}
                 kind::END => {
                     self.end(section).map_err(|what| section.wrong(&what))?;
                     return match self.rest.len() {

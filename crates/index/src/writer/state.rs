@@ -1,9 +1,14 @@
 //! State of the writer: the parts that it is made of.
 
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
 use super::holders::Holder;
 use super::holders::departing::{Departures, Table, Watches};
 use super::holders::workers::{Workers, inner};
 use super::names::NameTable;
+use crate::loading::LoadBook;
 use crate::raw::{Level, Readers};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
@@ -57,6 +62,8 @@ pub(crate) struct Writer {
     pub(super) replaced_words: u64,
     /// Ranks that a dump has copied in part.
     pub(super) watches: Watches,
+    /// Book of the blocks that ranks can load; readers look at it too.
+    pub(crate) loading: Arc<RwLock<LoadBook>>,
     pub(super) count_copies: bool,
 }
 
@@ -84,6 +91,7 @@ impl Writer {
             counters: Counters::default(),
             replaced_words: 0,
             watches: Watches::default(),
+            loading: Arc::default(),
             count_copies,
         }
     }
@@ -182,6 +190,7 @@ impl Writer {
             + self.gathering.capacity() * size_of::<u32>()
             + self.roster.bytes()
             + self.trash.bytes()
+            + self.loading.read().bytes()
             + (self.gone.capacity() + self.names_of_event.capacity()) * size_of::<u64>()
             + self.levels.capacity() * size_of::<Level>()
     }

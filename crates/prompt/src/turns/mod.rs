@@ -11,6 +11,7 @@ mod body;
 mod memory;
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use minijinja::Value;
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ use parking_lot::Mutex;
 use crate::endpoint::Endpoint;
 use crate::messages::field;
 use crate::prompt_failure::PromptFailure;
-use crate::prompt_tokens::PromptTokens;
+use crate::prompt_tokens::{KeptHashes, PromptTokens};
 use crate::prompter::Prompter;
 use crate::request::Request;
 use crate::rope::Rope;
@@ -104,7 +105,7 @@ impl Turns {
         let list = *list;
         let is_short = request.body.len() != request.body_len;
         let before = known.as_ref().filter(|_| is_short).map(|known| &known.before);
-        let Some((prompted, made)) = prompter.after(request, before) else {
+        let Some((mut prompted, made)) = prompter.after(request, before) else {
             // The messages belong to another prompter, or the request needs all of its own.
             return Request::parse(request.endpoint, body).map_or_else(
                 |_| prompter.prompt(request),
@@ -114,6 +115,7 @@ impl Turns {
                 },
             );
         };
+        prompted.tokens.before = before.map(|before| before.turn.hashes.clone());
         let has_list = |made: &NewTurn| {
             let begins = request.list().map(|raw| raw.get().as_ptr() as usize + 1);
             // Without new messages there is nothing to store.
@@ -138,6 +140,8 @@ impl Turns {
                     turn.list.join_slice(same, &all[same..])
                 }
             };
+            let hashes = Arc::<KeptHashes>::default();
+            prompted.tokens.kept = Some(hashes.clone());
             let turn = Turn {
                 prompter: prompter.id,
                 endpoint: request.endpoint,
@@ -151,6 +155,7 @@ impl Turns {
                 text: made.text,
                 begins: made.begins,
                 tokens: made.tokens,
+                hashes,
                 weight: made.weight + known.map_or(0, |known| known.before.turn.weight),
             };
             let keys = keys.iter().copied().take(whole / body::STEP).collect();
@@ -181,7 +186,8 @@ impl Turn {
     fn bytes(&self) -> usize {
         let places = size_of::<(usize, usize)>() * self.ends.capacity() + size_of::<usize>() * self.begins.capacity();
         let others = self.around.bytes() + self.weight + places + size_of::<Value>() * self.messages.capacity();
-        self.list.bytes() + others + self.text.bytes() + self.tokens.bytes()
+        let hashes = KeptHashes::bytes(self.tokens.ids.len());
+        self.list.bytes() + others + self.text.bytes() + self.tokens.bytes() + hashes
     }
 }
 

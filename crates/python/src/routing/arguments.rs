@@ -117,6 +117,59 @@ pub(super) fn fill(
     Ok(())
 }
 
+/// Fills in what workers can load of the prompt whose depths were filled in before: answers of `BlockIndex.loading.find`,
+/// or a mapping of worker to a tuple of three depths. `number`: finds the number of a worker and rank.
+pub(super) fn fill_loadable(
+    number: impl Fn(&str, u32) -> Option<u32>,
+    found: &Bound<'_, PyAny>,
+    blocks: u32,
+    depths: &mut Depths,
+) -> PyResult<()> {
+    let depth = |value: &Bound<'_, PyAny>| {
+        let depth = within(value, "a depth in loadable", 0..=u32::MAX)?;
+        if depth > blocks { Err(other_prompt(depth as usize, blocks)) } else { Ok(depth) }
+    };
+    let mut set = |name: &str, rank: u32, found: [u32; 3]| {
+        if let Some(worker) = number(name, rank) {
+            let [host, any, pullable] = found;
+            depths.set_loadable(worker, host, any, pullable);
+        }
+    };
+    if let Ok(mapping) = found.cast::<PyMapping>() {
+        for item in mapping.items()?.iter() {
+            let (name, found): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            let (name, rank) = worker(&name, "loadable")?;
+            let found = found.cast::<PyTuple>().ok().filter(|found| found.len() == 3).ok_or_else(|| {
+                errors::wrong_type(&format!(
+                    "loadable must have tuples of three depths (host, loadable, pullable), got {} in it",
+                    describe(&found)
+                ))
+            })?;
+            let found = [depth(&found.get_item(0)?)?, depth(&found.get_item(1)?)?, depth(&found.get_item(2)?)?];
+            set(&name, rank.unwrap_or(0), found);
+        }
+        return Ok(());
+    }
+    let wrong = || {
+        let message = format!(
+            "loadable must be what BlockIndex.loading.find() returns, or a dict of worker to (host, loadable, pullable), \
+             got {}",
+            describe(found)
+        );
+        errors::wrong_type(&message)
+    };
+    for it in found.try_iter().map_err(|_| wrong())? {
+        let it = it?;
+        let get = |name: &str| it.getattr_opt(name)?.ok_or_else(wrong);
+        let name = get("worker")?;
+        let its_rank = rank(&get("rank")?)?;
+        let [host, any, pullable] =
+            ["own_depth", "depth", "host"].map(|name| get(name).and_then(|value| depth(&value)));
+        set(string(&name, "worker in loadable")?, its_rank, [host?, any?, pullable?]);
+    }
+    Ok(())
+}
+
 /// Worker, rank and depth of each row of a lookup's result: something with `scores()`, or a mapping.
 pub(super) fn found_pairs(found: &Bound<'_, PyAny>, blocks: u32, block_size: u32) -> PyResult<Vec<(String, u32, u32)>> {
     let py = found.py();

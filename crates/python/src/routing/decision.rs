@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvatlas_routing::{Decision as Core, Explanation, Outcome, Refusal, RequestId, Usage};
+use kvatlas_routing::{Decision as Core, Explanation, Outcome, Refusal, RequestId, Transfer, Usage};
 use parking_lot::{Mutex, MutexGuard};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -74,6 +74,10 @@ impl Decision {
             _ => None,
         }
     }
+
+    fn transfer<T>(&self, get: impl Fn(&Transfer) -> T) -> Option<T> {
+        self.placed(|decision| decision.transfer.as_deref().map(&get)).flatten()
+    }
 }
 
 #[pymethods]
@@ -112,6 +116,45 @@ impl Decision {
     #[getter]
     fn predicted_tokens(&self) -> u32 {
         self.placed(|decision| decision.predicted_tokens).unwrap_or(0)
+    }
+
+    /// str or None: The worker's action on the part of the prompt that it does not hold on its device: "compute" it,
+    /// "load" a part from tiers of its own, or "pull" a part from another worker. None if there is nothing to load or
+    /// pull.
+    #[getter]
+    fn action(&self) -> Option<&'static str> {
+        self.transfer(|transfer| transfer.action.as_str())
+    }
+
+    /// (str, int) or None: The worker and rank that a part of the prompt is to be pulled from.
+    #[getter]
+    fn pull_source(&self) -> Option<(String, u32)> {
+        self.transfer(|transfer| transfer.pull.as_ref().map(|pull| (pull.name.to_string(), pull.rank))).flatten()
+    }
+
+    /// int: The number of prompt tokens that are expected from pull_source.
+    #[getter]
+    fn pull_tokens(&self) -> u32 {
+        self.transfer(|transfer| transfer.pull.as_ref().map_or(0, |pull| pull.tokens)).unwrap_or(0)
+    }
+
+    /// int: The number of prompt tokens that the worker is expected to load from tiers of its own.
+    #[getter]
+    fn load_tokens(&self) -> u32 {
+        self.transfer(|transfer| transfer.load_tokens).unwrap_or(0)
+    }
+
+    /// int or None: The largest number of prompt tokens that the worker may load after those on its device, as
+    /// loading more would take longer than computing it; None if it may load all.
+    #[getter]
+    fn max_load_tokens(&self) -> Option<u32> {
+        self.transfer(|transfer| transfer.max_load_tokens).flatten()
+    }
+
+    /// float: Seconds that loading and pulling are expected to take.
+    #[getter]
+    fn transfer_seconds(&self) -> f64 {
+        self.transfer(|transfer| transfer.seconds).unwrap_or(0.0)
     }
 
     /// bool: True if the request waits in the router.

@@ -7,12 +7,12 @@ use kvatlas_index::hash;
 use kvatlas_routing::{self as core, Depth, Load, Options, Outcome, Request, WorkerId};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::{PyDict, PyList, PyType};
+use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
 use super::arguments::{
     Answers, CapacityBlocks, Explain, HeldBlocks, KvUsage, MaxTokens, Now, Priority, PromptTokens, RunningRequests,
-    Seconds, Seed, Trusted, WaitingRequests, Weight, config, fill, found_pairs, json, policy_error, session_number,
-    workers as worker_names,
+    Seconds, Seed, Trusted, WaitingRequests, Weight, config, fill, fill_loadable, found_pairs, json, policy_error,
+    session_number, workers as worker_names,
 };
 use super::decision::{Decision, NamedExplanation};
 use super::shared::{Inner, SharedRouter};
@@ -37,7 +37,8 @@ use crate::sequences::{contents, tokens as token_ids};
 ///     options: Options of the policy: dict of str to number, bool or str.
 ///     settings: Settings of the router: dict with any of first_token_timeout, idle_timeout, announced_within,
 ///         session_ttl, session_limit, warm_seconds, warm_share, prefill_rate, step_time, output_tokens, queue_limit,
-///         queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit.
+///         queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit, host_floor, host_token,
+///         far_floor, far_token, pull_floor, pull_token, pull_setup, pull_sources, source_heard, pair_out.
 ///     clock: Returns the time in seconds, for calls without `now`; None for time.monotonic.
 ///
 /// Raises:
@@ -193,6 +194,10 @@ impl Router {
     ///     prompt_tokens: The length of the prompt in tokens; None for the length of tokens or content_hashes.
     ///     match: What workers hold of the prompt: a kvatlas.Match, anything with scores(), or a dict of worker, or
     ///         of (worker, rank), to depth in blocks; None if it was not looked up.
+    ///     loadable: What workers can load of the prompt beyond their device, with match only: what
+    ///         kvatlas.BlockIndex.loading.find() returned, or a dict of worker, or of (worker, rank), to three
+    ///         depths in blocks: host (on its device and in host memory after it), loadable (on all tiers that it may
+    ///         load from) and pullable (what others can pull from it). None if no worker can load anything.
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
     ///     session: Name or number of the session that the request belongs to.
@@ -211,13 +216,15 @@ impl Router {
     ///     InvalidTypeError: An argument is of the wrong type.
     ///     InvalidArgumentError: Both tokens and content_hashes are given, or the prompt's length is unknown.
     ///     PolicyError: A policy in Python failed.
-    #[pyo3(signature = (*, tokens=None, content_hashes=None, prompt_tokens=None, r#match=None, lora=None, salt=None,
-                        session=None, max_tokens=None, priority=Priority(0), answers=Answers(1), text=None, allowed=None,
+    #[pyo3(signature = (*, tokens=None, content_hashes=None, prompt_tokens=None, r#match=None, loadable=None, lora=None,
+                        salt=None, session=None, max_tokens=None, priority=Priority(0), answers=Answers(1), text=None, allowed=None,
                         explain=Explain(false),
                         now=None))]
-    #[pyo3(text_signature = "($self, *, tokens=None, content_hashes=None, prompt_tokens=None, match=None, lora=None, \
-                             salt=None, session=None, max_tokens=None, priority=0, answers=1, text=None, \
-                             allowed=None, explain=False, now=None)")]
+    #[pyo3(
+        text_signature = "($self, *, tokens=None, content_hashes=None, prompt_tokens=None, match=None, loadable=None, \
+                             lora=None, salt=None, session=None, max_tokens=None, priority=0, answers=1, text=None, \
+                             allowed=None, explain=False, now=None)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn choose(
         slf: &Bound<'_, Self>,
@@ -225,6 +232,7 @@ impl Router {
         content_hashes: Option<&Bound<'_, PyAny>>,
         prompt_tokens: Option<PromptTokens>,
         r#match: Option<&Bound<'_, PyAny>>,
+        loadable: Option<&Bound<'_, PyAny>>,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
         session: Option<&Bound<'_, PyAny>>,
@@ -275,6 +283,7 @@ impl Router {
             max_tokens: max_tokens.map(|tokens| tokens.0),
             priority: priority.0,
             at_once: false,
+            tells: true,
             answers: answers.0,
             waited: 0.0,
             number: 0,
@@ -289,7 +298,15 @@ impl Router {
         let mut depths = std::mem::take(&mut this.shared.inner(py).depths);
         depths.clear();
         if let Some(found) = r#match {
-            fill(&this.shared.inner(py).router, found, blocks, this.block_size, &mut depths)?;
+            let inner = this.shared.inner(py);
+            fill(&inner.router, found, blocks, this.block_size, &mut depths)?;
+            if let Some(loadable) = loadable {
+                let find = |name: &str, rank| inner.router.worker(name, rank).map(|id| id.0);
+                fill_loadable(find, loadable, blocks, &mut depths)?;
+            }
+        } else if loadable.is_some() {
+            let message = "choose takes loadable together with match: give both";
+            return Err(errors::argument("missing_argument", message));
         }
         let mut inner = this.shared.inner(py);
         let explained = explain.0.then(|| {
@@ -325,8 +342,8 @@ impl Router {
     /// while any request waits.
     ///
     /// Args:
-    ///     find: Looks up a prompt again: called with its content hashes, it returns what choose() takes as match.
-    ///         None to use the match that was given to choose().
+    ///     find: Looks up a prompt again: called with its content hashes, it returns what choose() takes as match, or a
+    ///         tuple of that and what choose() takes as loadable. None to use the match that was given to choose().
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
@@ -355,12 +372,28 @@ impl Router {
                     let Some(find) = find else { return };
                     let mut look = || {
                         let hashes = super::request::array(py, request.content_hashes, "uint64")?;
-                        let found = find.call1((hashes,))?;
+                        let mut found = find.call1((hashes,))?;
+                        let mut loadable = None;
+                        if let Ok(both) = found.cast::<PyTuple>().cloned() {
+                            if both.len() != 2 {
+                                let message = format!(
+                                    "find must return a match, or a tuple of a match and a loadable, got a tuple of {}",
+                                    both.len()
+                                );
+                                return Err(errors::wrong_type(&message));
+                            }
+                            found = both.get_item(0)?;
+                            loadable = Some(both.get_item(1)?);
+                        }
                         depths.begin();
                         for (name, rank, depth) in found_pairs(&found, request.blocks(), self.block_size)? {
                             if let Some(&at) = numbers.get(&(name, rank)) {
                                 depths.set(at, Depth { device: depth, host: depth, any: depth });
                             }
+                        }
+                        if let Some(loadable) = loadable {
+                            let find = |name: &str, rank| numbers.get(&(name.to_owned(), rank)).copied();
+                            fill_loadable(find, &loadable, request.blocks(), depths)?;
                         }
                         PyResult::Ok(())
                     };
@@ -515,6 +548,82 @@ impl Router {
         Ok(())
     }
 
+    /// Sets whether a worker can be told what to load, and to pull from other workers, and they from it.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     group: A name that is the same for all workers that can pull from each other: they have the same model,
+    ///         block size, hash seed and layout. None: it loads all that it can, and neither pulls nor is pulled from.
+    ///     rank: Data-parallel rank.
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: There is no such worker.
+    #[pyo3(signature = (worker, group, rank=Rank(0), now=None))]
+    #[pyo3(text_signature = "($self, worker, group, rank=0, now=None)")]
+    fn set_pulls(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        group: Option<&Bound<'_, PyAny>>,
+        rank: Rank,
+        now: Option<Now>,
+    ) -> PyResult<()> {
+        let id = self.shared.known(py, name(worker)?, rank.0)?;
+        let group = optional_string(group, "group")?;
+        self.shared.with(py, now, |router, now| router.set_pulls(id, group, now))
+    }
+
+    /// Reports a sign of life of a worker: others pull only from a worker that gave one a moment ago.
+    ///
+    /// Reports on its requests, and report(), count as signs of life, too.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     rank: Data-parallel rank.
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: There is no such worker.
+    #[pyo3(signature = (worker, rank=Rank(0), now=None))]
+    #[pyo3(text_signature = "($self, worker, rank=0, now=None)")]
+    fn heard(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, rank: Rank, now: Option<Now>) -> PyResult<()> {
+        let id = self.shared.known(py, name(worker)?, rank.0)?;
+        self.shared.with(py, now, |router, now| router.heard(id, now))
+    }
+
+    /// The costs of loads and pulls that were learnt.
+    ///
+    /// Args:
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Returns:
+    ///     list of dict: "kind" ("host": from a worker's own host memory, "far": from its disks and pools, "pull":
+    ///     from another worker's host memory), "worker", "rank", "source" ((str, int) or None), "floor" (seconds
+    ///     besides those for the tokens), "token" (seconds for each token), "samples" (their number), and "out"
+    ///     (seconds until the pair may pull again; 0 if it may).
+    #[pyo3(signature = (now=None))]
+    fn transfers<'py>(&self, py: Python<'py>, now: Option<Now>) -> PyResult<Bound<'py, PyList>> {
+        let costs = self.shared.with(py, now, core::Router::transfer_costs)?;
+        let inner = self.shared.inner(py);
+        let name = |id: WorkerId| inner.router.name(id).map(|(name, rank)| (name.to_string(), rank));
+        let list = PyList::empty(py);
+        for cost in costs {
+            let Some((worker, rank)) = name(cost.worker) else { continue };
+            let row = PyDict::new(py);
+            row.set_item("kind", cost.kind)?;
+            row.set_item("worker", worker)?;
+            row.set_item("rank", rank)?;
+            row.set_item("source", cost.source.and_then(name))?;
+            row.set_item("floor", cost.line.floor)?;
+            row.set_item("token", cost.line.token)?;
+            row.set_item("samples", cost.samples)?;
+            row.set_item("out", cost.out)?;
+            list.append(row)?;
+        }
+        Ok(list)
+    }
+
     /// Reports an engine's own figures. None means unknown.
     ///
     /// Args:
@@ -576,7 +685,9 @@ impl Router {
     /// Returns:
     ///     dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
     ///     "reported_cached" (prompt tokens of finished requests whose engine reported them), "refused_" and "why_"
-    ///     followed by the words of Decision, and "predicted_blocks" and "sessions" (remembered at present).
+    ///     followed by the words of Decision, "pulls" (sent) and "pulls_" followed by their result ("brought",
+    ///     "short", "nothing", "late", "failed", "unknown"), and "predicted_blocks" and "sessions" (remembered at
+    ///     present).
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let inner = self.shared.inner(py);
         let counts = inner.router.counts();
@@ -592,6 +703,7 @@ impl Router {
             ("reported_cached", counts.reported_cached),
             ("predicted_blocks", inner.router.predicted_blocks() as u64),
             ("sessions", inner.router.sessions() as u64),
+            ("pulls", counts.pulls),
             ("refused_no_worker", counts.refused[0]),
             ("refused_queue_full", counts.refused[1]),
             ("refused_displaced", counts.refused[2]),
@@ -600,6 +712,9 @@ impl Router {
         }
         for (why, count) in core::ChoiceReason::ALL.iter().zip(counts.why) {
             dict.set_item(format!("why_{}", why.as_str()), count)?;
+        }
+        for (result, count) in core::PullResult::ALL.iter().zip(counts.pulled) {
+            dict.set_item(format!("pulls_{}", result.as_str()), count)?;
         }
         Ok(dict)
     }

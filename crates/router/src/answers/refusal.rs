@@ -2,6 +2,7 @@
 //! understand it.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +31,8 @@ pub(crate) struct Refusal {
     pub(crate) closes: bool,
     /// Accepted methods, for status 405.
     allow: Option<String>,
+    /// The model of the request, as the metrics call it, if that was known.
+    pub(crate) model: Option<Arc<str>>,
 }
 
 impl Refusal {
@@ -40,7 +43,13 @@ impl Refusal {
     }
 
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into(), param: None, retry_after: None, closes: false, allow: None }
+        let message = message.into();
+        Self { status, code, message, param: None, retry_after: None, closes: false, allow: None, model: None }
+    }
+
+    /// Adds the model of the request, as the metrics call it.
+    pub(crate) fn of_model(self, model: &Arc<str>) -> Self {
+        Self { model: Some(model.clone()), ..self }
     }
 
     /// Adds the name of the field of the body that caused the refusal.

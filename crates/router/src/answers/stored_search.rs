@@ -111,7 +111,7 @@ async fn ask_all(engines: Vec<Arc<Engine>>, path: &hyper::Uri, headers: &HeaderM
         {
             let question = EngineRequest { method: &Method::GET, uri: path, headers, id: None, plain: false };
             let mut head = Vec::new();
-            question.write(&engine, None, 0, &mut head);
+            question.write(&engine, None, 0, None, &mut head);
             asked.spawn(async move {
                 let has_it = timeout(ENGINE_PATIENCE, has(&engine, &head)).await.ok().flatten();
                 (engine.name.clone(), has_it)

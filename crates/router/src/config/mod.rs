@@ -97,6 +97,16 @@ pub struct Config {
     pub record: Option<PathBuf>,
     /// An address at which gateways ask over gRPC for an engine; none for no such server.
     pub gateway_bind: Option<SocketAddr>,
+    /// An address at which gRPC's health service is asked alone, without TLS; none for no such server.
+    pub gateway_health_bind: Option<SocketAddr>,
+    /// True if gateways speak TLS.
+    pub gateway_tls: bool,
+    /// The certificate chain that gateways are shown, and its key, in PEM; none for a certificate made at the start.
+    pub gateway_tls_cert: Option<PathBuf>,
+    /// The private key of that certificate.
+    pub gateway_tls_key: Option<PathBuf>,
+    /// True to let clients of gateways choose engines by a header, as conformance tests do.
+    pub gateway_conformance: bool,
     /// Number of the last decisions that are kept to look at.
     pub decisions: usize,
     /// Paths besides the known ones that are forwarded: a path, or a beginning that ends in `*`.
@@ -161,9 +171,20 @@ pub struct EngineConfig {
     /// The port at which SGLang's prefill engines meet their decode engines; asked for if not given.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
+    /// `HOST:PORT` at which other engines can pull blocks from the host memory of its first rank; each further rank has
+    /// the next port. If it is not given, the engine neither pulls nor is pulled from.
+    #[serde(default)]
+    pub pull: Option<String>,
+    /// Name that is the same for all engines that can pull from each other.
+    #[serde(default)]
+    pub pull_group: Option<String>,
     /// Tokens of a block in its cache, for the registration of its events.
     #[serde(default)]
     pub block_size: Option<u32>,
+    /// True if it gets no new requests, false if it gets them, as far as its operator is concerned; if not given, that
+    /// stays as it was.
+    #[serde(default)]
+    pub drain: Option<bool>,
 }
 
 /// The work that an engine does for requests.
@@ -369,7 +390,10 @@ impl EngineConfig {
             handover: None,
             version: None,
             bootstrap_port: None,
+            pull: None,
+            pull_group: None,
             block_size: None,
+            drain: None,
         }
     }
 }

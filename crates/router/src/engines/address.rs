@@ -22,6 +22,8 @@ pub(crate) struct Address {
     pub authority: String,
     /// Prefix of each path; empty for most.
     pub base: String,
+    /// Name that its certificate must have, if not the host.
+    pub certified: Option<String>,
 }
 
 impl FromStr for Address {
@@ -58,7 +60,7 @@ impl FromStr for Address {
         }
         let port = authority.port_u16().unwrap_or(if https { 443 } else { 80 });
         let base = base(uri.path()).map_err(|why| wrong(&why))?.to_owned();
-        Ok(Self { https, host, port, authority: authority.as_str().to_owned(), base })
+        Ok(Self { https, host, port, authority: authority.as_str().to_owned(), base, certified: None })
     }
 }
 

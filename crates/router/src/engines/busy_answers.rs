@@ -46,14 +46,14 @@ pub(crate) struct RefusedRequests {
 impl BusyAnswers {
     /// Takes in the counts as they are, and returns the requests that were not taken in the last minute, if they are many.
     pub(crate) fn look(&mut self, counts: &Counts, now: Instant) -> Option<RefusedRequests> {
-        let sum = |counts: &[std::sync::atomic::AtomicU64]| counts.iter().map(|count| count.load(Relaxed)).sum::<u64>();
-        let busy = sum(&counts.not_taken);
+        let busy = counts.not_taken.iter().map(|count| count.load(Relaxed)).sum::<u64>();
         // An answer that says so is a fault as well if the request was then sent elsewhere.
-        let (before, after) = counts.faults.split_at(Fault::Busy(429).number());
-        let others = sum(before) + sum(&after[1..]);
-        let errors = counts.answers[4].load(Relaxed).saturating_sub(counts.not_taken[1].load(Relaxed));
+        let (faults, answers) = (counts.faults(), counts.answers());
+        let (before, after) = faults.split_at(Fault::Busy(429).number());
+        let others = before.iter().sum::<u64>() + after[1..].iter().sum::<u64>();
+        let errors = answers[4].saturating_sub(counts.not_taken[1].load(Relaxed));
         let failed = others.max(errors);
-        let taken = counts.answers[1].load(Relaxed);
+        let taken = answers[1];
         let sample = Sample { busy, failed, all: failed + busy + taken };
         let samples = &mut self.0;
         if samples.back().is_none_or(|(at, _)| now.duration_since(*at) >= APART) {
@@ -76,10 +76,11 @@ mod tests {
     #[test]
     fn refusals_count_for_a_minute_and_only_if_they_are_many() {
         let (mut seen, counts, start) = (BusyAnswers::default(), Counts::default(), Instant::now());
+        let model = counts.models.of(&std::sync::Arc::from("m"));
         let refuse = |count| {
-            counts.answers[4].fetch_add(count, Relaxed);
+            model.answers[4].fetch_add(count, Relaxed);
             counts.not_taken[1].fetch_add(count, Relaxed);
-            counts.faults[Fault::Busy(503).number()].fetch_add(count, Relaxed);
+            model.faults[Fault::Busy(503).number()].fetch_add(count, Relaxed);
         };
         assert_eq!(seen.look(&counts, start), None);
         refuse(2);
@@ -90,10 +91,10 @@ mod tests {
         assert_eq!(seen.look(&counts, start + MINUTE), Some(three));
         assert_eq!(seen.look(&counts, start + 2 * MINUTE), None, "they are long ago");
         refuse(3);
-        counts.answers[1].fetch_add(100, Relaxed);
+        model.answers[1].fetch_add(100, Relaxed);
         assert_eq!(seen.look(&counts, start + 2 * MINUTE + APART), None, "it takes nearly all");
         refuse(20);
-        counts.faults[0].fetch_add(1, Relaxed);
+        model.faults[0].fetch_add(1, Relaxed);
         let many = seen.look(&counts, start + 2 * MINUTE + 2 * APART).expect("many");
         assert_eq!((many.requests, many.of, many.is_all), (23, 124, false));
     }

@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::Error as TlsError;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::address::Address;
@@ -40,6 +41,12 @@ const MAX_INTERIM: u8 = 16;
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into_boxed_slice());
+}
+
+/// True if the other side's certificate was the reason.
+fn is_of_certificate(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(TlsError::InvalidCertificate(_) | TlsError::NoCertificatesPresented))
 }
 
 enum Stream {
@@ -87,7 +94,8 @@ impl Connection {
             let stream = match tls.filter(|_| address.https) {
                 None => Stream::Plain(stream),
                 Some(tls) => {
-                    let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
+                    let name = address.certified.as_ref().unwrap_or(&address.host).clone();
+                    let name = ServerName::try_from(name).map_err(io::Error::other)?;
                     Stream::Tls(Box::new(TlsConnector::from(tls.clone()).connect(name, stream).await?))
                 }
             };
@@ -95,6 +103,7 @@ impl Connection {
         };
         let stream = match tokio::time::timeout(timeout, connect).await {
             Ok(Ok(stream)) => stream,
+            Ok(Err(error)) if is_of_certificate(&error) => return Err(Fault::Certificate(error.to_string())),
             Ok(Err(error)) => return Err(Fault::Connect(error.to_string())),
             Err(_) => return Err(Fault::ConnectTimeout),
         };

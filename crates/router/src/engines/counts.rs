@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::fault::NAMES as FAULTS;
+use super::model_counts::EngineModels;
 
 /// Counts of an engine's requests, answers and failures.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Answers by the first digit of their status, from 1 on.
-    pub(crate) answers: [AtomicU64; 5],
-    /// Requests that got no answer, or an error in place of one or at its end, by [`FAULTS`](super::FAULTS).
-    pub(crate) faults: [AtomicU64; FAULTS.len()],
+    /// Counts by model.
+    pub(crate) models: EngineModels,
     /// Answers that take no request at present: with status 429, with status 503.
     pub(crate) not_taken: [AtomicU64; 2],
     /// Answers that broke off in the middle, or ended with an error.
@@ -33,11 +32,23 @@ pub(crate) struct Counts {
     pub(crate) oversized: AtomicU64,
     /// Number of times that the engine was left alone because of failures.
     pub(crate) opened: AtomicU64,
-    /// Prompt tokens that the engine says it had cached, and prompt tokens of the same requests.
-    pub(crate) cached_tokens: AtomicU64,
-    pub(crate) prompt_tokens: AtomicU64,
-    /// Tokens that the engine says it has generated.
-    pub(crate) output_tokens: AtomicU64,
+}
+
+impl Counts {
+    /// Answers of all models, by the first digit of their status, from 1 on.
+    pub(crate) fn answers(&self) -> [u64; 5] {
+        self.models.sum(|model| &model.answers)
+    }
+
+    /// Faults of all models, by [`FAULTS`](super::FAULTS).
+    pub(crate) fn faults(&self) -> [u64; FAULTS.len()] {
+        self.models.sum(|model| &model.faults)
+    }
+
+    /// Prompt tokens of all models that the engine says it had cached.
+    pub(crate) fn cached_tokens(&self) -> u64 {
+        self.models.total(|model| &model.cached_tokens)
+    }
 }
 
 /// Requests beyond which the older half is forgotten.
@@ -73,11 +84,11 @@ struct RecentCounts {
 impl Recent {
     /// Takes in what has happened since the last look.
     pub(crate) fn look(&self, counts: &Counts, now: Instant) {
-        let sum = |counts: &[std::sync::atomic::AtomicU64]| counts.iter().map(|count| count.load(Relaxed)).sum::<u64>();
-        let (others, errors) = counts.answers.split_at(counts.answers.len() - 1);
+        let answers = counts.answers();
+        let (others, errors) = answers.split_at(answers.len() - 1);
         // An answer that breaks off or ends with an error is a fault too, and so is one that says that the engine is busy.
-        let failures = sum(&counts.faults).max(sum(errors));
-        let answers = sum(others).saturating_sub(counts.broken.load(Relaxed));
+        let failures = counts.faults().iter().sum::<u64>().max(errors.iter().sum());
+        let answers = others.iter().sum::<u64>().saturating_sub(counts.broken.load(Relaxed));
         let mut seen = self.seen.lock();
         let is_new = (failures, answers) != (seen.failures, seen.answers);
         seen.failed += failures.saturating_sub(seen.failures);
@@ -119,23 +130,30 @@ impl RecentCounts {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::engines::model_counts::EngineModelCounts;
+
+    fn of(counts: &Counts) -> Arc<EngineModelCounts> {
+        counts.models.of(&Arc::from("m"))
+    }
 
     #[test]
     fn the_last_requests_decide() {
         let (recent, counts, now) = (Recent::default(), Counts::default(), Instant::now());
-        counts.answers[4].fetch_add(2, Relaxed);
+        of(&counts).answers[4].fetch_add(2, Relaxed);
         recent.look(&counts, now);
         assert_eq!(recent.failing(), None, "two may be chance");
-        counts.answers[4].fetch_add(2, Relaxed);
-        counts.faults[1].fetch_add(5, Relaxed);
+        of(&counts).answers[4].fetch_add(2, Relaxed);
+        of(&counts).faults[1].fetch_add(5, Relaxed);
         recent.look(&counts, now);
         recent.look(&counts, now);
         assert_eq!(recent.failing(), Some((5, 5)));
-        counts.answers[1].fetch_add(1_000_000, Relaxed);
+        of(&counts).answers[1].fetch_add(1_000_000, Relaxed);
         recent.look(&counts, now);
         assert_eq!(recent.failing(), None);
-        counts.answers[4].fetch_add(1_000_000, Relaxed);
+        of(&counts).answers[4].fetch_add(1_000_000, Relaxed);
         recent.look(&counts, now);
         assert!(recent.failing().is_some());
     }
@@ -144,10 +162,10 @@ mod tests {
     fn answers_that_end_badly_did_not_work() {
         let (recent, counts, now) = (Recent::default(), Counts::default(), Instant::now());
         for _ in 0..4 {
-            counts.answers[1].fetch_add(1, Relaxed);
+            of(&counts).answers[1].fetch_add(1, Relaxed);
             recent.look(&counts, now);
             counts.broken.fetch_add(1, Relaxed);
-            counts.faults[10].fetch_add(1, Relaxed);
+            of(&counts).faults[10].fetch_add(1, Relaxed);
             recent.look(&counts, now);
         }
         assert_eq!(recent.failing(), Some((4, 4)));
@@ -156,7 +174,7 @@ mod tests {
     #[test]
     fn an_engine_without_requests_is_tried_again() {
         let (recent, counts, start) = (Recent::default(), Counts::default(), Instant::now());
-        counts.answers[4].fetch_add(20, Relaxed);
+        of(&counts).answers[4].fetch_add(20, Relaxed);
         recent.look(&counts, start);
         assert!(recent.is_failing());
         recent.look(&counts, start + FORGETS_AFTER / 2);

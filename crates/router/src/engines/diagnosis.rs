@@ -6,13 +6,21 @@ use kvatlas_follow::Follower;
 
 use super::event_trouble;
 use super::record::EngineRecord;
+use super::slowness::SpeedGap;
+use super::token_agreement::OtherCount;
+use crate::clock::millis;
 use crate::engines::{CacheBelief, Condition, Engine, HealthState, Trouble};
 
 /// Returns the account of an engine now.
 fn account(service: Option<&Follower>, engine: &Engine) -> EngineRecord {
     let (events, of_events) = service.map(|service| event_trouble::look(service, engine)).unzip();
-    let condition =
-        of_requests(engine).into_iter().chain(of_events.flatten()).chain(of_cache(engine)).chain(slow(engine));
+    // An engine that is gone sends no events either: that is no trouble of its own.
+    let of_events = of_events.flatten();
+    let is_missing = of_events.as_ref().is_some_and(|it| matches!(it.ill, Trouble::NoEvents | Trouble::Overdue));
+    let lacks_only_events = engine.health.lacks_only_events(is_missing, millis());
+    let of_events = of_events.filter(|_| !is_missing || lacks_only_events);
+    let others = [of_tokens(engine), of_cache(engine), slow(engine)].into_iter().flatten();
+    let condition = of_requests(engine).into_iter().chain(of_events).chain(others);
     EngineRecord { events, condition: condition.min_by_key(|it| it.ill) }
 }
 
@@ -52,6 +60,15 @@ fn of_requests(engine: &Engine) -> Option<Condition> {
     None
 }
 
+/// Returns the trouble with an engine that makes other tokens of prompts than the router.
+fn of_tokens(engine: &Engine) -> Option<Condition> {
+    let OtherCount { by_engine, by_router } = engine.token_agreement.other_count()?;
+    let reason = format!(
+        "it counted {by_engine} tokens in a prompt of {by_router}: its tokenizer or chat template is not the router's"
+    );
+    Some(Condition::new(Trouble::OtherTokens, reason))
+}
+
 /// Returns the trouble with an engine's cache, by its own reports.
 fn of_cache(engine: &Engine) -> Option<Condition> {
     let beliefs = engine.beliefs.lock();
@@ -65,14 +82,17 @@ fn of_cache(engine: &Engine) -> Option<Condition> {
 /// Returns the trouble with an engine that is slower than its peers.
 fn slow(engine: &Engine) -> Option<Condition> {
     let slowness = *engine.slowness.lock();
-    slowness.map(|slowness| Condition::new(Trouble::Slow, slowness.reason()))
+    // A prompt that is late proves nothing of its speed as long as the engine may be gone.
+    let is_proved = |gap: &SpeedGap| gap.late.is_none_or(|late| engine.health.is_well_since(late.since));
+    slowness.filter(is_proved).map(|slowness| Condition::new(Trouble::Slow, slowness.reason()))
 }
 
 /// Looks how an engine is, and says it when that changes.
 pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     engine.recent.look(&engine.counts, Instant::now());
-    let mut now = account(service, engine);
+    // Several tasks look: what one has seen must not replace what another has seen after it.
     let mut kept = engine.record.lock();
+    let mut now = account(service, engine);
     let before = kept.condition.as_ref().map(|it| (it.ill, it.since));
     match (before, &mut now.condition) {
         (Some((ill, since)), Some(condition)) if ill == condition.ill => condition.since = since,

@@ -7,6 +7,8 @@ use std::fmt;
 pub(crate) enum Fault {
     /// Connecting failed.
     Connect(String),
+    /// The certificate of what was connected to is not accepted.
+    Certificate(String),
     /// Connecting took too long: the engine may be overloaded.
     ConnectTimeout,
     /// The connection ended before the answer began.
@@ -48,7 +50,8 @@ impl Fault {
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
             // Of one that answered it is known what came of it.
-            Self::Connect(_) | Self::ConnectTimeout | Self::Unsent | Self::NoModel | Self::Error(_) => false,
+            Self::Connect(_) | Self::Certificate(_) | Self::ConnectTimeout => false,
+            Self::Unsent | Self::NoModel | Self::Error(_) => false,
             // A gateway in front of an engine says so of one that closed the connection.
             Self::Busy(status) => matches!(status, 500 | 502 | 504),
             Self::Prefill { sent } => *sent,
@@ -64,7 +67,7 @@ impl Fault {
 
     /// True if connecting failed.
     pub(crate) fn is_of_connecting(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::ConnectTimeout)
+        matches!(self, Self::Connect(_) | Self::Certificate(_) | Self::ConnectTimeout)
     }
 
     /// True if either the engine or the request may be the cause.
@@ -91,12 +94,13 @@ impl Fault {
             Self::Down => 9,
             Self::Error(_) => 10,
             Self::NoModel => 11,
+            Self::Certificate(_) => 12,
         }
     }
 }
 
 /// Names of all faults, in order of their numbers.
-pub(crate) const NAMES: [&str; 12] = [
+pub(crate) const NAMES: [&str; 13] = [
     "connect",
     "closed",
     "stale_connection",
@@ -109,12 +113,17 @@ pub(crate) const NAMES: [&str; 12] = [
     "down",
     "error",
     "no_model",
+    "certificate",
 ];
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect(why) => write!(f, "no connection to the engine: {why}"),
+            Self::Certificate(why) => write!(
+                f,
+                "no connection to the engine: its certificate is not accepted: {why}; upstream.ca has the authorities to trust"
+            ),
             Self::ConnectTimeout => f.write_str("no connection to the engine: it took too long"),
             Self::Closed | Self::Stale | Self::Unsent => {
                 f.write_str("the engine closed the connection without an answer")

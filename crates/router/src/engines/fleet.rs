@@ -15,7 +15,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::{Config, EngineConfig, Role};
-use crate::engines::{Engine, HealthState, Models, Turn};
+use crate::engines::{DrainedBy, Engine, HealthState, Models, Turn};
 use crate::error::Error;
 
 /// The fleet: all engines, and changes of them.
@@ -121,7 +121,7 @@ impl ToAsk {
 
 impl Fleet {
     pub(crate) fn new(config: Arc<Config>, shards: usize) -> Result<Self, Error> {
-        let tls = Arc::new(client_tls(config.upstream.ca.as_deref())?);
+        let tls = Arc::new(client_tls("upstream.ca", config.upstream.ca.as_deref())?);
         let (engines, dialect) = (ArcSwap::default(), ArcSwap::from_pointee(Some(Dialect::default())));
         Ok(Self { engines, dialect, changes: Mutex::default(), config, shards, tls })
     }
@@ -186,6 +186,11 @@ impl Fleet {
         let mut first = models.filter_map(|models| own(&models));
         let one = first.next()?;
         first.all(|other| other == one).then_some(one)
+    }
+
+    /// The model that requests under a name count as: itself, or what it adapts. None if no engine lists it.
+    pub(crate) fn counted_as(&self, name: &str) -> Option<String> {
+        self.engines.load().iter().find_map(|engine| engine.models.load().counted_as(name).map(str::to_owned))
     }
 
     /// True if all engines that serve a model call images by the `uuid` that a request has for them.
@@ -284,6 +289,9 @@ impl Fleet {
         if let Some(old) = old.as_deref().filter(|old| old.config.url == engine.config.url) {
             engine.goes_on_from(old);
         }
+        if let Some(drain) = engine.config.drain {
+            engine.health.set_draining(DrainedBy::Operator, drain);
+        }
         let engine = Arc::new(engine);
         before(old.as_deref(), &engine);
         let replaced = match engines.binary_search_by(|other| other.name.cmp(&engine.name)) {
@@ -310,8 +318,8 @@ impl Fleet {
     }
 }
 
-/// Returns the TLS configuration that checks the certificates of engines.
-fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
+/// Returns the TLS configuration that checks the certificates of others. `setting`: what names the file of authorities.
+pub(crate) fn client_tls(setting: &str, ca: Option<&Path>) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     // Where the systems that we run on keep the authorities that they trust.
     const SYSTEM: [&str; 3] =
@@ -319,7 +327,7 @@ fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
     let path = ca.or_else(|| SYSTEM.iter().map(Path::new).find(|path| path.exists()));
     if let Some(path) = path {
         let failed = |why: &dyn std::fmt::Display| {
-            Error::start(format!("upstream.ca: the certificates in {} cannot be read: {why}", path.display()))
+            Error::start(format!("{setting}: the certificates in {} cannot be read: {why}", path.display()))
         };
         for root in CertificateDer::pem_file_iter(path).map_err(|error| failed(&error))? {
             let added = roots.add(root.map_err(|error| failed(&error))?);

@@ -11,6 +11,13 @@ use super::sleep::Sleep;
 use crate::clock::millis;
 use crate::config::HealthConfig;
 
+/// Milliseconds for which events are missing before that counts: an engine that comes back answers before its events come.
+const MISSED_FOR: u64 = 1_000;
+
+/// Milliseconds after an engine was down for which missing events do not count: by then its streams have been connected to
+/// again, unless that fails.
+const RECONNECTED_WITHIN: u64 = 5_000;
+
 /// Reason that stands against sending an engine requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HealthState {
@@ -111,6 +118,12 @@ pub(crate) struct Health {
     went_down: Notify,
     silent: AtomicBool,
     busy_until: AtomicU64,
+    /// Time at which the last health check began that found the engine well.
+    well_at: AtomicU64,
+    /// Time since which the engine's events are missing while it is not down; 0 if they are not.
+    events_missing_since: AtomicU64,
+    /// Time at which the engine was last seen to be down; 0 if it never was.
+    last_down: AtomicU64,
     /// One bit for each that wants it drained: see [`DrainedBy`].
     draining: AtomicU32,
 }
@@ -133,6 +146,9 @@ impl Health {
             went_down: Notify::new(),
             silent: AtomicBool::new(false),
             busy_until: AtomicU64::new(0),
+            well_at: AtomicU64::new(0),
+            events_missing_since: AtomicU64::new(0),
+            last_down: AtomicU64::new(0),
             draining: AtomicU32::new(0),
         }
     }
@@ -243,7 +259,13 @@ impl Health {
                 self.unwell.store(0, Relaxed);
                 self.doubts.store(0, Relaxed);
                 let was_late = self.late.swap(false, Relaxed);
-                self.down.swap(false, Relaxed) || was_late
+                let was_down = self.down.swap(false, Relaxed);
+                if was_down && self.open_until.load(Relaxed) != 0 {
+                    // The failures were those of its former life: one request may try at once.
+                    self.open_until.store(1, Relaxed);
+                    self.trial.store(false, Relaxed);
+                }
+                was_down || was_late
             }
             Finding::Busy(_) => {
                 self.unwell.store(0, Relaxed);
@@ -292,6 +314,48 @@ impl Health {
         }
     }
 
+    /// Notes that a health check that began at `began` found the engine well.
+    pub(crate) fn note_well(&self, began: u64) {
+        self.well_at.store(began, Relaxed);
+    }
+
+    /// True if a health check that began at this time or later found the engine well, or if health checks are off.
+    pub(crate) fn is_well_since(&self, at: u64) -> bool {
+        self.config.interval.is_zero() || self.well_at.load(Relaxed) >= at
+    }
+
+    /// Causes a health check.
+    pub(crate) fn check_soon(&self) {
+        self.doubted.notify_one();
+    }
+
+    /// Notes whether the engine's events are missing. True if that is a fault of the events alone: the engine has answered
+    /// a health check since, and they are missing for a moment already. Until then the engine itself may be gone, or just
+    /// back. Causes a health check when they are first missed.
+    pub(crate) fn lacks_only_events(&self, missing: bool, now: u64) -> bool {
+        if self.is_down() {
+            self.last_down.store(now, Relaxed);
+        }
+        if !missing || self.is_down() {
+            self.events_missing_since.store(0, Relaxed);
+            return false;
+        }
+        if self.config.interval.is_zero() {
+            return true;
+        }
+        let since = match self.events_missing_since.load(Relaxed) {
+            0 => {
+                self.events_missing_since.store(now.max(1), Relaxed);
+                self.doubted.notify_one();
+                now
+            }
+            since => since,
+        };
+        let down_at = self.last_down.load(Relaxed);
+        let is_reconnected = down_at == 0 || now.saturating_sub(down_at) >= RECONNECTED_WITHIN;
+        is_reconnected && now.saturating_sub(since) >= MISSED_FOR && self.well_at.load(Relaxed) >= since
+    }
+
     /// Records whether the engine has been silent for too long. True if it has only just become so.
     pub(crate) fn set_silent(&self, silent: bool) -> bool {
         !self.silent.swap(silent, Relaxed) && silent
@@ -302,15 +366,20 @@ impl Health {
         self.busy_until.fetch_max(millis() + pause.as_millis() as u64, Relaxed);
     }
 
+    /// True if someone wants the engine drained.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed) != 0
+    }
+
     /// Records whether one of those who may drain the engine wants it drained. True if any of them does.
     pub(crate) fn set_draining(&self, by: DrainedBy, draining: bool) -> bool {
         let bit = by as u32;
-        let before = if draining {
+        let after = if draining {
             self.draining.fetch_or(bit, Relaxed) | bit
         } else {
             self.draining.fetch_and(!bit, Relaxed) & !bit
         };
-        before != 0
+        after != 0
     }
 }
 
@@ -365,6 +434,20 @@ mod tests {
     }
 
     #[test]
+    fn one_request_tries_as_soon_as_a_failing_engine_is_back_from_the_dead() {
+        let health = health(1, Duration::from_secs(9));
+        assert!(health.note_failure());
+        assert!(!health.note_check(&Finding::Well));
+        assert_eq!(health.standing(), HealthState::Failing, "an answer to a health check alone is no reason");
+        assert!(health.note_check(&Finding::Dead("gone".to_owned())) && health.note_check(&Finding::Well));
+        assert_eq!(health.standing(), HealthState::Up);
+        health.sent();
+        assert_eq!(health.standing(), HealthState::Failing, "one at a time");
+        assert!(!health.note_failure());
+        assert!(health.open_until.load(Relaxed) > millis() + 17_000, "a failure counts with those before");
+    }
+
+    #[test]
     fn a_trial_that_says_nothing_is_no_end() {
         let health = health(1, Duration::from_millis(1));
         assert!(health.note_failure());
@@ -412,6 +495,34 @@ mod tests {
         assert!(health.busy_for() > Duration::from_secs(8));
         health.set_draining(DrainedBy::Operator, true);
         assert_eq!(health.standing(), HealthState::Draining);
+    }
+
+    #[test]
+    fn missing_events_count_once_the_engine_has_answered() {
+        let health = health(2, Duration::from_secs(1));
+        let (start, later) = (5_000, 5_000 + MISSED_FOR);
+        health.note_well(start - 1);
+        assert!(!health.lacks_only_events(true, start), "only just");
+        assert!(!health.lacks_only_events(true, later), "it has not answered since, and may be gone");
+        health.note_well(start + 1);
+        assert!(!health.lacks_only_events(true, later - 1) && health.lacks_only_events(true, later));
+        assert!(
+            !health.lacks_only_events(false, later) && !health.lacks_only_events(true, later),
+            "they came meanwhile"
+        );
+        health.note_check(&Finding::Dead("gone".to_owned()));
+        assert!(!health.lacks_only_events(true, 2 * later), "it is gone");
+        health.note_check(&Finding::Well);
+        health.note_well(3 * later);
+        let back = 2 * later + RECONNECTED_WITHIN;
+        assert!(!health.lacks_only_events(true, 2 * later + 1) && !health.lacks_only_events(true, back - 1));
+        assert!(health.lacks_only_events(true, back), "they did not come with it");
+    }
+
+    #[test]
+    fn without_health_checks_missing_events_count_at_once() {
+        let health = Health::new(&HealthConfig { interval: Duration::ZERO, ..HealthConfig::default() });
+        assert!(health.lacks_only_events(true, 1) && !health.lacks_only_events(false, 1));
     }
 
     #[test]

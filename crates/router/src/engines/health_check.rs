@@ -57,10 +57,10 @@ pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
                         engine.signs.note();
                     }
                 }
-                Ok(Err(Fault::Connect(why))) => {
+                Ok(Err(fault @ (Fault::Connect(_) | Fault::Certificate(_)))) => {
                     refusals += 1;
                     if refusals >= REFUSALS {
-                        return Finding::Dead(Fault::Connect(why).to_string());
+                        return Finding::Dead(fault.to_string());
                     }
                 }
                 Ok(Err(_)) | Err(_) => {}

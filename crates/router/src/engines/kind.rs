@@ -13,6 +13,8 @@ pub(crate) struct Kind {
     pub(crate) dialect: Dialect,
     /// True if it calls images by the `uuid` that a request has for them.
     pub(crate) takes_image_ids: bool,
+    /// True if it can be told what to load, and to pull blocks from another engine.
+    pub(crate) pulls: bool,
     /// The port at which SGLang's prefill engines meet their decode engines.
     pub(crate) bootstrap_port: Option<u16>,
     /// Context length in tokens, where SGLang states it.
@@ -34,8 +36,9 @@ impl Kind {
         let version = pick(answer, ["version"]).and_then(|[version]| read::<String>(version));
         let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version.as_deref());
         let takes_image_ids = version.as_deref().is_some_and(takes_image_ids);
+        let pulls = version.as_deref().is_some_and(pulls);
         let handover = Handover::Vllm;
-        Self { handover, dialect, takes_image_ids, bootstrap_port: None, max_len: None, cuts_prompts: false }
+        Self { handover, dialect, takes_image_ids, pulls, bootstrap_port: None, max_len: None, cuts_prompts: false }
     }
 
     /// Reads what was answered at one of these paths. None: it is not SGLang's.
@@ -50,15 +53,25 @@ impl Kind {
         let max_len = max_len.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
         let cuts_prompts = read(cuts) == Some(true);
         let handover = Handover::Sglang;
-        Some(Self { handover, dialect, takes_image_ids: false, bootstrap_port, max_len, cuts_prompts })
+        Some(Self { handover, dialect, takes_image_ids: false, pulls: false, bootstrap_port, max_len, cuts_prompts })
     }
 }
 
 /// True if this version of vLLM identifies images by the `uuid` in a request: all since 0.11.
 pub(crate) fn takes_image_ids(version: &str) -> bool {
+    is_since(version, (0, 11))
+}
+
+/// True if engines of this version of vLLM can pull blocks from each other: all since 0.28.
+pub(crate) fn pulls(version: &str) -> bool {
+    is_since(version, (0, 28))
+}
+
+/// True if a version names a release of this number or a later one.
+fn is_since(version: &str, first: (u32, u32)) -> bool {
     let mut numbers = version.trim_start_matches('v').split('.').map_while(|number| number.parse::<u32>().ok());
     let release = (numbers.next(), numbers.next());
-    release.1.is_some() && release >= (Some(0), Some(11))
+    release.1.is_some() && release >= (Some(first.0), Some(first.1))
 }
 
 #[cfg(test)]
@@ -69,8 +82,8 @@ mod tests {
     fn what_servers_say() {
         let kind = |bootstrap_port| {
             let (handover, dialect) = (Handover::Sglang, Dialect::Sglang);
-            let (takes_image_ids, max_len, cuts_prompts) = (false, None, false);
-            Some(Kind { handover, dialect, takes_image_ids, bootstrap_port, max_len, cuts_prompts })
+            let (takes_image_ids, pulls, max_len, cuts_prompts) = (false, false, None, false);
+            Some(Kind { handover, dialect, takes_image_ids, pulls, bootstrap_port, max_len, cuts_prompts })
         };
         let prefill = br#"{"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998}"#;
         assert_eq!(Kind::sglang(prefill), kind(Some(8998)));
@@ -82,6 +95,9 @@ mod tests {
         assert_eq!(Kind::sglang(b"not found"), None);
         assert_eq!(Kind::vllm(br#"{"version": "0.30.2"}"#).dialect, Dialect::Vllm30);
         assert_eq!(Kind::vllm(b"not found").dialect, Dialect::default());
+        for (said, expected) in [("0.28.0", true), ("0.27.1", false), ("v1.0", true), ("dev", false)] {
+            assert_eq!(Kind::vllm(format!(r#"{{"version": "{said}"}}"#).as_bytes()).pulls, expected, "{said}");
+        }
         for (said, expected) in [
             (r#"{"version": "0.33.0"}"#, true),
             (r#"{"version": "v0.11.0.post2"}"#, true),

@@ -16,8 +16,10 @@ mod health;
 pub(crate) mod health_check;
 pub(crate) mod json_fields;
 mod kind;
+mod model_counts;
 mod models;
 mod pool;
+mod pull_address;
 mod questions;
 mod record;
 mod reported;
@@ -26,6 +28,7 @@ mod side_route;
 mod signs;
 mod sleep;
 pub(crate) mod slowness;
+mod token_agreement;
 mod trouble;
 
 use std::collections::BTreeMap;
@@ -53,10 +56,12 @@ pub use self::health::DrainedBy;
 pub(crate) use self::health::HealthState;
 pub(crate) use self::health::{Finding, Health};
 pub(crate) use self::kind::Kind;
-use self::kind::takes_image_ids;
+use self::kind::{pulls, takes_image_ids};
+pub(crate) use self::model_counts::EngineModelCounts;
 pub(crate) use self::models::{MAX_MODELS, MAX_NAME, Serving, denies_model};
 pub(crate) use self::models::{Model, Models};
 pub(crate) use self::pool::Pool;
+pub(crate) use self::pull_address::PullAddress;
 pub(crate) use self::questions::{LIST, SHORT, ask, get, lines, status, whole};
 pub(crate) use self::record::EngineRecord;
 pub(crate) use self::reported::EngineMetrics;
@@ -64,6 +69,7 @@ pub(crate) use self::side_route::{Outcome, SideRoutes, Turn};
 pub(crate) use self::signs::Signs;
 pub(crate) use self::sleep::{SLEEP_PATH, read as read_sleep};
 use self::slowness::SpeedGap;
+pub(crate) use self::token_agreement::{OtherCount, TokenAgreement};
 pub(crate) use self::trouble::{Condition, RefusedEvents, Trouble};
 use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Handover, Role};
@@ -77,6 +83,8 @@ pub(crate) struct Engine {
     pub address: Address,
     /// The engine's settings.
     pub config: EngineConfig,
+    /// The address at which other engines pull blocks from it.
+    pub(crate) pull: Option<PullAddress>,
     /// The routes at which the engine is asked about prompts.
     pub(crate) side_routes: Arc<SideRoutes>,
     /// The models that the engine serves.
@@ -85,6 +93,8 @@ pub(crate) struct Engine {
     pub(crate) is_known: AtomicBool,
     /// True once the engine has counted other tokens of a prompt than the router.
     pub(crate) makes_other_tokens: AtomicBool,
+    /// Agreement with the router on how many tokens prompts have.
+    pub(crate) token_agreement: Arc<TokenAgreement>,
     /// Kind of the engine, once it has answered.
     pub(crate) kind: ArcSwapOption<Kind>,
     pub(crate) health: Arc<Health>,
@@ -99,7 +109,7 @@ pub(crate) struct Engine {
     /// Time at which the engine was added.
     pub(crate) added: Instant,
     /// The account of the engine, as seen last.
-    pub(crate) record: Mutex<EngineRecord>,
+    pub(crate) record: Arc<Mutex<EngineRecord>>,
     /// Requests of the last minute that it did not take.
     pub(crate) busy_answers: Mutex<BusyAnswers>,
     /// Speed beside its peers, if it is slow.
@@ -145,16 +155,19 @@ impl Engine {
             let wanted = "ranks must be a number from 1 to 1024, or a list of so many numbers in ascending order";
             return Err(Error::config(format!("engine {name}: {wanted}")));
         }
+        let pull = config.pull.as_deref().map(|text| PullAddress::parse(&name, text)).transpose()?;
         let is_known = AtomicBool::new(!config.models.is_empty());
         let models = Models::new(&config, None);
         let common = all.upstream.key.as_ref().filter(|_| config.use_key != Some(false));
         let key = config.key.as_ref().or(common);
         Ok(Self {
             address,
+            pull,
             side_routes: Arc::default(),
             models: ArcSwap::from_pointee(models),
             is_known,
             makes_other_tokens: AtomicBool::new(false),
+            token_agreement: Arc::default(),
             kind: ArcSwapOption::empty(),
             health: Arc::new(Health::new(&all.health)),
             is_unverified: AtomicBool::new(false),
@@ -163,7 +176,7 @@ impl Engine {
             signs: Arc::default(),
             why_not: Arc::default(),
             added: Instant::now(),
-            record: Mutex::default(),
+            record: Arc::default(),
             busy_answers: Mutex::default(),
             slowness: Mutex::default(),
             refused: Mutex::default(),
@@ -207,13 +220,15 @@ impl Engine {
         self.signs = old.signs.clone();
         self.why_not = old.why_not.clone();
         self.added = old.added;
-        self.record = Mutex::new(old.record.lock().clone());
+        // Shared: the old one is looked at for a moment longer, and each change of it is said once.
+        self.record = old.record.clone();
         self.busy_answers = Mutex::new(old.busy_answers.lock().clone());
         self.slowness = Mutex::new(*old.slowness.lock());
         self.refused = Mutex::new(old.refused.lock().clone());
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
         self.kind.store(old.kind.load_full());
         self.side_routes = old.side_routes.clone();
+        self.token_agreement = old.token_agreement.clone();
         self.makes_other_tokens.store(old.makes_other_tokens.load(Relaxed), Relaxed);
         let names = |config: &EngineConfig| (config.models.clone(), config.aliases.clone(), config.adapters.clone());
         if names(&self.config) == names(&old.config) {
@@ -259,6 +274,17 @@ impl Engine {
         }
     }
 
+    /// True if it can be told what to load, and to pull from others: its operator has set the address at which others
+    /// pull from it, and its version, reported or configured, can do that.
+    pub(crate) fn pulls(&self) -> bool {
+        let knows_how = match (&self.config.version, self.handover()) {
+            (Some(version), Some(Handover::Vllm)) => pulls(version),
+            (None, Some(Handover::Vllm)) => self.kind.load().as_ref().is_some_and(|kind| kind.pulls),
+            _ => false,
+        };
+        knows_how && self.pull.is_some()
+    }
+
     /// Takes the engine's list of its models; what it denied a short while ago still counts. True if the list is news.
     pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
         let models = Models::new(&self.config, Some(said));
@@ -298,7 +324,8 @@ impl Engine {
     pub(crate) async fn connection(&self, shard: usize) -> Result<Connection, Fault> {
         match self.pool.take(shard) {
             Some(connection) => Ok(connection),
-            None => self.new_connection().await,
+            // In a place of its own: a new one is seldom made, and this is a part of what each request moves.
+            None => Box::pin(self.new_connection()).await,
         }
     }
 

@@ -179,6 +179,11 @@ impl Models {
         if self.denies(model) { Serving::Denied } else { serving }
     }
 
+    /// The model that requests under a name count as: itself, or what it adapts. None if the engine does not list it.
+    pub(crate) fn counted_as(&self, name: &str) -> Option<&str> {
+        self.find(name).map(|known| known.parent.as_deref().unwrap_or(&known.name))
+    }
+
     /// True if requests for a model can go to the engine.
     pub(crate) fn may_serve(&self, model: Option<&str>) -> bool {
         model.is_none_or(|model| !self.is_whole || self.find(model).is_some())

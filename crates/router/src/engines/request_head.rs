@@ -13,6 +13,8 @@ use kvatlas_http::Gate;
 use crate::engines::Engine;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -228,8 +230,16 @@ pub(crate) struct EngineRequest<'a> {
 }
 
 impl EngineRequest<'_> {
-    /// Writes the head of the request to an engine, and to one of its ranks if it has several.
-    pub(crate) fn write(&self, engine: &Engine, rank: Option<u32>, body: usize, out: &mut Vec<u8>) {
+    /// Writes the head of the request to an engine, and to one of its ranks if it has several. `trace`: lines with a trace
+    /// context, in place of the client's.
+    pub(crate) fn write(
+        &self,
+        engine: &Engine,
+        rank: Option<u32>,
+        body: usize,
+        trace: Option<&str>,
+        out: &mut Vec<u8>,
+    ) {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         out.reserve(256 + path.len() + 48 * self.headers.len());
         let mut put = |pieces: &[&[u8]]| pieces.iter().for_each(|piece| out.extend_from_slice(piece));
@@ -242,6 +252,7 @@ impl EngineRequest<'_> {
                 || *name == EXPECT
                 || (*name == AUTHORIZATION && engine.authorization.is_some())
                 || (*name == ACCEPT_ENCODING && self.plain)
+                || (trace.is_some() && (*name == TRACE_PARENT || *name == TRACE_STATE))
                 // The rank that was decided on has the room.
                 || (*name == RANK && rank.is_some());
             if is_ours || is_for_one_hop(name) || is_for_proxies(name) || named.contains(name) {
@@ -251,6 +262,9 @@ impl EngineRequest<'_> {
         }
         if let Some(key) = &engine.authorization {
             put(&[b"authorization: ", key.as_bytes(), b"\r\n"]);
+        }
+        if let Some(lines) = trace {
+            put(&[lines.as_bytes()]);
         }
         if let Some(id) = self.id {
             put(&[b"x-request-id: ", id.as_bytes(), b"\r\n"]);
@@ -285,22 +299,36 @@ mod tests {
             ("content-length", "99"),
             ("transfer-encoding", "chunked"),
             ("authorization", "Bearer x"),
+            ("traceparent", "00-1-2-01"),
+            ("tracestate", "a=b"),
         ] {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let (method, uri) = (Method::POST, Uri::from_static("/v1/x?y=z"));
         let outgoing = EngineRequest { method: &method, uri: &uri, headers: &headers, id: None, plain: true };
         let mut out = Vec::new();
-        outgoing.write(&engine, Some(3), 5, &mut out);
+        outgoing.write(&engine, Some(3), 5, Some("traceparent: 00-1-3-01\r\n"), &mut out);
         let text = String::from_utf8(out).expect("ascii");
         let wanted = "POST /b/v1/x?y=z HTTP/1.1\r\nhost: a:1\r\nx-yours: 2\r\nauthorization: Bearer x\r\n\
-            x-data-parallel-rank: 3\r\ncontent-length: 5\r\n\r\n";
+            traceparent: 00-1-3-01\r\nx-data-parallel-rank: 3\r\ncontent-length: 5\r\n\r\n";
         assert_eq!(text, wanted);
         strip(&mut headers);
         let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         let harmless = ["content-security-policy", "x-content-type-options"];
-        assert_eq!(left, ["authorization", "content-length", harmless[0], "host", harmless[1], "x-yours"]);
+        assert_eq!(
+            left,
+            [
+                "authorization",
+                "content-length",
+                harmless[0],
+                "host",
+                "traceparent",
+                "tracestate",
+                harmless[1],
+                "x-yours"
+            ]
+        );
     }
 
     #[test]

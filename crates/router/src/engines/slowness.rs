@@ -9,6 +9,17 @@ const WELL: f64 = 2.0;
 /// Requests of an engine from which its speed is compared.
 const LEAST_REQUESTS: u64 = 5;
 
+/// Least wait for the first token of the prompt that an engine computes, in seconds, and as a multiple of what its peers
+/// need for it, from which it counts as slow before it has answered.
+const LATE_AFTER: f64 = 2.0;
+const LATE: f64 = 10.0;
+/// Tokens that each prompt counts at least, so that short ones prove nothing.
+const SHORT: f64 = 256.0;
+/// Share of a cache in use from which a prompt may wait for room.
+const FULL: f64 = 0.9;
+/// Milliseconds for which a prompt that was late counts.
+const COUNTS_FOR: u64 = 60_000;
+
 /// Speed of an engine as far as it was seen, for comparison with its peers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SeenSpeed {
@@ -20,6 +31,19 @@ pub(crate) struct SeenSpeed {
     pub(crate) step_time: f64,
     /// Requests sent to it.
     pub(crate) requests: u64,
+    /// The prompt that it computes, if it does.
+    pub(crate) current: Option<CurrentPrompt>,
+}
+
+/// Prompt that an engine computes, and has not given the first token of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CurrentPrompt {
+    /// Tokens that are not in its cache.
+    pub(crate) tokens: f64,
+    /// Seconds since it was the prompt's turn.
+    pub(crate) elapsed: f64,
+    /// Share of the cache in use, by the engine's metrics; `NAN` if that is not known.
+    pub(crate) kv_usage: f64,
 }
 
 /// Speed of a slow engine beside its peers.
@@ -28,11 +52,45 @@ pub(crate) struct SpeedGap {
     pub(crate) factor: f64,
     pub(crate) peers: usize,
     pub(crate) of_prompts: bool,
+    /// The prompt that was late, if that is what shows it.
+    pub(crate) late: Option<LatePrompt>,
+}
+
+/// Prompt whose first token was late beside what its engine's peers need.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LatePrompt {
+    tokens: f64,
+    /// Seconds that it had taken when it was last seen.
+    elapsed: f64,
+    /// Seconds that peers need.
+    usual: f64,
+    /// Time at which it was first seen to be late, in milliseconds.
+    pub(crate) since: u64,
+    /// Time at which it was last seen to be late, in milliseconds.
+    seen: u64,
 }
 
 impl SpeedGap {
+    /// Returns the gap to show: what is seen now, or a prompt that was late a moment ago. `before`: the gap shown so far.
+    pub(crate) fn going_on(found: Option<Self>, before: Option<Self>, now: u64) -> Option<Self> {
+        let kept = before.filter(|gap| gap.late.is_some_and(|late| now.saturating_sub(late.seen) < COUNTS_FOR));
+        match (found, kept) {
+            // The same trouble, of which it was said already since when.
+            (Some(Self { late: Some(late), .. }), Some(Self { late: Some(other), .. })) => {
+                found.map(|gap| Self { late: Some(LatePrompt { since: other.since, ..late }), ..gap })
+            }
+            (found, kept) => found.or(kept),
+        }
+    }
+
     /// The reason in words.
     pub(crate) fn reason(&self) -> String {
+        if let Some(LatePrompt { tokens, elapsed, usual, .. }) = self.late {
+            return format!(
+                "a prompt of which it had to compute {tokens:.0} tokens took more than {elapsed:.0} s, where its peers \
+                 need {usual:.1} s"
+            );
+        }
         let (factor, peers) = (self.factor, self.peers);
         let what = if self.of_prompts { "computes prompts" } else { "generates tokens" };
         let others = if peers == 1 { "its peer".to_owned() } else { format!("the median of its {peers} peers") };
@@ -40,24 +98,43 @@ impl SpeedGap {
     }
 }
 
-/// Returns the engines that are slow, by position. `was`: those that were before.
-pub(crate) fn slow_ones(speeds: &[SeenSpeed], was: &[bool]) -> BTreeMap<usize, SpeedGap> {
+/// Returns the engines that are slow, by position. `was`: those that were before; `now`: the time in milliseconds.
+pub(crate) fn slow_ones(speeds: &[SeenSpeed], was: &[bool], now: u64) -> BTreeMap<usize, SpeedGap> {
     let mut slow = BTreeMap::new();
-    for (at, own) in speeds.iter().enumerate().filter(|(_, own)| own.requests >= LEAST_REQUESTS) {
-        let others = || {
+    for (at, own) in speeds.iter().enumerate() {
+        let alike = || {
             let all = speeds.iter().enumerate().filter(move |(other, _)| *other != at);
-            all.map(|(_, speed)| speed).filter(|other| other.kind == own.kind && other.requests >= LEAST_REQUESTS)
+            all.map(|(_, speed)| speed).filter(|other| other.kind == own.kind)
         };
+        let others = || alike().filter(|other| other.requests >= LEAST_REQUESTS);
         let Some(rate) = median(others().map(|other| other.prefill_rate)) else { continue };
+        // Where others are late as well, it is rather something that they share.
+        let late = own.late(rate, now).filter(|_| !alike().any(|other| other.late(rate, now).is_some()));
+        if own.requests < LEAST_REQUESTS && late.is_none() {
+            continue;
+        }
         let Some(step) = median(others().map(|other| other.step_time)) else { continue };
         let (prompts, tokens) = (rate / own.prefill_rate, own.step_time / step);
-        let found = SpeedGap { factor: prompts.max(tokens), peers: others().count(), of_prompts: prompts >= tokens };
+        let (factor, peers) = (prompts.max(tokens), others().count());
         let least = if was.get(at).copied().unwrap_or(false) { WELL } else { SLOW };
-        if found.factor.is_finite() && found.factor >= least {
-            slow.insert(at, found);
+        if own.requests >= LEAST_REQUESTS && factor.is_finite() && factor >= least {
+            slow.insert(at, SpeedGap { factor, peers, of_prompts: prompts >= tokens, late: None });
+        } else if let Some(prompt) = late {
+            let factor = prompt.elapsed / prompt.usual;
+            slow.insert(at, SpeedGap { factor, peers, of_prompts: true, late });
         }
     }
     slow
+}
+
+impl SeenSpeed {
+    /// The prompt that it computes, if that takes much longer than at peers that compute `rate` tokens a second.
+    fn late(&self, rate: f64, now: u64) -> Option<LatePrompt> {
+        let CurrentPrompt { tokens, elapsed, kv_usage } = self.current?;
+        let usual = tokens.max(SHORT) / rate;
+        let is_late = elapsed >= LATE_AFTER.max(LATE * usual) && (kv_usage.is_nan() || kv_usage < FULL);
+        is_late.then_some(LatePrompt { tokens, elapsed, usual, since: now, seen: now })
+    }
 }
 
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
@@ -71,26 +148,53 @@ mod tests {
     use super::*;
 
     fn speed(kind: &str, prefill_rate: f64, requests: u64) -> SeenSpeed {
-        SeenSpeed { kind: kind.to_owned(), prefill_rate, step_time: 0.02, requests }
+        SeenSpeed { kind: kind.to_owned(), prefill_rate, step_time: 0.02, requests, current: None }
     }
 
     #[test]
     fn one_that_is_slower_than_its_peers() {
         let mut speeds: Vec<_> = [5000.0, 4000.0, 6000.0, 500.0].map(|rate| speed("m", rate, 9)).into();
-        let slow = slow_ones(&speeds, &[]);
+        let slow = slow_ones(&speeds, &[], 0);
         assert_eq!(slow.keys().copied().collect::<Vec<_>>(), [3]);
         assert_eq!(slow[&3].reason(), "it computes prompts 10 times as slowly as the median of its 3 peers");
         speeds[3].prefill_rate = 2000.0;
-        assert!(slow_ones(&speeds, &[]).is_empty());
-        assert_eq!(slow_ones(&speeds, &[false, false, false, true]).len(), 1, "it stays so until it is clearly better");
+        assert!(slow_ones(&speeds, &[], 0).is_empty());
+        assert_eq!(
+            slow_ones(&speeds, &[false, false, false, true], 0).len(),
+            1,
+            "it stays so until it is clearly better"
+        );
         speeds[3] = SeenSpeed { step_time: 0.2, ..speed("m", 5000.0, 9) };
-        assert!(slow_ones(&speeds, &[])[&3].reason().starts_with("it generates tokens 10 times"));
+        assert!(slow_ones(&speeds, &[], 0)[&3].reason().starts_with("it generates tokens 10 times"));
     }
 
     #[test]
     fn no_peers_or_few_requests_say_nothing() {
-        assert!(slow_ones(&[speed("m", 10.0, 9)], &[]).is_empty());
-        assert!(slow_ones(&[speed("m", 10.0, 9), speed("other", 5000.0, 9)], &[]).is_empty());
-        assert!(slow_ones(&[speed("m", 10.0, 1), speed("m", 5000.0, 9)], &[]).is_empty());
+        assert!(slow_ones(&[speed("m", 10.0, 9)], &[], 0).is_empty());
+        assert!(slow_ones(&[speed("m", 10.0, 9), speed("other", 5000.0, 9)], &[], 0).is_empty());
+        assert!(slow_ones(&[speed("m", 10.0, 1), speed("m", 5000.0, 9)], &[], 0).is_empty());
+    }
+
+    #[test]
+    fn a_prompt_that_takes_long_shows_it_before_there_is_an_answer() {
+        let current = |elapsed, kv_usage| Some(CurrentPrompt { tokens: 1_000.0, elapsed, kv_usage });
+        let with = |current| SeenSpeed { current, ..speed("m", 5_000.0, 1) };
+        let all = |own| [own, speed("m", 5_000.0, 9), speed("m", 5_000.0, 9)];
+        let slow = slow_ones(&all(with(current(3.0, f64::NAN))), &[], 7);
+        let words = "a prompt of which it had to compute 1000 tokens took more than 3 s, where its peers need 0.2 s";
+        assert_eq!(slow[&0].reason(), words);
+        assert!(slow_ones(&all(with(current(1.9, f64::NAN))), &[], 7).is_empty());
+        assert!(slow_ones(&all(with(current(3.0, 0.95))), &[], 7).is_empty(), "it may wait for room");
+        let mut both = all(with(current(3.0, 0.1)));
+        both[1].current = current(3.0, 0.1);
+        assert!(slow_ones(&both, &[], 7).is_empty(), "they share it");
+
+        let gap = slow.get(&0).copied();
+        let later = slow_ones(&all(with(current(9.0, f64::NAN))), &[], 6_007).remove(&0);
+        let kept = SpeedGap::going_on(later, gap, 6_007);
+        assert_eq!(kept.and_then(|gap| gap.late).map(|late| (late.since, late.seen)), Some((7, 6_007)));
+        assert_eq!(SpeedGap::going_on(None, kept, 6_007 + COUNTS_FOR - 1), kept);
+        assert_eq!(SpeedGap::going_on(None, kept, 6_007 + COUNTS_FOR), None);
+        assert_eq!(SpeedGap::going_on(None, Some(SpeedGap { late: None, ..kept.expect("one") }), 6_008), None);
     }
 }

@@ -23,6 +23,7 @@ pub(crate) enum Trouble {
     Busy,
     Unfollowed,
     Refusing,
+    OtherTokens,
     Denying,
     Slow,
     Overdue,
@@ -45,7 +46,7 @@ pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {
     /// All kinds, the worst first.
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Down,
         Self::Asleep,
         Self::Failing,
@@ -56,6 +57,7 @@ impl Trouble {
         Self::Busy,
         Self::Unfollowed,
         Self::Refusing,
+        Self::OtherTokens,
         Self::Denying,
         Self::Slow,
         Self::Overdue,
@@ -75,6 +77,7 @@ impl Trouble {
             Self::Busy => "busy",
             Self::Unfollowed => "unfollowed",
             Self::Refusing => "refusing",
+            Self::OtherTokens => "other_tokens",
             Self::Denying => "denying",
             Self::Slow => "slow",
             Self::Overdue => "overdue",
@@ -86,6 +89,7 @@ impl Trouble {
     pub(crate) fn phrase(self) -> &'static str {
         match self {
             Self::NoEvents => "without events",
+            Self::OtherTokens => "making other tokens",
             other => other.name(),
         }
     }
@@ -103,15 +107,22 @@ impl Trouble {
                  requests are placed as if it held nothing"
             }
             Self::Unfollowed => {
-                "list the engine in the configuration or in a source of --discover, so that its events are followed"
+                "if the engine is listed in the configuration or by a source of --discover, discovery has failed: restart the \
+                 router, and report the traceback in its log"
             }
             Self::Slow => "look for what else runs on its machine, a throttled GPU, or other flags than its peers have",
-            Self::Overdue => "nothing, unless it lasts: its events are asked for, and late",
+            Self::Overdue => {
+                "wait for up to --stale-after: its events come again by then, or the condition becomes no_events"
+            }
             Self::Misconfigured => {
                 "set --block-size to the size of the blocks in the engine's events, or topic to its topic, or leave them out"
             }
             Self::Busy => {
                 "nothing, unless it lasts: it works, and gets new requests when it answers or takes them, or if no other can"
+            }
+            Self::OtherTokens => {
+                "give the router the tokenizer and chat template that the engine uses, or --tokenizer engine; \
+                 `kvatlas router --check` names the first token that differs"
             }
             Self::Refusing => "`kvatlas decode` shows the events; a newer version of kvatlas may know them",
             Self::Denying => {
@@ -135,6 +146,7 @@ impl Condition {
         let name = self.ill.name();
         json!({
             "name": name,
+            "severity": Trouble::ALL.len() - self.ill as usize,
             "reason": self.reason,
             "advice": self.ill.advice(),
             "runbook": format!("{RUNBOOKS}/{name}.md"),

@@ -2,11 +2,14 @@
 //!
 //! Route, access, body, facts, decision and counts are those of requests that the router forwards. What the router would
 //! do to a request on its way (other model names, names for pictures, retries, prefill engines) is not done here: the
-//! gateway sends what the client sent.
+//! gateway sends what the client sent, and what the engine is told to load and to pull.
 
+mod connections;
+mod room;
 mod server;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod watcher;
 
 use std::net::{IpAddr, SocketAddr};
@@ -25,20 +28,25 @@ use crate::answers::refusal::Refusal;
 use crate::app::App;
 use crate::counts;
 use crate::engines::Engine;
-use crate::placing::Placement;
-use crate::proxy::{BodyReading, Flight};
+use crate::placing::{EngineWait, Placement};
+use crate::proxy::{Arrival, BodyReading, Flight, transfer_field};
 use crate::remote::external_index::ExternalIndex;
 use crate::requests::facts::RequestFacts;
+use crate::requests::long_work::takes_long;
 use crate::requests::reserved;
 use crate::requests::routes::{self, ForwardRule, Responder, Route, RouteMatch};
 use crate::requests::task::Task;
 
 pub(crate) use self::server::PickerServer;
 
+use self::room::GatewayRoom;
 use self::watcher::FlightWatcher;
 
 /// Engines that a gateway may try after the first one.
 const FALL_BACKS: usize = 2;
+
+/// Engines that decisions name behind the first one: more than a gateway is given, as some may be out of its reach.
+const NAMED: usize = 8;
 
 /// Picks engines for a gateway as the router chooses them.
 pub(crate) struct EnginePicker {
@@ -46,27 +54,42 @@ pub(crate) struct EnginePicker {
 }
 
 impl Picker for EnginePicker {
+    type Room = GatewayRoom;
+
+    fn room(&self, request: &RequestToPick) -> GatewayRoom {
+        GatewayRoom::new(self.app.clone(), Dialect::at(request.header(":path").unwrap_or_default()))
+    }
+
     async fn pick(&self, request: RequestToPick) -> Result<Pick, PickRefusal> {
         let arrived = Instant::now();
         let dialect = Dialect::at(request.header(":path").unwrap_or_default());
         let picked = Box::pin(self.choose(request, arrived)).await;
         picked.map_err(|refusal| {
-            self.app.counts.refused.add(refusal.status, refusal.code);
+            self.app.counts.refuse(refusal.status, refusal.code, refusal.model.as_ref());
             show(&refusal, dialect)
         })
     }
 }
 
 impl EnginePicker {
+    pub(crate) fn new(app: Arc<App>) -> Self {
+        app.places.name_others(NAMED);
+        Self { app }
+    }
+
     async fn choose(&self, request: RequestToPick, arrived: Instant) -> Result<Pick, Refusal> {
-        let head = head_of(&request)?;
+        let mut head = head_of(&request)?;
         self.app.gate.check_target(&head)?;
-        let (route, forwarded) = find(head.method(), head.uri().path(), &self.app.config.forward)?;
+        let (route, forwarded) = find_below(&mut head, &self.app.config.forward)?;
         let shown = self.app.gate.admit(&head, route.wants)?;
-        let counted = counts::Request::new(&self.app.counts);
-        let picked = self.place(&request, head.into_parts().0, route, forwarded, shown, arrived).await;
+        let counted = counts::Request::new(&self.app.counts, arrived, None);
+        let picked = self.place(&request, head.into_parts().0, route, forwarded, shown, &counted).await;
+        let picked = picked.map_err(|refusal| refusal.of_model(&counted.model().name));
         // What the client gets of an engine is not known yet; it is counted at the engine.
-        counted.answered(picked.as_ref().map_or_else(|refusal| refusal.status, |_| StatusCode::OK));
+        match &picked {
+            Ok(_) => counted.answered(StatusCode::OK, None),
+            Err(refusal) => counted.answered(refusal.status, Some(refusal.code)),
+        }
         picked
     }
 
@@ -77,7 +100,7 @@ impl EnginePicker {
         route: &Route,
         forwarded: ForwardRule,
         shown: ShownKey,
-        arrived: Instant,
+        counted: &counts::Request<'_>,
     ) -> Result<Pick, Refusal> {
         let app = &self.app;
         if routes::lacks_key(forwarded, shown, head.uri.path(), &app.config.forward) {
@@ -88,55 +111,89 @@ impl EnginePicker {
             reserved::check_head(&head.headers)?;
         }
         let Some(body) = &request.body else { return Err(no_body()) };
-        reserved::check_body(&app.reader.threads, may_write_fields, body).await?;
-        let reading = BodyReading { client: None, may_write_fields, as_is: true };
-        let facts = app.proxy.facts(&head, route, forwarded, reading, body).await?;
+        let takes_long = takes_long(body);
+        reserved::check_body(&app.reader.threads, may_write_fields, body, takes_long).await?;
+        let reading = BodyReading { client: None, may_write_fields, as_is: true, takes_long };
+        let mut facts = app.proxy.facts(&head, route, forwarded, reading, body).await?;
+        facts.hints.tells = request.may_change_body
+            && transfer_field::can_tell(forwarded.endpoint, &facts.body, &head.headers, may_write_fields, body);
+        counted.is_for(&facts.model);
         let task = if forwarded.task == Task::Generate { Task::Alone } else { forwarded.task };
-        let engines = app.fleet.engines().clone();
-        let excluded = engines.iter().filter(|engine| !may_take(engine, &facts, request)).cloned().collect::<Vec<_>>();
-        let shard = app.external_index.as_deref().map_or(0, ExternalIndex::own_shard);
-        let placement = app.places.choose(shard, &facts, task, &excluded).await?;
-        let flight = Flight::new(app.proxy.clone(), placement, arrived);
+        let placement = self.choose_engine(request, &facts, task).await?;
+        let flight = Flight::new(app.proxy.clone(), placement, &Arrival { at: counted.arrived, span: None });
         let first = flight.engine().clone();
         // One that keeps what the request continues, or that came meanwhile.
         let Some(endpoint) = endpoint_of(&first).filter(|_| may_take(&first, &facts, request)) else {
             return Err(out_of_reach(&first));
         };
         let mut endpoints = vec![endpoint];
+        let body = transfer_field::written(&app.fleet, flight.placement(), body);
+        let pull = flight.placement().transfer.as_deref().and_then(|transfer| transfer.pull.as_ref());
+        // Of the others, an engine that cannot read the field might refuse it, and none pulls from itself.
+        let may_read = |it: &Engine| body.is_none() || it.pulls() && pull.is_none_or(|source| *source.name != *it.name);
         if flight.placement().rank.is_none() && facts.hints.only_engine.is_none() {
-            let is_other = |it: &Engine| it.name != first.name && it.authorization == first.authorization;
-            let others = self.others(shard, &facts, |it| {
-                is_other(it)
-                    && it.config.ranks.count() == 1
-                    && it.is_for(task)
-                    && it.can_do(task)
-                    && may_take(it, &facts, request)
-            });
-            endpoints.extend(others.await);
+            // Any of them gets the request with the headers made for the first.
+            let is_alike = |it: &Arc<Engine>| it.authorization == first.authorization && it.config.ranks.count() == 1;
+            let others = flight.placement().others.iter().filter_map(|name| app.fleet.engine(name));
+            let others = others.filter(|it| is_alike(it) && may_read(it) && may_take(it, &facts, request));
+            endpoints.extend(others.filter_map(|it| endpoint_of(&it)).take(FALL_BACKS));
         }
         let headers = headers_for(flight.placement(), forwarded.endpoint.is_some());
         let finds_errors = head.method == Method::POST && route.may_repeat(&head.method);
         let reading = AnswerFormat { dialect: Dialect::of(forwarded.endpoint), hides_usage: false, finds_errors };
-        Ok(Pick { endpoints, headers, watcher: Some(Box::new(FlightWatcher::new(flight, reading))) })
+        Ok(Pick { endpoints, headers, body, watcher: Some(Box::new(FlightWatcher::new(flight, reading))) })
     }
 
-    /// The next best engines of those that are wanted, by what the policy weighs.
-    async fn others(&self, shard: usize, facts: &RequestFacts, is_wanted: impl Fn(&Engine) -> bool) -> Vec<String> {
-        // A pick is good without them.
-        let Ok(outlook) = self.app.places.explain(shard, facts).await else { return Vec::new() };
-        let found = outlook.explained;
-        let costs = found.compared();
-        let mut rows: Vec<usize> = (0..found.workers.len()).collect();
-        rows.sort_by(|one, other| costs[*one].total_cmp(&costs[*other]));
-        let engines = rows.into_iter().filter_map(|row| self.app.fleet.engine(&found.workers[row].0));
-        engines.filter(|engine| is_wanted(engine)).filter_map(|engine| endpoint_of(&engine)).take(FALL_BACKS).collect()
+    /// Chooses an engine that the gateway can reach. While none is up, the request waits for one as any other does, and
+    /// the gateway with it.
+    async fn choose_engine(
+        &self,
+        request: &RequestToPick,
+        facts: &RequestFacts,
+        task: Task,
+    ) -> Result<Placement, Refusal> {
+        let places = &self.app.places;
+        let shard = self.app.external_index.as_deref().map_or(0, ExternalIndex::own_shard);
+        let mut waited: Option<EngineWait<'_>> = None;
+        loop {
+            let engines = self.app.fleet.engines().clone();
+            let (reached, excluded): (Vec<_>, Vec<_>) =
+                engines.iter().cloned().partition(|engine| may_take(engine, facts, request));
+            // What is down may be tried by the router itself, which would try another one then; a gateway gives up.
+            let chosen = match places.all_down(facts, task, &excluded) {
+                Some(refusal) => Err(refusal),
+                None => {
+                    let choosing = places.choose(shard, facts, task, &excluded);
+                    match &waited {
+                        None => choosing.await,
+                        Some(place) => place.in_turn(Box::pin(choosing)).await,
+                    }
+                }
+            };
+            match chosen {
+                Ok(placement) => {
+                    if let Some(place) = waited {
+                        place.placed();
+                    }
+                    return Ok(placement);
+                }
+                // One that the gateway does not offer may be up all day: that is no reason to wait.
+                Err(refusal)
+                    if refusal.is_for_want_of_engines()
+                        && facts.hints.only_engine.is_none()
+                        && (!reached.is_empty() || engines.is_empty() && request.subset.is_none()) =>
+                {
+                    Box::pin(places.wait_for_engine(&mut waited, facts, task, &excluded, false, refusal)).await?;
+                }
+                Err(refusal) => return Err(refusal),
+            }
+        }
     }
 }
 
 /// Makes a request's head of the headers and pseudo headers that the gateway shows. The host is left out: it is the
 /// gateway's.
 fn head_of(request: &RequestToPick) -> Result<Request<()>, Refusal> {
-    let wrong = |what: &str| Refusal::bad("malformed_request", format!("the gateway shows no usable {what}"));
     let text = |name: &str| request.header(name).unwrap_or_default();
     let mut head = Request::new(());
     *head.method_mut() = Method::from_bytes(text(":method").as_bytes()).map_err(|_| wrong("method"))?;
@@ -148,6 +205,29 @@ fn head_of(request: &RequestToPick) -> Result<Request<()>, Refusal> {
         head.headers_mut().append(name, value);
     }
     Ok(head)
+}
+
+fn wrong(what: &str) -> Refusal {
+    Refusal::bad("malformed_request", format!("the gateway shows no usable {what}"))
+}
+
+/// The route of a request that goes to an engine, which may be below a prefix: gateways match their routes by it, and take
+/// it off after the pick. The head then has the path that the engine gets.
+fn find_below(head: &mut Request<()>, listed: &[String]) -> Result<(&'static Route, ForwardRule), Refusal> {
+    let (path, method) = (head.uri().path().to_owned(), head.method().clone());
+    let unknown = match find(&method, &path, listed) {
+        Err(refusal) if refusal.status == StatusCode::NOT_FOUND => refusal,
+        found => return found,
+    };
+    for (at, _) in path.match_indices('/').skip(1) {
+        let below = &path[at..];
+        if let Ok(found) = find(&method, below, listed) {
+            let query = head.uri().query().map_or_else(String::new, |query| format!("?{query}"));
+            *head.uri_mut() = Uri::try_from(format!("{below}{query}")).map_err(|_| wrong("path"))?;
+            return Ok(found);
+        }
+    }
+    Err(unknown)
 }
 
 /// The route of a request that goes to an engine.

@@ -1,69 +1,214 @@
-//! [`PickerServer`]: the gRPC server for gateways, on threads of its own.
+//! [`PickerServer`]: the gRPC servers for gateways and for probes of their health, on threads of their own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use kvatlas_epp::{Counts, Settings, serve};
+use kvatlas_epp::{Counts, HealthStage, PickerHealth, Settings, serve, serve_health};
+use kvatlas_follow::Follower;
+use kvatlas_http::server::listen;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::EnginePicker;
+use super::connections::{NewConnection, ServingThread, accept, open_all};
+use super::tls::GatewayTls;
 use crate::app::App;
 use crate::error::Error;
+
+/// Time after which the picker takes requests though not all is known: probes that ask for its own service restart it
+/// otherwise.
+const LATE: Duration = Duration::from_secs(20);
+
+/// Time between two looks at what is known.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// New connections that may wait for the server.
+const CONNECTIONS: usize = 16;
 
 /// A running server for gateways.
 pub(crate) struct PickerServer {
     address: SocketAddr,
-    runtime: Runtime,
-    serving: JoinHandle<()>,
-    end: oneshot::Sender<()>,
+    tls: Option<Arc<GatewayTls>>,
+    /// Accepts connections and answers probes.
+    aside: Runtime,
+    /// Serve gateways, each on a runtime of its own: what belongs to a request wakes no other thread.
+    threads: Vec<JoinHandle<()>>,
+    /// Disconnected when all threads have ended.
+    ended: Receiver<()>,
+    stage: watch::Sender<ServingStage>,
+}
+
+/// Order to the serving threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum ServingStage {
+    Serve,
+    /// Take no more streams, and answer the open ones.
+    Finish,
+    /// End now.
+    End,
 }
 
 impl PickerServer {
     /// Starts to listen.
     ///
     /// # Errors
-    /// [`Error::Start`] if the address cannot be listened at, or there are no threads to be had.
+    /// [`Error::Start`] if an address cannot be listened at, a certificate cannot be used, or there are no threads to be
+    /// had.
     pub(crate) fn start(app: &Arc<App>, address: SocketAddr) -> Result<Self, Error> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(app.front.threads())
-            .thread_name("kvatlas-picker")
+        let no_thread = |error: std::io::Error| Error::start(format!("cannot start the threads for gateways: {error}"));
+        let aside = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("kvatlas-picker-aside")
             .enable_all()
             .build()
-            .map_err(|error| Error::start(format!("cannot start the threads for gateways: {error}")))?;
-        let listener = runtime
-            .block_on(TcpListener::bind(address))
-            .map_err(|error| Error::start(format!("cannot listen for gateways at {address}: {error}")))?;
-        let address = listener.local_addr().map_err(|error| Error::start(error.to_string()))?;
-        let (end, ended) = oneshot::channel::<()>();
+            .map_err(no_thread)?;
+        let tls = GatewayTls::new(&app.config)?.map(Arc::new);
+        let open = |address: SocketAddr, whom: &str| {
+            let failed = |error: &dyn std::fmt::Display| Error::start(format!("for {whom}: {error}"));
+            let listening = listen(address).map_err(|error| failed(&error))?;
+            let _entered = aside.enter();
+            let listener = TcpListener::from_std(listening.socket).map_err(|error| failed(&error))?;
+            Ok::<_, Error>((listener, listening.address))
+        };
+        let (listener, address) = open(address, "gateways (gateway_bind)")?;
+        let probes =
+            app.config.gateway_health_bind.map(|at| open(at, "probes of health (gateway_health_bind)")).transpose()?;
+        let health_address = probes.as_ref().map(|(_, address)| *address);
+        let health = aside.block_on(PickerHealth::new(HealthStage::Starting));
+        aside.spawn(report(app.clone(), health.clone()));
+        if let Some((listener, _)) = probes {
+            let health = health.clone();
+            aside.spawn(async move {
+                if let Err(error) = serve_health(listener, health, std::future::pending()).await {
+                    tracing::error!("the server for probes of health has ended: {error}");
+                }
+            });
+        }
+        if let Some(tls) = tls.clone() {
+            aside.spawn(async move { tls.watch().await });
+        }
         let counts: Arc<Counts> = app.picker_counts.get_or_init(Arc::default).clone();
-        // Requests are at their engines until their answers have ended, so these are watched.
-        let settings = Settings { max_body: app.config.http.max_body, answers: true };
-        let picker = Arc::new(EnginePicker { app: app.clone() });
-        let serving = runtime.spawn(async move {
-            let ended = async { drop(ended.await) };
-            if let Err(error) = serve(listener, picker, settings, counts, ended).await {
-                tracing::error!("the server for gateways has ended: {error}");
-            }
-        });
-        tracing::info!(%address, "picking engines for gateways");
-        Ok(Self { address, runtime, serving, end })
+        let picker = Arc::new(EnginePicker::new(app.clone()));
+        let (stage, stages) = watch::channel(ServingStage::Serve);
+        let (alive, ended) = std::sync::mpsc::channel();
+        let (mut threads, mut serving) = (Vec::new(), Vec::new());
+        for number in 0..app.front.threads() {
+            let (thread, incoming) = ServingThread::new();
+            let runtime = Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
+            // Requests are at their engines until their answers have ended, so these are watched.
+            let settings = Settings {
+                max_body: app.config.http.max_body,
+                answers: true,
+                conformance: app.config.gateway_conformance,
+            };
+            let work = ServingWork {
+                incoming,
+                tls: tls.clone(),
+                picker: picker.clone(),
+                settings,
+                counts: counts.clone(),
+                health: health.clone(),
+                stages: stages.clone(),
+            };
+            let alive = alive.clone();
+            let run = move || {
+                let _alive: Sender<()> = alive;
+                runtime.block_on(work.run());
+                runtime.shutdown_background();
+            };
+            let named = std::thread::Builder::new().name(format!("kvatlas-picker-{number}"));
+            threads.push(named.spawn(run).map_err(no_thread)?);
+            serving.push(thread);
+        }
+        let mut finish = stages;
+        let stop = async move { drop(finish.wait_for(|stage| *stage >= ServingStage::Finish).await) };
+        aside.spawn(accept(listener, app.config.http.max_connections, serving, stop));
+        tracing::info!(%address, tls = tls.is_some(), health = ?health_address, "picking engines for gateways");
+        Ok(Self { address, tls, aside, threads, ended, stage })
     }
 
-    /// Address at which it listens.
+    /// Address at which gateways are listened to.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
+    /// Reads the certificate again.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if it cannot be used: the old one stays in force.
+    pub(crate) fn reload(&self) -> Result<(), Error> {
+        self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
+    }
+
     /// Takes no more streams, and answers the open ones. False if that took longer than `timeout`.
     pub(crate) fn drain(self, timeout: Duration, end: Duration) -> bool {
-        self.end.send(()).ok();
-        let waiting = async { tokio::time::timeout(timeout, self.serving).await.is_ok() };
-        let in_time = self.runtime.block_on(waiting);
-        self.runtime.shutdown_timeout(end);
+        self.stage.send_replace(ServingStage::Finish);
+        let in_time = matches!(self.ended.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected));
+        self.stage.send_replace(ServingStage::End);
+        for thread in self.threads {
+            thread.join().ok();
+        }
+        self.aside.shutdown_timeout(end);
         in_time
+    }
+}
+
+/// Parts that a serving thread works with.
+struct ServingWork {
+    incoming: mpsc::UnboundedReceiver<NewConnection>,
+    tls: Option<Arc<GatewayTls>>,
+    picker: Arc<EnginePicker>,
+    settings: Settings,
+    counts: Arc<Counts>,
+    health: PickerHealth,
+    stages: watch::Receiver<ServingStage>,
+}
+
+impl ServingWork {
+    /// Serves the connections of a thread until all have ended.
+    async fn run(self) {
+        let (mut finish, mut end) = (self.stages.clone(), self.stages);
+        let (sender, connections) = mpsc::channel(CONNECTIONS);
+        drop(tokio::spawn(open_all(self.incoming, self.tls, sender)));
+        let finished = async { drop(finish.wait_for(|stage| *stage >= ServingStage::Finish).await) };
+        let connections = ReceiverStream::new(connections);
+        let serving = serve(connections, self.picker, self.settings, self.counts, &self.health, finished);
+        tokio::select! {
+            served = serving => {
+                if let Err(error) = served {
+                    tracing::error!("the server for gateways has ended: {error}");
+                }
+            }
+            _ = end.wait_for(|stage| *stage == ServingStage::End) => {}
+        }
+    }
+}
+
+/// Tells the health service how far the router is. Engines that come later, or go, change nothing: requests wait for them.
+async fn report(app: Arc<App>, health: PickerHealth) {
+    let began = Instant::now();
+    let mut stage = HealthStage::Starting;
+    while stage != HealthStage::Leaving {
+        let knows_all = || app.fleet.has_any_up() && app.follower.as_deref().and_then(Follower::waiting).is_none();
+        let next = match stage {
+            _ if app.leaving.load(Relaxed) => HealthStage::Leaving,
+            HealthStage::Starting | HealthStage::Picking if knows_all() => HealthStage::Ready,
+            HealthStage::Starting if began.elapsed() >= LATE => {
+                tracing::warn!("takes requests of gateways, though not all engines are known after {LATE:?}");
+                HealthStage::Picking
+            }
+            same => same,
+        };
+        if next != stage {
+            stage = next;
+            health.set(stage).await;
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }

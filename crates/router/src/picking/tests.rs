@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvatlas_epp::{Pick, PickRefusal, Picker, RequestToPick};
+use kvatlas_epp::{BodyRoom, Pick, PickRefusal, Picker, RequestToPick};
 use kvatlas_fake_engine::{Server, eventually};
 use kvatlas_settings::merge;
 use serde_json::{Value, json};
@@ -35,11 +35,12 @@ fn request(path: &str, body: Option<&Value>) -> RequestToPick {
         headers: vec![header(":method", "POST"), header(":path", path), header("content-type", "application/json")],
         body: body.map(|body| body.to_string().into()),
         subset: None,
+        may_change_body: true,
     }
 }
 
 fn pick(router: &Router, request: RequestToPick) -> Result<Pick, PickRefusal> {
-    let picker = EnginePicker { app: router.app.clone() };
+    let picker = EnginePicker::new(router.app.clone());
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(picker.pick(request))
 }
 
@@ -86,6 +87,37 @@ fn only_endpoints_of_the_subset_are_picked() {
 }
 
 #[test]
+fn a_request_waits_until_an_engine_is_there() {
+    let engine = Server::start("m");
+    let router = router(&[]);
+    let body = json!({ "model": "m", "prompt": "hello there" });
+    let picked = std::thread::scope(|scope| {
+        let picking = scope.spawn(|| pick(&router, request("/v1/completions", Some(&body))));
+        eventually("it waits", || router.app.places.no_engine.len() == 1);
+        router.set_engine(&json!({ "name": "late", "url": engine.url() }).to_string()).unwrap();
+        picking.join().unwrap()
+    });
+    assert_eq!(picked.ok().unwrap().endpoints, [endpoint(&engine)]);
+    assert_eq!(router.app.places.no_engine.len(), 0);
+}
+
+#[test]
+fn the_memory_for_bodies_is_that_of_all_requests() {
+    let engine = Server::start("m");
+    let router = router(&[&engine]);
+    let picker = EnginePicker::new(router.app.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut room = picker.room(&request("/v1/messages", None));
+    runtime.block_on(room.grow(1000)).unwrap();
+    assert_eq!(router.app.front.memory.used(), 1000);
+    let refused = room.too_large();
+    assert!(refused.status == 413 && refused.body.contains("http.max_body"), "{refused:?}");
+    assert!(refused.body.contains("request_too_large"), "in the words of the route's API: {refused:?}");
+    drop(room);
+    assert_eq!(router.app.front.memory.used(), 0);
+}
+
+#[test]
 fn the_answer_is_counted_at_its_engine() {
     let engine = Server::start("m");
     let router = router(&[&engine]);
@@ -123,6 +155,21 @@ fn refusals_are_those_of_the_router() {
     let mut reserved = request("/v1/completions", Some(&body));
     reserved.headers.push(("x-data-parallel-rank".to_owned(), Bytes::from_static(b"1")));
     assert_eq!(refused(reserved).0, 400);
+}
+
+#[test]
+fn a_path_below_a_gateways_prefix_is_read_as_the_engine_gets_it() {
+    let engine = Server::start("m");
+    let router = router(&[&engine]);
+    let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hello" }] });
+    for path in ["/v1/chat/completions", "/llm/qwen/v1/chat/completions?a=b"] {
+        let picked = pick(&router, request(path, Some(&body)));
+        let picked = picked.unwrap_or_else(|refused| panic!("{path}: {refused:?}"));
+        assert!(picked.headers.contains(&("accept-encoding".to_owned(), "identity".to_owned())), "{path} is a chat");
+    }
+    for path in ["/llm/engines", "/llm/nowhere"] {
+        assert_eq!(pick(&router, request(path, Some(&body))).err().unwrap().status, 404, "{path}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Choice of an engine for a request: the lookup of its blocks, the decision, and the reservation in one step.
 
 use std::cell::RefCell;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -82,12 +83,13 @@ impl Places {
         let started = Instant::now();
         for _ in 0..TRIES {
             let decided = match keeper(&self.fleet, facts) {
-                Some(rank) => self.place_at(facts, rank).map(|decision| (decision, None, None)),
+                Some(rank) => self.place_at(facts, task, rank).map(|decision| (decision, None, None)),
                 None => {
                     let allowed = candidates(&self.fleet, facts, task, tried)?;
-                    match self.choose_or_wait(shard, facts, &allowed).await? {
+                    match self.choose_or_wait(shard, facts, task, &allowed).await? {
                         ChoiceResult::Placed(decided) => Some(decided),
                         ChoiceResult::Waits(id, news) => {
+                            facts.model.waited.fetch_add(1, Relaxed);
                             Box::pin(self.wait(facts, task, tried, allowed, id, news)).await?
                         }
                         ChoiceResult::NoWorker => None,
@@ -106,19 +108,19 @@ impl Places {
             tokio::time::sleep(PAUSE).await;
         }
         self.core().router.gave_up(core::Refusal::NoWorker);
-        Err(refused(core::Refusal::NoWorker))
+        Err(not_placed(facts, core::Refusal::NoWorker))
     }
 
     /// Places a request at a draining engine that keeps what the request continues.
-    fn place_at(&self, facts: &RequestFacts, rank: core::WorkerId) -> Option<core::Decision> {
+    fn place_at(&self, facts: &RequestFacts, task: Task, rank: core::WorkerId) -> Option<core::Decision> {
         HELD.with_borrow_mut(|held| {
             let looked = self.look_up(facts, held);
             let mut core = self.core();
             let now = seconds();
             let Core { router, depths, unheard, .. } = &mut *core;
             fill(depths, looked.then_some(&*held));
-            let decision = router.place_at_keeper(&request(facts), depths, rank, now)?;
-            placed(router, unheard.as_mut(), &decision, facts, now);
+            let decision = router.place_at_keeper(&self.request(facts, task), depths, rank, now)?;
+            placed(router, unheard.as_mut(), &decision, facts, task, now);
             Some(decision)
         })
     }
@@ -127,17 +129,18 @@ impl Places {
         &self,
         shard: usize,
         facts: &RequestFacts,
+        task: Task,
         allowed: &[core::WorkerId],
     ) -> Result<ChoiceResult, Refusal> {
         match self.external_index.as_ref().filter(|_| self.wants.hashes && !facts.prompt.hashes.is_empty()) {
             Some(elsewhere) => {
                 let looked = Box::pin(ask(elsewhere, &self.fleet, shard, facts)).await;
                 let (held, bounds) = looked.map_or((None, None), |looked| (Some(looked.held), looked.bounds));
-                self.decide(facts, allowed, held.as_ref(), bounds)
+                self.decide(facts, task, allowed, held.as_ref(), bounds)
             }
             None => HELD.with_borrow_mut(|held| {
                 let looked = self.look_up(facts, held);
-                self.decide(facts, allowed, looked.then_some(&*held), None)
+                self.decide(facts, task, allowed, looked.then_some(&*held), None)
             }),
         }
     }
@@ -174,11 +177,11 @@ impl Places {
             core::Outcome::Placed(decision) => {
                 let mut core = self.core();
                 let Core { router, unheard, .. } = &mut *core;
-                placed(router, unheard.as_mut(), &decision, facts, seconds());
+                placed(router, unheard.as_mut(), &decision, facts, task, seconds());
                 Ok(Some((decision, None, bounds)))
             }
             core::Outcome::Refused(core::Refusal::NoWorker) | core::Outcome::Waits(_) => Ok(None),
-            core::Outcome::Refused(why) => Err(refused(why)),
+            core::Outcome::Refused(why) => Err(not_placed(facts, why)),
         }
     }
 
@@ -193,11 +196,12 @@ impl Places {
     fn decide(
         &self,
         facts: &RequestFacts,
+        task: Task,
         allowed: &[core::WorkerId],
         held: Option<&Vec<RankDepths>>,
         bounds: Option<Arc<Bounds>>,
     ) -> Result<ChoiceResult, Refusal> {
-        let request = request(facts);
+        let request = self.request(facts, task);
         let mut core = self.core();
         let now = seconds();
         let Core { router, depths, unheard, tickets } = &mut *core;
@@ -208,7 +212,7 @@ impl Places {
         let terms = self.decisions.are_watched().then(|| explain(router, &request, depths, allowed, now));
         let chosen = match router.choose_or_wait(&request, depths, Some(allowed), now) {
             core::Outcome::Placed(decision) => {
-                placed(router, unheard.as_mut(), &decision, facts, now);
+                placed(router, unheard.as_mut(), &decision, facts, task, now);
                 Ok(ChoiceResult::Placed((decision, terms, bounds)))
             }
             core::Outcome::Waits(id) => {
@@ -220,10 +224,31 @@ impl Places {
                 router.tries_again(why);
                 Ok(ChoiceResult::NoWorker)
             }
-            core::Outcome::Refused(why) => Err(refused(why)),
+            core::Outcome::Refused(why) => Err(not_placed(facts, why)),
         };
         self.call(&core);
         chosen
+    }
+
+    fn request<'f>(&self, facts: &'f RequestFacts, task: Task) -> core::Request<'f> {
+        // Where prefill has engines of its own, who generates an answer takes the prompt over from one of these.
+        let tells = facts.hints.tells && (task != Task::Generate || !self.fleet.is_split());
+        core::Request {
+            tokens: facts.prompt.tokens,
+            block_size: facts.prompt.block_size,
+            content_hashes: &facts.prompt.hashes,
+            text: facts.prompt.text.as_deref(),
+            session: facts.hints.session.map(|name| name.key),
+            parent: facts.hints.session.and_then(|name| name.parent),
+            kind: facts.hints.turn.as_ref().map(|turn| turn.kind),
+            max_tokens: facts.body.max_tokens,
+            priority: facts.hints.priority,
+            at_once: !facts.body.generates,
+            tells,
+            answers: facts.body.answers,
+            number: 0,
+            waited: 0.0,
+        }
     }
 
     /// Explains the candidates for a request, without effect.
@@ -243,9 +268,12 @@ impl Places {
             None => self.look_up(facts, &mut held),
         };
         let mut core = self.core();
-        let Core { router, depths, .. } = &mut *core;
+        let Core { router, depths, unheard, .. } = &mut *core;
         fill(depths, looked.then_some(&held));
-        let found = router.explain(&request(facts), depths, Some(&allowed), seconds());
+        if let Some(unheard) = unheard.as_mut() {
+            unheard.look_up(&facts.prompt.hashes, seconds(), depths);
+        }
+        let found = router.explain(&self.request(facts, Task::Generate), depths, Some(&allowed), seconds());
         let held = looked.then(|| found.workers.iter().map(|id| depths.get(id.0)).collect());
         Ok(Outlook { explained: named(router, found), held, bounds })
     }
@@ -267,6 +295,7 @@ impl Places {
         let claim = global.zip(said).map(|(global, said)| Claim::new(global, &said.model, &engine.name, bounds));
         let took = started.elapsed();
         self.counts.decision.add(took);
+        facts.model.note_placed(decision.why);
         let why = decision.why.as_str();
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         // A prompt that is computed for another engine has no answer of its own.
@@ -283,6 +312,7 @@ impl Places {
                 rank: decision.rank,
                 cached: decision.cached_tokens,
                 predicted: decision.predicted_tokens,
+                transfer: decision.transfer.as_deref().cloned(),
                 why,
                 micros,
                 bounds,
@@ -311,7 +341,10 @@ impl Places {
                 .as_ref()
                 .filter(|_| engine.config.role == Role::Both)
                 .and_then(|evidence| evidence.sent(&engine.name, decision.rank)),
+            counted: engine.counts.models.of(&facts.model.name),
+            model: facts.model.clone(),
             engine,
+            others: decision.others,
             id: decision.id,
             worker: decision.worker,
             held_then,
@@ -319,6 +352,7 @@ impl Places {
             cached: decision.cached_tokens,
             predicted: decision.predicted_tokens,
             uncached: decision.uncached_tokens,
+            transfer: decision.transfer,
             why,
             decided: Instant::now(),
             micros,
@@ -334,6 +368,12 @@ impl Places {
     }
 }
 
+/// Counts a request that is not placed, and makes its refusal.
+fn not_placed(facts: &RequestFacts, why: core::Refusal) -> Refusal {
+    facts.model.note_not_placed(why);
+    refused(why)
+}
+
 /// Asks another process what engines hold of a prompt.
 async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &RequestFacts) -> Option<LookupResult> {
     let engines = fleet.engines().clone();
@@ -342,30 +382,15 @@ async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &Req
     elsewhere.look_up(shard, question, &engines).await
 }
 
-fn request(facts: &RequestFacts) -> core::Request<'_> {
-    core::Request {
-        tokens: facts.prompt.tokens,
-        block_size: facts.prompt.block_size,
-        content_hashes: &facts.prompt.hashes,
-        text: facts.prompt.text.as_deref(),
-        session: facts.hints.session.map(|name| name.key),
-        parent: facts.hints.session.and_then(|name| name.parent),
-        kind: facts.hints.turn.as_ref().map(|turn| turn.kind),
-        max_tokens: facts.body.max_tokens,
-        priority: facts.hints.priority,
-        at_once: !facts.body.generates,
-        answers: facts.body.answers,
-        number: 0,
-        waited: 0.0,
-    }
-}
-
 /// Fills the depths found by the index into the core's form; unknown if there was no index.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();
     for held in held {
         depths.set(held.number, core::Depth { device: held.device, host: held.host, any: held.any });
+        if held.pullable > 0 {
+            depths.set_loadable(held.number, held.host, held.any, held.pullable);
+        }
     }
 }
 
@@ -384,7 +409,7 @@ fn explain(
 fn named(router: &core::Router, found: core::Explanation) -> Explanation {
     let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
     let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
-    Explanation { workers, cached_tokens: found.cached_tokens, terms: found.terms }
+    Explanation { workers, cached_tokens: found.cached_tokens, transfers: found.transfers, terms: found.terms }
 }
 
 /// Notes what has to be noted of a request that goes to an engine.
@@ -393,10 +418,11 @@ fn placed(
     unheard: Option<&mut core::PredictedIndex>,
     decision: &core::Decision,
     facts: &RequestFacts,
+    task: Task,
     now: f64,
 ) {
-    // Nobody will tell of its first token.
-    if !facts.body.streams {
+    // Its first token is not reported. A prefill engine is asked for that token alone, so that its answer tells.
+    if !facts.body.streams && !task.is_prefill() {
         router.comes_whole(decision.id, now);
     }
     if let Some(unheard) = unheard {

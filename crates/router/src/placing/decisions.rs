@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kvatlas_routing::Terms;
+use kvatlas_routing::{Terms, Transfer};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -39,6 +39,8 @@ pub(crate) struct Record {
     pub cached: u32,
     /// Tokens of `cached` that the index did not know of.
     pub predicted: u32,
+    /// Parts that the engine was to load and to pull.
+    pub transfer: Option<Transfer>,
     /// The reason for the choice, in a word.
     pub why: &'static str,
     /// Microseconds that the decision took.
@@ -60,6 +62,8 @@ pub(crate) struct Explanation {
     pub workers: Vec<(Arc<str>, u32)>,
     /// Prompt tokens that each was expected to have in its cache.
     pub cached_tokens: Vec<u32>,
+    /// Parts that each would load and pull; empty if there is nothing to load or pull.
+    pub transfers: Vec<Option<Transfer>>,
     /// The policy's terms, if it has any.
     pub terms: Option<Terms>,
 }
@@ -147,6 +151,7 @@ impl Record {
             "rank": self.rank,
             "cached_tokens": self.cached,
             "predicted_tokens": self.predicted,
+            "transfer": self.transfer.as_ref().map(transfer_json),
             "bounds": self.bounds.map(|(least, most)| json!({ "at_least": least, "at_most": most })),
             "why": self.why,
             "decision_us": self.micros,
@@ -165,14 +170,6 @@ impl Explanation {
         self.terms.as_ref().map(|terms| &*terms.names).unwrap_or_default()
     }
 
-    /// The value by which each candidate was compared, the lower the better; 0 for all if the policy has no terms.
-    #[must_use]
-    pub(crate) fn compared(&self) -> Vec<f64> {
-        let width = self.term_names().len();
-        let last = |row: usize| self.terms.as_ref()?.values.get((row + 1) * width - 1).copied();
-        (0..self.workers.len()).map(|row| if width == 0 { 0.0 } else { last(row).unwrap_or(f64::INFINITY) }).collect()
-    }
-
     /// A list with an object for each candidate, its terms by name.
     #[must_use]
     pub(crate) fn to_json(&self) -> Value {
@@ -187,10 +184,26 @@ impl Explanation {
                     terms.names.iter().zip(values).map(|(name, value)| ((*name).to_owned(), json!(value)))
                 })
                 .collect();
-            json!({ "worker": &**worker, "rank": rank, "cached_tokens": cached, "terms": terms })
+            let mut said = json!({ "worker": &**worker, "rank": rank, "cached_tokens": cached, "terms": terms });
+            if let Some(Some(transfer)) = self.transfers.get(row) {
+                said["transfer"] = transfer_json(transfer);
+            }
+            said
         })
         .collect()
     }
+}
+
+/// Description of a transfer in JSON.
+fn transfer_json(transfer: &Transfer) -> Value {
+    json!({
+        "action": transfer.action.as_str(),
+        "load_tokens": transfer.load_tokens,
+        "max_load_tokens": transfer.max_load_tokens,
+        "pull_tokens": transfer.pull.as_ref().map_or(0, |pull| pull.tokens),
+        "source": transfer.pull.as_ref().map(|pull| json!({ "worker": &*pull.name, "rank": pull.rank })),
+        "seconds": transfer.seconds,
+    })
 }
 
 /// Seconds since 1970.

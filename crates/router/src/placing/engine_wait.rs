@@ -5,9 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
+use kvatlas_routing as core;
 use tokio::time::timeout_at;
 
 use super::Places;
+use super::candidates::refused;
 use super::no_engine::{EngineWait, FULL, TIMEOUT};
 use crate::answers::refusal::Refusal;
 use crate::engines::fleet::Fleet;
@@ -27,8 +29,27 @@ impl Places {
         !self.no_engine.patience.is_zero()
     }
 
+    /// The refusal of a request that only engines could take that are not seen to live, all but `excluded`; None if one
+    /// lives, or there is none that could take it.
+    pub(crate) fn all_down(&self, facts: &RequestFacts, task: Task, excluded: &[Arc<Engine>]) -> Option<Refusal> {
+        let engines = self.fleet.engines();
+        let is_reached = |engine: &Arc<Engine>| !excluded.iter().any(|other| Arc::ptr_eq(engine, other));
+        let mut serving =
+            engines.iter().filter(|engine| is_reached(engine) && could_take(engine, facts, task)).peekable();
+        let is_any = serving.peek().is_some();
+        let lives = |engine: &Arc<Engine>| {
+            matches!(
+                engine.health.standing(),
+                HealthState::Up | HealthState::Busy | HealthState::Silent | HealthState::Failing
+            )
+        };
+        (is_any && !serving.any(|engine| engine.can_do(task) && lives(engine)))
+            .then(|| refused(core::Refusal::NoWorker))
+    }
+
     /// Waits until an engine may take a request. `place`: its place in the queue, assigned by the first call; `tried`:
-    /// engines that failed; `why`: the refusal without a wait.
+    /// engines that failed; `may_scout`: whether it may be sent to an engine that stands down, to find out; `why`: the
+    /// refusal without a wait.
     ///
     /// # Errors
     /// The request is not to wait, or has waited for as long as it may: this is its refusal.
@@ -38,6 +59,7 @@ impl Places {
         facts: &RequestFacts,
         task: Task,
         tried: &[Arc<Engine>],
+        may_scout: bool,
         why: Refusal,
     ) -> Result<(), Refusal> {
         let (room, fleet) = (&self.no_engine, &*self.fleet);
@@ -80,7 +102,8 @@ impl Places {
             }
             match availability(fleet, facts, task, &[]) {
                 Availability::Up => break,
-                Availability::Doubtful if room.may_scout(place.number) => break,
+                Availability::Doubtful if may_scout && room.may_scout(place.number) => break,
+                Availability::Doubtful if !may_scout && self.all_down(facts, task, tried).is_none() => break,
                 _ => place.pass_on(),
             }
         }

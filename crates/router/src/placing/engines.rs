@@ -9,7 +9,7 @@ use super::{Core, Places};
 use crate::clock::{self, seconds};
 use crate::config::EngineConfig;
 use crate::engines::fleet::Adder;
-use crate::engines::slowness::SeenSpeed;
+use crate::engines::slowness::{CurrentPrompt, SeenSpeed};
 use crate::engines::{DrainedBy, Engine, HealthState};
 use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
@@ -63,9 +63,11 @@ impl Places {
                 }
             }
         }
-        if engine.health.standing() == HealthState::Draining {
-            for id in &ids {
+        for id in &ids {
+            if engine.health.is_draining() {
                 core.router.drain_worker(*id);
+            } else if replaced.is_some() {
+                core.router.resume_worker(*id);
             }
         }
         let _ = engine.ids.set(ids);
@@ -107,6 +109,23 @@ impl Places {
         }
     }
 
+    /// Lets an engine pull from others, and them from it, if it is known to be able to. Notes its last sign of life.
+    pub(crate) fn keep_pulls(&self, engine: &Engine) {
+        let group = engine.pulls().then(|| engine.config.pull_group.as_deref().unwrap_or_default());
+        // One that takes no requests may still have what others pull.
+        let is_well = !engine.health.is_down()
+            && !matches!(
+                engine.health.standing(),
+                HealthState::Down | HealthState::Failing | HealthState::Silent | HealthState::Asleep
+            );
+        let heard = seconds() - engine.stillness().0.as_secs_f64();
+        let mut core = self.core();
+        for id in engine.ids.get().into_iter().flatten() {
+            core.router.set_pulls(*id, group.filter(|_| is_well), seconds());
+            core.router.heard(*id, heard);
+        }
+    }
+
     /// Returns what each engine was seen to do, by its fastest rank, in the order of `engines`.
     pub(crate) fn seen_speeds(&self, engines: &[Arc<Engine>]) -> Vec<SeenSpeed> {
         let mut core = self.core();
@@ -115,13 +134,18 @@ impl Places {
             let models = engine.models.load();
             let names: Vec<_> = models.names.iter().map(|model| &*model.name).collect();
             let kind = format!("{} {}", engine.config.role.name(), names.join(" "));
-            let mut speed = SeenSpeed { kind, prefill_rate: 0.0, step_time: f64::INFINITY, requests: 0 };
+            let mut speed = SeenSpeed { kind, prefill_rate: 0.0, step_time: f64::INFINITY, requests: 0, current: None };
             for id in engine.ids.get().into_iter().flatten() {
                 let Some(at) = rows.worker.iter().position(|worker| *worker == id.0) else { continue };
                 let weight = rows.weight[at];
                 speed.prefill_rate = speed.prefill_rate.max(rows.prefill_rate[at] / weight);
                 speed.step_time = speed.step_time.min(rows.step_time[at] * weight);
                 speed.requests += rows.sent[at];
+                let elapsed = rows.head_elapsed[at];
+                if rows.head_tokens[at] > 0.0 && speed.current.is_none_or(|other| elapsed < other.elapsed) {
+                    let (tokens, kv_usage) = (rows.head_tokens[at], rows.reported_kv_usage[at]);
+                    speed.current = Some(CurrentPrompt { tokens, elapsed, kv_usage });
+                }
             }
             speed
         };

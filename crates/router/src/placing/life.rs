@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use kvatlas_routing as core;
 
-use super::{OFF_BY, Placement, Places};
+use super::{Placement, Places};
 use crate::answers::observe::{AnswerFacts, Usage};
 use crate::clock::seconds;
+use crate::engines::OtherCount;
+use crate::model_counts::OFF_BY;
 use crate::placing::reuse::EndedPrompt;
 
 impl Places {
@@ -30,6 +32,10 @@ impl Places {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output };
         let belief = placement.judge(&seen.usage, cached_of(placement, &seen.usage));
+        let mismatch = placement.mismatch(&seen.usage);
+        let agrees = seen.usage.prompt.zip(placement.tokens).and_then(|(by_engine, by_router)| {
+            placement.engine.token_agreement.note(mismatch.map(|_| OtherCount { by_engine, by_router }))
+        });
         {
             let mut core = self.core();
             let now = seconds();
@@ -37,20 +43,25 @@ impl Places {
             if let Some(belief) = belief {
                 core.router.set_belief(placement.worker, belief);
             }
+            if let Some(agrees) = agrees {
+                placement.engine.ids.get().into_iter().flatten().for_each(|id| core.router.set_measured(*id, agrees));
+            }
             let blocks = output.unwrap_or(0) / placement.block_size.max(1);
             if let Some(unheard) = &mut core.unheard {
                 unheard.ended(placement.id.0, blocks as usize, now);
             }
             self.call(&core);
         }
-        let mismatch = placement.mismatch(&seen.usage);
         if let Some(cached) = seen.usage.cached {
+            let model = &placement.model;
+            model.expected_cached.fetch_add(u64::from(placement.cached), Relaxed);
+            model.reported_cached.fetch_add(u64::from(cached), Relaxed);
             let (why, off) = placement.off_by(cached, mismatch.is_some());
             let at = OFF_BY.partition_point(|bound| *bound < off);
-            self.off[why][at].fetch_add(1, Relaxed);
+            model.off[why][at].fetch_add(1, Relaxed);
         }
-        if let Some(counted) = mismatch {
-            self.tell_mismatch(placement, counted);
+        if mismatch.is_some() {
+            placement.engine.makes_other_tokens.store(true, Relaxed);
         }
         if let Some(claim) = placement.claim.lock().take() {
             claim.report(cached_of(placement, &seen.usage), mismatch.is_some());
@@ -71,21 +82,6 @@ impl Places {
         }
         placement.note_end("finished", &Usage { output, ..seen.usage }, seen.stop);
         self.put_down(placement);
-    }
-
-    /// Logs once of each engine that it makes other tokens of prompts than the router.
-    fn tell_mismatch(&self, placement: &Placement, counted: u32) {
-        placement.engine.makes_other_tokens.store(true, Relaxed);
-        let engine = &placement.engine.name;
-        if self.mismatched.lock().insert(engine.clone()) {
-            let tokens = placement.tokens.unwrap_or(0);
-            tracing::warn!(
-                engine = &**engine,
-                counted,
-                tokens,
-                "the engine and the router count different numbers of prompt tokens: their tokenizer or chat template differs"
-            );
-        }
     }
 
     /// Notes that a request has failed at an engine.
@@ -122,6 +118,6 @@ impl Places {
 /// Prompt tokens that the engine had cached. vLLM says nothing where that is nothing: of one that has said something
 /// before, nothing is none.
 fn cached_of(placement: &Placement, usage: &Usage) -> Option<u32> {
-    let says = placement.engine.counts.cached_tokens.load(Relaxed) > 0;
+    let says = placement.engine.counts.cached_tokens() > 0;
     usage.cached.or_else(|| usage.prompt.filter(|_| says).map(|_| 0))
 }

@@ -26,10 +26,9 @@ mod reuse;
 mod waiter;
 mod waiting;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use kvatlas_routing as core;
 use parking_lot::{Mutex, MutexGuard};
@@ -53,7 +52,7 @@ use waiter::Waiter;
 pub(crate) use candidates::may_be_served_elsewhere;
 pub(crate) use choose::Outlook;
 pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
-pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
+pub(crate) use placement::Placement;
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
 const UNKNOWN_CACHE: usize = 16_384;
@@ -72,14 +71,10 @@ pub(crate) struct Places {
     pub(crate) decisions: Decisions,
     /// File for records of decisions.
     pub(crate) recorder: Option<Recorder>,
-    /// Engines whose different tokenizer was logged.
-    mismatched: Mutex<HashSet<Arc<str>>>,
     /// Share of prompts that caches could hold.
     reuse: ReuseMeter,
     policy: String,
     wants: PromptForms,
-    /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
-    pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
 }
 
 struct Core {
@@ -138,12 +133,15 @@ impl Places {
             no_engine: NoEngine::new(config.wait_for_engine, config.routing.queue_limit),
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
-            mismatched: Mutex::default(),
             reuse: ReuseMeter::new(seconds()),
             policy: name,
             wants,
-            off: Default::default(),
         })
+    }
+
+    /// Lets placements from now on name up to `most` other engines ([`Placement::others`]).
+    pub(crate) fn name_others(&self, most: usize) {
+        self.core().router.name_others(most);
     }
 
     /// The engines that requests are placed at.
@@ -196,6 +194,7 @@ impl Places {
     /// An engine's ranks, as the decision core has them.
     pub(crate) fn rows_of(&self, engine: &Engine) -> Value {
         let mut core = self.core();
+        let transfers = transfers(&mut core);
         let rows = core.router.candidates(seconds());
         let of = |(id, rank): (&core::WorkerId, u32)| {
             let at = rows.worker.iter().position(|worker| *worker == id.0)?;
@@ -214,6 +213,7 @@ impl Places {
                 "reported_age": number(rows.reported_age[at]),
                 "held_blocks": number(rows.held_blocks[at]),
                 "capacity_blocks": number(rows.capacity_blocks[at]),
+                "transfers": transfers.iter().filter(|it| it.is_of(&engine.name, rank)).map(LearntTransfer::to_json).collect::<Vec<_>>(),
                 "trusted": rows.trusted[at],
                 "sent": rows.sent[at],
                 "age": number(rows.age[at]),
@@ -222,8 +222,55 @@ impl Places {
         engine.ids.get().into_iter().flatten().zip(engine.config.ranks.numbers()).filter_map(of).collect()
     }
 
+    /// Learnt costs of loads and pulls.
+    pub(crate) fn transfers(&self) -> Vec<LearntTransfer> {
+        transfers(&mut self.core())
+    }
+
     fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock()
+    }
+}
+
+fn transfers(core: &mut Core) -> Vec<LearntTransfer> {
+    let costs = core.router.transfer_costs(seconds());
+    let name = |id| core.router.name(id).map(|(name, rank)| (name.clone(), rank));
+    let rows = costs.into_iter().filter_map(|cost| {
+        let ((engine, rank), source) = (name(cost.worker)?, cost.source.map(name));
+        let source = match source {
+            Some(source) => Some(source?),
+            None => None,
+        };
+        Some(LearntTransfer { engine, rank, source, cost })
+    });
+    rows.collect()
+}
+
+/// Learnt cost of one kind of transfer of an engine's rank: the one record that all views show.
+pub(crate) struct LearntTransfer {
+    pub(crate) engine: Arc<str>,
+    pub(crate) rank: u32,
+    /// The rank that it pulls from.
+    pub(crate) source: Option<(Arc<str>, u32)>,
+    pub(crate) cost: core::TransferCost,
+}
+
+impl LearntTransfer {
+    /// True if it is of this rank.
+    pub(crate) fn is_of(&self, engine: &str, rank: u32) -> bool {
+        *self.engine == *engine && self.rank == rank
+    }
+
+    /// The record in JSON.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({
+            "kind": self.cost.kind,
+            "source": self.source.as_ref().map(|(name, rank)| json!({ "worker": &**name, "rank": rank })),
+            "floor": self.cost.line.floor,
+            "seconds_per_token": self.cost.line.token,
+            "samples": self.cost.samples,
+            "out": self.cost.out,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kvatlas_routing as core;
@@ -10,13 +10,15 @@ use parking_lot::Mutex;
 
 use super::holdings::HeldThen;
 use crate::answers::observe::{AnswerFacts, Stop, Usage};
-use crate::engines::Engine;
+use crate::engines::{Engine, EngineModelCounts};
+use crate::model_counts::ModelCounts;
 use crate::placing::decisions::{Outcome, Record};
 use crate::remote::sites::Claim;
 use crate::requests::evidence::SentPrompt;
 use crate::requests::facts::RequestFacts;
 use crate::requests::media::ModelMedia;
 use crate::requests::sessions::{Sessions, Turn};
+use crate::spans::DecidedAttempt;
 
 const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");
 const CACHED: HeaderName = HeaderName::from_static("x-kvatlas-cached-tokens");
@@ -26,24 +28,17 @@ const AT_MOST: HeaderName = HeaderName::from_static("x-kvatlas-at-most");
 const UNVERIFIED: HeaderName = HeaderName::from_static("x-kvatlas-unverified");
 const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 
-/// Upper bounds of the buckets for tokens by which a prediction was off.
-pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
-
-/// Reasons why what an engine had cached was not what was expected.
-pub(crate) const OFF_WHY: [&str; 6] = [
-    "as_expected",
-    "evicted_meanwhile",
-    "not_yet_announced",
-    "more_than_known",
-    "template_mismatch",
-    "less_than_known",
-];
-
 /// An engine that takes a request. It is reserved there until one of the ways to end it is called.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
+    /// The record of the request's model, and that model's counts at the engine.
+    pub(super) model: Arc<ModelCounts>,
+    pub(crate) counted: Arc<EngineModelCounts>,
     /// Number by which requests name the engine's data-parallel rank, if it has several.
     pub(crate) rank: Option<u32>,
+    /// Names of other engines that could take the request, the best one first, if decisions name some
+    /// ([`Places::name_others`](super::Places::name_others)).
+    pub(crate) others: Vec<Arc<str>>,
     pub(super) id: core::RequestId,
     pub(super) worker: core::WorkerId,
     pub(super) cached: u32,
@@ -66,6 +61,8 @@ pub(crate) struct Placement {
     pub(super) tokens: Option<u32>,
     /// Media in the prompt, whose tokens the answer may reveal.
     pub(crate) media: Option<ModelMedia>,
+    /// Parts that the engine is to load and to pull.
+    pub(crate) transfer: Option<Box<core::Transfer>>,
     /// The request as a part of its session.
     pub(super) turn: Option<Arc<Turn>>,
     /// Prompt tokens expected not to be cached.
@@ -75,6 +72,12 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
+    /// Returns what the span of an attempt says of the decision.
+    pub(crate) fn sent_request<'a>(&'a self, policy: &'a str) -> DecidedAttempt<'a> {
+        let took = Duration::from_micros(u64::from(self.micros));
+        DecidedAttempt { engine: &self.engine, rank: self.rank, policy, why: self.why, took, cached: self.cached }
+    }
+
     /// Puts who answers, and why, into the headers of an answer.
     pub(crate) fn tell(&self, headers: &mut HeaderMap) {
         headers.insert(WORKER, self.engine.header.clone());
@@ -108,7 +111,7 @@ impl Placement {
         usage.prompt.filter(|counted| self.tokens.is_some_and(|tokens| tokens != *counted))
     }
 
-    /// Returns why what was cached is not what was expected, as a place in [`OFF_WHY`], and by how many tokens.
+    /// Returns why what was cached is not what was expected, as a place in [`OFF_WHY`](crate::model_counts::OFF_WHY), and by how many tokens.
     pub(super) fn off_by(&self, cached: u32, is_mismatch: bool) -> (usize, u32) {
         let off = cached.abs_diff(self.cached);
         let why = match cached.cmp(&self.cached) {

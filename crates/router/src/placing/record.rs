@@ -9,9 +9,12 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{Builder, JoinHandle};
+
+use serde_json::Value;
 
 use crate::answers::observe::Stop;
 use crate::placing::decisions::Record;
@@ -28,6 +31,19 @@ pub(crate) struct RecordCounts {
     pub dropped: AtomicU64,
     /// Records lost, as the file could not be written.
     pub failed: AtomicU64,
+}
+
+impl RecordCounts {
+    /// Each count by its name, as metrics and answers have it.
+    pub(crate) fn by_name(&self) -> [(&'static str, u64); 3] {
+        [("written", &self.written), ("dropped", &self.dropped), ("failed", &self.failed)]
+            .map(|(name, count)| (name, count.load(Relaxed)))
+    }
+
+    /// Returns the counts as answers show them.
+    pub(crate) fn to_json(&self) -> Value {
+        self.by_name().into_iter().map(|(name, count)| (name.to_owned(), Value::from(count))).collect()
+    }
 }
 
 /// Writer of records to a file, on its own thread.
@@ -178,6 +194,7 @@ mod tests {
             rank: 1,
             cached: 48,
             predicted: 16,
+            transfer: None,
             why: "cost",
             micros: 90,
             bounds: None,

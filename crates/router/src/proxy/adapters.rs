@@ -1,6 +1,7 @@
 //! LoRA adapters that a client loads and unloads: at every engine that should have them, or does, as a request for one
 //! may then go to any of these.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,7 +101,7 @@ pub(super) async fn change(
         .into_iter()
         .map(|engine| {
             let mut head = Vec::new();
-            outgoing.write(&engine, None, body.len(), &mut head);
+            outgoing.write(&engine, None, body.len(), None, &mut head);
             // It goes on if the client leaves: an adapter at half of the engines is of no use.
             tokio::spawn(ask(first_byte, shard, engine, head, body.clone(), what, name.clone()))
         })
@@ -134,7 +135,7 @@ async fn ask(
         let (_, body) = whole(connection, answer.framing).await.map_err(Fault::Broken)?;
         Ok((answer.status, answer.headers, body))
     };
-    let answer = patience.wait(asked).await;
+    let answer = patience.wait(pin!(asked)).await;
     if let (Ok((status, _, body)), Some(name)) = (&answer, &name)
         && what.is_done(*status, body)
     {

@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use hyper::header::HeaderValue;
 
 use crate::answers::refusal::Refusal;
-use crate::counts::{Counts, GIVEN_UP};
+use crate::counts::Counts;
 use crate::engines::{Engine, Fault};
+use crate::model_counts::{GIVEN_UP, ModelCounts};
 
 /// Engines that a request is tried at because others do not have its model.
 const MOST_WITHOUT: usize = 16;
@@ -35,8 +36,8 @@ pub(crate) enum LastAttempt {
 
 impl LastAttempt {
     /// Counts and logs a request that gets no answer from an engine. `id`: its name.
-    pub(crate) fn count(self, counts: &Counts, id: Option<&HeaderValue>, why: &Refusal) {
-        counts.given_up[self as usize].fetch_add(1, Relaxed);
+    pub(crate) fn count(self, counts: &Counts, model: &ModelCounts, id: Option<&HeaderValue>, why: &Refusal) {
+        model.given_up[self as usize].fetch_add(1, Relaxed);
         let Some(left_out) = counts.given_up_lines[self as usize].take() else { return };
         let id = id.and_then(|id| id.to_str().ok());
         let reason = GIVEN_UP[self as usize];

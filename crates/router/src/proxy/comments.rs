@@ -37,6 +37,8 @@ pub(super) type Work = Pin<Box<dyn Future<Output = Result<Response<Answer>, Refu
 /// A stream to a client that has waited long.
 struct EarlyStream {
     counts: Arc<Counts>,
+    /// The request's model, as the metrics call it.
+    model: Arc<str>,
     dialect: Dialect,
     every: Duration,
     timer: Pin<Box<Sleep>>,
@@ -55,13 +57,14 @@ enum State {
 }
 
 /// Returns the result of `work`; after `every`, a stream that begins with comments and ends with the result. `id`: the
-/// request's id.
+/// request's id; `model`: its model, as the metrics call it.
 pub(super) async fn run(
     counts: &Arc<Counts>,
     mut work: Work,
     every: Duration,
     dialect: Dialect,
     id: Option<HeaderValue>,
+    model: Arc<str>,
 ) -> Result<Response<Answer>, Refusal> {
     if let Ok(answered) = timeout(every, work.as_mut()).await {
         return answered;
@@ -69,7 +72,7 @@ pub(super) async fn run(
     counts.early_streams.fetch_add(1, Relaxed);
     // The first comment goes with the head.
     let timer = Box::pin(sleep(Duration::ZERO));
-    let stream = EarlyStream { counts: counts.clone(), dialect, every, timer, state: State::Waiting(work) };
+    let stream = EarlyStream { counts: counts.clone(), model, dialect, every, timer, state: State::Waiting(work) };
     let mut response = Response::new(Answer::Stream(Box::pin(stream)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -88,7 +91,7 @@ impl EarlyStream {
         let response = match answered {
             Ok(response) => response,
             Err(refusal) => {
-                self.counts.refused.add(refusal.status, refusal.code);
+                self.counts.refuse(refusal.status, refusal.code, Some(&self.model));
                 return Some(self.end(&refusal));
             }
         };

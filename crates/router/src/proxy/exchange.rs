@@ -1,5 +1,6 @@
 //! A request and the head of its answer, on a connection to an engine.
 
+use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
 use hyper::Method;
@@ -29,7 +30,7 @@ pub(crate) async fn exchange(
             return answered;
         }
     }
-    ask(first_byte, engine, engine.new_connection().await?, head, body, method).await
+    ask(first_byte, engine, Box::pin(engine.new_connection()).await?, head, body, method).await
 }
 
 async fn ask(
@@ -40,7 +41,8 @@ async fn ask(
     body: &[u8],
     method: &Method,
 ) -> Result<(Connection, Head), Fault> {
-    let answer = Patience::new(first_byte, engine).wait(connection.ask(head, body, method)).await?;
+    let patience = Patience::new(first_byte, engine);
+    let answer = patience.wait(pin!(connection.ask(head, body, method))).await?;
     Ok((connection, answer))
 }
 
@@ -58,8 +60,9 @@ impl<'a> Patience<'a> {
         Self { engine, until, downs: engine.health.downs() }
     }
 
-    /// Returns the result of `work`, or why the wait ended.
-    pub(crate) async fn wait<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    /// Returns the result of `work`, or why the wait ended. `work` is pinned by the caller: a future that owned it would have
+    /// it twice, and each request moves its future.
+    pub(crate) async fn wait<T>(&self, work: Pin<&mut impl Future<Output = Result<T, Fault>>>) -> Result<T, Fault> {
         // One timer, which is later than most others: the first one due has to wake the thread's event loop to be set.
         tokio::select! {
             biased;

@@ -1,6 +1,7 @@
 //! A request at an engine, from when it is sent until it has ended: what is counted when, and the work of a prefill engine
 //! beside it.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -9,12 +10,22 @@ use hyper::StatusCode;
 use hyper::header::HeaderMap;
 
 use crate::answers::observe::{AnswerFacts, Failure, Usage};
+use crate::config::Role;
 use crate::engines::{Engine, Fault, denies_model};
 use crate::placing::Placement;
 use crate::proxy::Forwarder;
+use crate::spans::{AttemptSpan, RequestSpan};
 
 /// Tokens of a stream between two reports to the decision core.
 const PROGRESS: u32 = 32;
+
+/// The beginning of a request, which all its attempts have in common.
+pub(crate) struct Arrival {
+    /// Time at which it came to the router.
+    pub(crate) at: Instant,
+    /// Span of it, if spans are recorded.
+    pub(crate) span: Option<Arc<RequestSpan>>,
+}
 
 /// A request at an engine. If it is dropped before it has ended, the client gave it up.
 pub(crate) struct Flight {
@@ -28,13 +39,31 @@ pub(crate) struct Flight {
     ended: bool,
     /// Events that the decision core knows of.
     told: u32,
+    /// Span of it, if spans are recorded.
+    span: Option<AttemptSpan>,
 }
 
 impl Flight {
-    /// `arrived`: when the request came to the router.
-    pub(crate) fn new(proxy: Arc<Forwarder>, placement: Placement, arrived: Instant) -> Self {
+    pub(crate) fn new(proxy: Arc<Forwarder>, placement: Placement, arrival: &Arrival) -> Self {
         placement.engine.sent();
-        Self { proxy, placement, refused: false, arrived, has_byte: false, has_token: false, ended: false, told: 0 }
+        let arrived = arrival.at;
+        let span = arrival.span.as_ref().map(|request| request.attempt(&placement.sent_request(proxy.places.policy())));
+        Self {
+            proxy,
+            placement,
+            refused: false,
+            arrived,
+            has_byte: false,
+            has_token: false,
+            ended: false,
+            told: 0,
+            span,
+        }
+    }
+
+    /// Returns the lines of a head that tell the engine of the request's span; None if spans are not recorded.
+    pub(crate) fn trace_context(&self) -> Option<String> {
+        self.span.as_ref().map(AttemptSpan::headers)
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -62,6 +91,14 @@ impl Flight {
         self.placement.engine.note_sign_of_life();
     }
 
+    /// Notes that the head of an answer came, with this status, which may be no answer yet.
+    pub(crate) fn note_head(&mut self, status: u16) {
+        self.note_sign_of_life();
+        if let Some(span) = &mut self.span {
+            span.answered(status);
+        }
+    }
+
     /// Notes that a piece of the answer's body came.
     pub(crate) fn note_piece(&mut self) {
         self.note_sign_of_life();
@@ -75,7 +112,15 @@ impl Flight {
     pub(crate) fn note_tokens(&mut self, tokens: u32, now: Instant) {
         if tokens > 0 && !self.has_token {
             self.has_token = true;
-            self.proxy.counts.first_token.add(now.duration_since(self.arrived));
+            if let Some(span) = &mut self.span {
+                span.first_token();
+            }
+            // What a prefill engine makes is not what the client waits for.
+            if self.engine().config.role != Role::Prefill {
+                let took = now.duration_since(self.arrived);
+                self.proxy.counts.first_token.add(took);
+                self.placement.counted.first_token.add(took);
+            }
             self.proxy.places.first_token(&self.placement);
         }
         if tokens >= self.told + PROGRESS {
@@ -87,9 +132,12 @@ impl Flight {
     /// Notes that the engine has answered, with this status.
     pub(crate) fn answered(&mut self, status: u16) {
         self.refused |= status >= 400;
+        if let Some(span) = &mut self.span {
+            span.answered(status);
+        }
         let class = usize::from(status / 100).clamp(1, 5) - 1;
         let counts = &self.engine().counts;
-        counts.answers[class].fetch_add(1, Relaxed);
+        self.placement.counted.answers[class].fetch_add(1, Relaxed);
         if let Some(at) = [429, 503].iter().position(|busy| *busy == status) {
             counts.not_taken[at].fetch_add(1, Relaxed);
         }
@@ -121,10 +169,13 @@ impl Flight {
         }
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
+            if let Some(span) = &mut self.span {
+                span.end(prompt, cached, output.or((seen.events > 0).then_some(seen.events)));
+            }
             if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
                 self.proxy.reader.prompts.media.learn(media, prompt);
             }
-            let counts = &self.placement.engine.counts;
+            let counts = &self.placement.counted;
             if let (Some(prompt), Some(cached)) = (prompt, cached) {
                 counts.prompt_tokens.fetch_add(u64::from(prompt), Relaxed);
                 counts.cached_tokens.fetch_add(u64::from(cached), Relaxed);
@@ -133,6 +184,9 @@ impl Flight {
             if self.refused {
                 self.proxy.places.fail(&self.placement);
             } else {
+                if self.engine().config.role != Role::Prefill {
+                    counts.duration.add(self.arrived.elapsed());
+                }
                 self.placement.answered(&self.proxy.sessions, &seen);
                 self.proxy.places.finish(&self.placement, seen);
             }
@@ -143,7 +197,8 @@ impl Flight {
     pub(crate) fn broke(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
-            self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
+            self.fail_span(fault);
+            self.placement.counted.faults[fault.number()].fetch_add(1, Relaxed);
             self.hold_against(fault);
             self.proxy.places.fail(&self.placement);
             if let Some(left_out) = self.proxy.counts.broken_lines.take() {
@@ -153,12 +208,19 @@ impl Flight {
         }
     }
 
+    fn fail_span(&mut self, fault: &Fault) {
+        if let Some(span) = &mut self.span {
+            span.fail(fault.name());
+        }
+    }
+
     /// Records a request without an answer.
     pub(crate) fn note_failure(&mut self, fault: &Fault) {
         if self.end() {
+            self.fail_span(fault);
             // It is no fault of an engine that it serves other models.
             if *fault != Fault::NoModel {
-                self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
+                self.placement.counted.faults[fault.number()].fetch_add(1, Relaxed);
             }
             self.hold_against(fault);
             self.proxy.places.fail(&self.placement);
@@ -238,12 +300,11 @@ pub(crate) enum DecodeFailure {
 }
 
 /// Returns what a decode engine answers, unless the prefill engine that it waits for fails first or refuses the
-/// request.
+/// request. `answered` is pinned by the caller: see [`Patience::wait`](super::exchange::Patience::wait).
 pub(crate) async fn beside_prefill<T>(
-    answered: impl Future<Output = Result<T, Fault>>,
+    mut answered: Pin<&mut impl Future<Output = Result<T, Fault>>>,
     prefill: &mut Option<Leg>,
 ) -> Result<T, DecodeFailure> {
-    let mut answered = std::pin::pin!(answered);
     if let Some(work) = prefill.as_mut().and_then(|leg| leg.work.as_mut()) {
         tokio::select! {
             biased;

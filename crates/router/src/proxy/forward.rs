@@ -14,23 +14,28 @@ use super::Forwarder;
 use super::adapters::{self, AdapterChange};
 use super::attempts::Attempts;
 use super::body_fields::ask_for_usage;
-use super::comments;
+use super::comments::{self, Work};
+use super::flight::Arrival;
 use super::hedging;
 use super::job::Job;
+use super::transfer_field;
 use crate::answers::body::Answer;
 use crate::answers::observe::{AnswerFormat, Dialect};
 use crate::answers::refusal::Refusal;
 use crate::answers::stored::{KeptItem, is_kept};
+use crate::counts;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, hide_keys};
 use crate::ids;
 use crate::requests::encoding::Encoding;
 use crate::requests::facts::{BodyFields, PromptFacts, RequestFacts, RoutingHints};
+use crate::requests::long_work::{self, takes_long};
 use crate::requests::read_body::BodySource;
 use crate::requests::reading_turns::Client;
 use crate::requests::reserved;
 use crate::requests::routes::{ForwardRule, ModelAt, Route, of_query, take_off_slash};
 use crate::requests::sessions::has_turns;
 use crate::requests::task::Task;
+use crate::spans::{AskedFacts, operation};
 
 impl Forwarder {
     /// Forwards a request to an engine and returns its answer. `may_write_fields`: whether the client may write fields
@@ -43,7 +48,7 @@ impl Forwarder {
         route: &Route,
         forwarded: ForwardRule,
         until: Instant,
-        arrived: Instant,
+        counted: &counts::Request<'_>,
         client: Client,
         may_write_fields: bool,
     ) -> Result<Response<Answer>, Refusal> {
@@ -57,7 +62,8 @@ impl Forwarder {
             reserved::check_head(&head.headers)?;
         }
         let body = self.reader.receive(body, self.config.http.max_body, until).await?;
-        reserved::check_body(&self.reader.threads, may_write_fields, &body).await?;
+        let takes_long = takes_long(&body);
+        reserved::check_body(&self.reader.threads, may_write_fields, &body, takes_long).await?;
         let new_id = (!head.headers.contains_key(REQUEST_ID)).then(ids::request_id);
         if let Some(change) = AdapterChange::of(&head.method, head.uri.path()) {
             let outgoing = EngineRequest {
@@ -79,8 +85,19 @@ impl Forwarder {
             );
             return Box::pin(changing).await;
         }
-        let reading = BodyReading { client, may_write_fields, as_is: false };
-        let facts = self.facts(&head, route, forwarded, reading, &body).await?;
+        let reading = BodyReading { client, may_write_fields, as_is: false, takes_long };
+        let mut facts = self.facts(&head, route, forwarded, reading, &body).await?;
+        facts.hints.tells = transfer_field::can_tell(endpoint, &facts.body, &head.headers, may_write_fields, &body);
+        counted.is_for(&facts.model);
+        if let Some(span) = &counted.span {
+            span.asks(|| AskedFacts {
+                operation: endpoint.map(operation),
+                model: facts.body.model.clone(),
+                max_tokens: facts.body.max_tokens,
+                prompt_tokens: facts.prompt.tokens,
+                streams: facts.body.streams,
+            });
+        }
         let repeatable = route.may_repeat(&head.method) && !facts.body.in_background;
         let keeps = endpoint == Some(Endpoint::Responses) || is_kept(&head.method, head.uri.path());
 
@@ -110,6 +127,7 @@ impl Forwarder {
             .flatten();
         let every = self.config.comment_after;
         let is_commented = facts.body.streams && !every.is_zero();
+        let model = is_commented.then(|| facts.model.name.clone());
         let id = is_commented.then(|| new_id.as_ref().or_else(|| head.headers.get(REQUEST_ID)).cloned()).flatten();
         let read = ReadRequest {
             proxy: self.clone(),
@@ -125,14 +143,13 @@ impl Forwarder {
             forwards_ids,
             keeps,
             model: forwarded.model,
-            arrived,
+            arrival: Arrival { at: counted.arrived, span: counted.span.clone() },
             attempts,
             hedges_after,
         };
-        // In a place of its own: it is large, and each future that contains it is moved as a whole when it is made.
-        let sending = Box::pin(read.send());
-        if is_commented {
-            return comments::run(&self.counts, sending, every, reading.dialect, id).await;
+        let sending = read.send();
+        if let Some(model) = model {
+            return comments::run(&self.counts, sending, every, reading.dialect, id, model).await;
         }
         sending.await
     }
@@ -146,6 +163,8 @@ pub(crate) struct BodyReading {
     pub(crate) may_write_fields: bool,
     /// True if the engine gets the body as it is.
     pub(crate) as_is: bool,
+    /// True if work on the body [takes long](takes_long).
+    pub(crate) takes_long: bool,
 }
 
 /// A request that has been read, with all that it takes to send it to engines.
@@ -163,36 +182,43 @@ struct ReadRequest {
     forwards_ids: bool,
     keeps: bool,
     model: ModelAt,
-    arrived: Instant,
+    arrival: Arrival,
     attempts: Attempts,
     hedges_after: Option<Duration>,
 }
 
 impl ReadRequest {
-    /// Sends it to an engine, or to several, and returns the answer.
-    async fn send(self) -> Result<Response<Answer>, Refusal> {
-        let Self { proxy, shard, head, new_id, plain, body, facts, reading, task, takes_over, .. } = self;
-        let Self { forwards_ids, keeps, model, arrived, .. } = self;
-        let outgoing =
-            EngineRequest { method: &head.method, uri: &head.uri, headers: &head.headers, id: new_id.as_ref(), plain };
-        let job = Job {
-            proxy: &proxy,
-            shard,
-            outgoing,
-            body,
-            facts,
-            reading,
-            task,
-            takes_over,
-            forwards_ids,
-            keeps,
-            model,
-            arrived,
-        };
-        match self.hedges_after {
-            None => job.run(self.attempts, &OnceLock::new()).await,
-            Some(after) => Box::pin(hedging::run(&job, self.attempts, after)).await,
-        }
+    /// Sends it to an engine, or to several, and returns the answer. No `async fn`: its future would hold the request twice.
+    fn send(self) -> Work {
+        // In a place of its own: it is large, and each future that contains it is moved as a whole when it is made.
+        Box::pin(async move {
+            let attempts = self.attempts;
+            let outgoing = EngineRequest {
+                method: &self.head.method,
+                uri: &self.head.uri,
+                headers: &self.head.headers,
+                id: self.new_id.as_ref(),
+                plain: self.plain,
+            };
+            let job = Job {
+                proxy: &self.proxy,
+                shard: self.shard,
+                outgoing,
+                body: &self.body,
+                facts: &self.facts,
+                reading: self.reading,
+                task: self.task,
+                takes_over: self.takes_over,
+                forwards_ids: self.forwards_ids,
+                keeps: self.keeps,
+                model: self.model,
+                arrival: &self.arrival,
+            };
+            match self.hedges_after {
+                None => job.run(attempts, &OnceLock::new()).await,
+                Some(after) => Box::pin(hedging::run(&job, attempts, after)).await,
+            }
+        })
     }
 }
 
@@ -211,13 +237,16 @@ async fn look(
     body: &Bytes,
 ) -> Result<(BodyFields, PromptFacts), Refusal> {
     let unpacked = proxy.reader.unpack(headers, body, proxy.config.http.max_body).await?;
+    let mut takes_long = reading.takes_long;
     if let Some(unpacked) = &unpacked {
-        Box::pin(reserved::check_body(&proxy.reader.threads, reading.may_write_fields, &unpacked.body)).await?;
+        takes_long = long_work::takes_long(&unpacked.body);
+        let (threads, may_write_fields) = (&proxy.reader.threads, reading.may_write_fields);
+        Box::pin(reserved::check_body(threads, may_write_fields, &unpacked.body, takes_long)).await?;
     }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let as_is = reading.as_is || unpacked.is_some();
-    let source = BodySource { endpoint: forwarded.endpoint, model: forwarded.model, kind, query, as_is };
+    let source = BodySource { endpoint: forwarded.endpoint, model: forwarded.model, kind, query, as_is, takes_long };
     proxy.reader.look_at(reading.client, source, plain).await
 }
 
@@ -258,7 +287,8 @@ impl Forwarder {
             Some(item) => Box::pin(self.answer_engines.engine_of(&self.fleet, item, &head.headers)).await,
             None => None,
         };
-        Ok(RequestFacts { body: fields, prompt, hints: RoutingHints { only_engine, ..hints } })
+        let model = self.counts.models.of(fields.model.as_deref(), |name| self.fleet.counted_as(name));
+        Ok(RequestFacts { body: fields, prompt, hints: RoutingHints { only_engine, ..hints }, model })
     }
 
     /// Reads routing hints from the headers: session and priority.
@@ -273,7 +303,8 @@ impl Forwarder {
         let turn = if has_turns(endpoint) { self.sessions.begin(named, hints, prompt.in_session()) } else { None };
         let name = &self.config.priority_header;
         let priority = (!name.is_empty()).then(|| headers.get(name)?.to_str().ok()).flatten();
-        let priority = priority.and_then(|text| text.trim().parse().ok()).unwrap_or(fields.priority);
-        RoutingHints { session: named.map(|identity| identity.name), turn, priority, only_engine: None }
+        let priority = priority.and_then(|text| text.trim().parse().ok());
+        let priority = priority.or_else(|| self.objectives.priority(headers)).unwrap_or(fields.priority);
+        RoutingHints { session: named.map(|identity| identity.name), turn, priority, tells: false, only_engine: None }
     }
 }

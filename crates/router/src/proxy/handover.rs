@@ -3,6 +3,7 @@
 //! vLLM: the prefill engine is asked first, for one token; what its answer says of its blocks goes to the decode engine.
 //! SGLang: both are asked at once, with a room in which they meet.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,12 +12,13 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::attempts::Attempts;
 use super::body_fields::{Fields, fields, with};
 use super::exchange::{Patience, exchange};
-use super::flight::{Flight, Leg, PrefillResult, Verdict};
+use super::flight::{Arrival, Flight, Leg, PrefillResult, Verdict};
+use super::transfer_field;
 use crate::answers::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
 use crate::answers::refusal::Refusal;
 use crate::config::{Handover, Role};
@@ -74,7 +76,7 @@ pub(crate) async fn prepare(
     body: &Bytes,
     facts: &RequestFacts,
     handover: Handover,
-    arrived: Instant,
+    arrival: &Arrival,
     attempts: &mut Attempts,
 ) -> PrefillState {
     let Some(fields) = fields(body) else {
@@ -104,10 +106,11 @@ pub(crate) async fn prepare(
             proxy.places.fail(&placement);
             break;
         }
-        let flight = Flight::new(proxy.clone(), placement, arrived);
+        let loads = transfer_field::parameters(&proxy.fleet, &placement);
+        let flight = Flight::new(proxy.clone(), placement, arrival);
         match handover {
             Handover::Vllm => {
-                let Some(asked) = vllm_prefill(&fields) else { return PrefillState::Alone };
+                let Some(asked) = vllm_prefill(&fields, loads) else { return PrefillState::Alone };
                 let fresh = attempts.needs_new_connection();
                 match first(first_byte, shard, outgoing, asked, flight, fresh).await {
                     // The decode engine gets the request as the client wrote it, and has the last word.
@@ -135,7 +138,7 @@ pub(crate) async fn prepare(
             Handover::Sglang => {
                 let Some(both) = sglang_room(&fields, &engine, rank) else { return PrefillState::Alone };
                 let mut head = Vec::new();
-                outgoing.write(&engine, rank, both.len(), &mut head);
+                outgoing.write(&engine, rank, both.len(), flight.trace_context().as_deref(), &mut head);
                 let fresh = attempts.needs_new_connection();
                 let work = beside(first_byte, shard, head, both.clone(), flight, fresh);
                 return PrefillState::Meanwhile(both, Leg { engine, work: Some(tokio::spawn(work)) });
@@ -224,8 +227,8 @@ fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Optio
 const BOOTSTRAP_PORT: u16 = 8998;
 
 /// Makes the body that a prefill engine of vLLM's is sent: the prompt, one token of one sequence, as a whole, its
-/// blocks kept for another. None if that is of no use.
-fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
+/// blocks kept for another. `loads`: what it is told to load and to pull. None if that is of no use.
+fn vllm_prefill(fields: &Fields<'_>, loads: Map<String, Value>) -> Option<Bytes> {
     if !can_be_handed_over(fields) {
         return None;
     }
@@ -233,7 +236,7 @@ fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
     for name in ["stream_options", "min_tokens", "max_completion_tokens", "n", "best_of"] {
         fields.remove(name);
     }
-    let parameters = json!({
+    let mut parameters = json!({
         "do_remote_decode": true,
         "do_remote_prefill": false,
         "remote_engine_id": null,
@@ -241,6 +244,9 @@ fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
         "remote_host": null,
         "remote_port": null,
     });
+    if let Value::Object(members) = &mut parameters {
+        members.extend(loads);
+    }
     with(&fields, [("max_tokens", json!(1)), ("stream", json!(false)), ("kv_transfer_params", parameters)])
 }
 
@@ -254,7 +260,8 @@ async fn first(
     fresh: bool,
 ) -> Result<Option<Value>, Fault> {
     let mut head = Vec::new();
-    outgoing.write(flight.engine(), flight.placement().rank, body.len(), &mut head);
+    let trace = flight.trace_context();
+    outgoing.write(flight.engine(), flight.placement().rank, body.len(), trace.as_deref(), &mut head);
     let answer = legwork(first_byte, shard, &head, &body, &mut flight, fresh).await;
     let parsed = answer.and_then(|prefilled| match prefilled {
         PrefillResult::Done(body) => {
@@ -302,7 +309,7 @@ async fn legwork(
         flight.answered(status.as_u16());
     }
     let body = async { whole(connection, answer.framing).await.map_err(Fault::Broken) };
-    let (connection, body) = patience.wait(body).await?;
+    let (connection, body) = patience.wait(pin!(body)).await?;
     if keep && connection.is_clean() {
         engine.pool.put(shard, connection);
     }
@@ -340,7 +347,7 @@ mod tests {
     fn bodies_keep_what_is_not_changed() {
         let body = br#"{"model":"m","prompt":"a\u00e9","top_p":1.50,"n":4,"best_of":8,"max_tokens":7,"stream":true,"stream_options":{},"seed":12345678901234567890123}"#;
         let fields: Fields<'_> = serde_json::from_slice(body).expect("an object");
-        let asked = vllm_prefill(&fields).expect("a body");
+        let asked = vllm_prefill(&fields, Map::new()).expect("a body");
         let text = String::from_utf8(asked.to_vec()).expect("utf-8");
         for part in [
             r#""prompt":"a\u00e9""#,
@@ -403,7 +410,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_handed_over() {
-        let asked = |body: &'static str| vllm_prefill(&serde_json::from_str(body).expect("an object")).is_some();
+        let asked =
+            |body: &'static str| vllm_prefill(&serde_json::from_str(body).expect("an object"), Map::new()).is_some();
         for body in [
             r#"{"prompt": ["a", "b"]}"#,
             r#"{"prompt": [[1], [2]]}"#,

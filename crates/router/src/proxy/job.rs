@@ -1,8 +1,9 @@
 //! Attempts to have a request answered by engines, up to the first byte of an answer.
 
+use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -10,10 +11,10 @@ use hyper::{Response, StatusCode};
 
 use super::attempts::{Attempts, LastAttempt};
 use super::exchange::{Patience, exchange};
-use super::flight::{DecodeFailure, Flight, Verdict, beside_prefill};
+use super::flight::{Arrival, DecodeFailure, Flight, Verdict, beside_prefill};
 use super::handover::{self, PrefillState};
 use super::respond::{pass, refuse_failed, refused, respond, respond_failed};
-use super::{Forwarder, token_bodies};
+use super::{Forwarder, token_bodies, transfer_field};
 use crate::answers::body::Answer;
 use crate::answers::observe::AnswerFormat;
 use crate::answers::refusal::Refusal;
@@ -33,8 +34,8 @@ pub(super) struct Job<'a> {
     pub(super) proxy: &'a Arc<Forwarder>,
     pub(super) shard: usize,
     pub(super) outgoing: EngineRequest<'a>,
-    pub(super) body: Bytes,
-    pub(super) facts: RequestFacts,
+    pub(super) body: &'a Bytes,
+    pub(super) facts: &'a RequestFacts,
     pub(super) reading: AnswerFormat,
     pub(super) task: Task,
     /// True if a vLLM engine can take over the prompt's blocks from a prefill engine.
@@ -44,7 +45,7 @@ pub(super) struct Job<'a> {
     pub(super) keeps: bool,
     /// Place where the body names the model.
     pub(super) model: ModelAt,
-    pub(super) arrived: Instant,
+    pub(super) arrival: &'a Arrival,
 }
 
 impl Job<'_> {
@@ -55,8 +56,9 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { proxy, shard, outgoing, body, facts, reading, takes_over, forwards_ids, keeps, model, .. } = self;
-        let (proxy, shard, forwards_ids, arrived) = (*proxy, *shard, *forwards_ids, self.arrived);
+        let Self { proxy, shard, ref outgoing, body, facts, reading, takes_over, forwards_ids, keeps, model, .. } =
+            *self;
+        let arrival = self.arrival;
         let mut task = self.task;
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
@@ -66,7 +68,7 @@ impl Job<'_> {
         // Its place among those that wait because no engine is up, if it did.
         let mut waited: Option<EngineWait<'_>> = None;
         let give_up = |why: LastAttempt, refusal: Refusal| {
-            why.count(&proxy.counts, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
+            why.count(&proxy.counts, &facts.model, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
             refusal
         };
         loop {
@@ -91,18 +93,18 @@ impl Job<'_> {
             };
             let (engine, rank) = (placement.engine.clone(), placement.rank);
             began.get_or_init(|| engine.clone());
-            let mut flight = Flight::new(proxy.clone(), placement, arrived);
-            let renamed = rename(&engine, facts, *model, outgoing.headers, body);
+            let mut flight = Flight::new(proxy.clone(), placement, arrival);
+            let renamed = rename(&engine, facts, model, outgoing.headers, body);
             let body = renamed.as_ref().unwrap_or(body);
             let prefill_by = match task {
-                Task::Generate => handover::prefill_by(proxy.config.decode_alone, &engine, *takes_over, || {
+                Task::Generate => handover::prefill_by(proxy.config.decode_alone, &engine, takes_over, || {
                     flight.placement().uncached(facts)
                 }),
                 _ => None,
             };
             let prepared = match prefill_by {
                 Some(by) => {
-                    let preparing = handover::prepare(proxy, shard, outgoing, body, facts, by, arrived, &mut attempts);
+                    let preparing = handover::prepare(proxy, shard, outgoing, body, facts, by, arrival, &mut attempts);
                     let prepared = Box::pin(preparing).await;
                     proxy.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
                     prepared
@@ -113,8 +115,14 @@ impl Job<'_> {
                 proxy.tokens.goes_apart();
             }
             let (asked, mut prefill) = match prepared {
-                PrefillState::Alone if forwards_ids => (token_bodies::body_of_ids(proxy, &engine, facts, body), None),
-                PrefillState::Alone => (body.clone(), None),
+                PrefillState::Alone if forwards_ids => {
+                    let body = token_bodies::body_of_ids(proxy, &engine, facts, body);
+                    (transfer_field::written(&proxy.fleet, flight.placement(), &body).unwrap_or(body), None)
+                }
+                PrefillState::Alone => match transfer_field::written(&proxy.fleet, flight.placement(), body) {
+                    Some(body) => (body, None),
+                    None => (body.clone(), None),
+                },
                 PrefillState::Body(body) => (body, None),
                 PrefillState::Meanwhile(body, prefill) => (body, Some(prefill)),
                 PrefillState::Refused(refusal) => {
@@ -128,7 +136,7 @@ impl Job<'_> {
             // What goes wrong at a prefill engine is not the decode engine's fault.
             let awaited = prefill.as_ref().map(|leg| leg.engine.clone());
             let mut bytes = Vec::new();
-            outgoing.write(&engine, rank, asked.len(), &mut bytes);
+            outgoing.write(&engine, rank, asked.len(), flight.trace_context().as_deref(), &mut bytes);
             let fresh = attempts.needs_new_connection();
             let first_byte = proxy.config.upstream.first_byte_timeout;
             let patience = Patience::new(first_byte, &engine);
@@ -138,14 +146,15 @@ impl Job<'_> {
                 }
                 exchange(first_byte, &engine, shard, &bytes, &asked, outgoing.method, fresh).await
             };
-            let fault = match beside_prefill(answered, &mut prefill).await {
+            let answered = beside_prefill(pin!(answered), &mut prefill).await;
+            let fault = match answered {
                 Ok((connection, answer)) => {
                     if let Some(place) = waited.take() {
                         place.placed();
                     }
                     // Of any other it is not known yet whether it is an answer.
                     if answer.status.is_success() {
-                        flight.note_sign_of_life();
+                        flight.note_head(answer.status.as_u16());
                     } else {
                         flight.answered(answer.status.as_u16());
                     }
@@ -161,7 +170,9 @@ impl Job<'_> {
                         && attempts.may_look_further()
                         && may_be_served_elsewhere(&proxy.fleet, facts, task, &asked_so_far(&engine, attempts.tried()))
                     {
-                        match patience.wait(Box::pin(read_refusal(shard, &engine, connection, answer))).await {
+                        let mut reading = Box::pin(read_refusal(shard, &engine, connection, answer));
+                        let refusal = patience.wait(reading.as_mut()).await;
+                        match refusal {
                             Ok(said) if said.denies_model() => {
                                 engine.note_denied(facts.body.model.as_deref().unwrap_or_default());
                                 flight.note_failure(&Fault::NoModel);
@@ -181,12 +192,13 @@ impl Job<'_> {
                         busy
                     } else {
                         let status = answer.status;
-                        let is_kept = *keeps && status.is_success();
-                        let (mut passing, told) = pass(&proxy.config, shard, connection, answer, *reading, flight);
+                        let is_kept = keeps && status.is_success();
+                        let (mut passing, told) = pass(&proxy.config, shard, connection, answer, reading, flight);
                         if is_kept {
                             passing.is_kept();
                         }
-                        match beside_prefill(patience.wait(passing.begin()), &mut prefill).await {
+                        let begun = beside_prefill(pin!(patience.wait(pin!(passing.begin()))), &mut prefill).await;
+                        match begun {
                             Ok(()) if passing.failure().is_some_and(|failure| !failure.is_of_the_request()) => {
                                 let fault = Fault::Error(passing.failure().map_or(500, |failure| failure.status));
                                 failed = Some(respond_failed(&proxy.config, told, passing, new_id.cloned(), headers));
@@ -256,7 +268,7 @@ impl Job<'_> {
             if fault != Fault::NoModel {
                 last = Some(refusal);
             }
-            proxy.counts.retries[fault.number()].fetch_add(1, Relaxed);
+            facts.model.retries[fault.number()].fetch_add(1, Relaxed);
         }
     }
 }
@@ -276,11 +288,14 @@ impl<'a> Job<'a> {
         let refused = last.unwrap_or(why);
         // What an answer goes on from is at one engine, and gone with it.
         let result = match self.facts.hints.only_engine {
-            None => Box::pin(proxy.places.wait_for_engine(waited, &self.facts, task, attempts.tried(), refused)).await,
+            None => {
+                let tried = attempts.tried();
+                Box::pin(proxy.places.wait_for_engine(waited, self.facts, task, tried, true, refused)).await
+            }
             Some(_) => Err(refused),
         };
         if result.is_err() && failed {
-            proxy.counts.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
+            self.facts.model.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
         }
         attempts.start_over();
         result

@@ -20,6 +20,7 @@ mod job;
 mod respond;
 mod token_bodies;
 mod tokens;
+pub(crate) mod transfer_field;
 
 use std::sync::Arc;
 
@@ -30,10 +31,11 @@ use crate::config::Config;
 use crate::counts::Counts;
 use crate::engines::fleet::Fleet;
 use crate::placing::Places;
+use crate::requests::objectives::Objectives;
 use crate::requests::read_body::BodyReader;
 use crate::requests::sessions::Sessions;
 
-pub(crate) use self::flight::Flight;
+pub(crate) use self::flight::{Arrival, Flight};
 pub(crate) use self::forward::BodyReading;
 pub(crate) use self::handover::PREPARED;
 pub(crate) use self::job::pause_wanted;
@@ -50,6 +52,8 @@ pub(crate) struct Forwarder {
     pub(crate) sessions: Sessions,
     /// Completions that go to engines as token ids.
     pub(crate) tokens: Tokens,
+    /// Priorities of requests that name an objective.
+    pub(crate) objectives: Objectives,
     /// The engines that keep answers, by the answers that they made.
     pub(crate) answer_engines: AnswerEngines,
 }

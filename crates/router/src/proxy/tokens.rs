@@ -49,7 +49,7 @@ impl Tokens {
 
     /// Returns whether the engine's tokenizer agrees, and whether a check is due.
     pub(super) fn proof(&self, engine: &Engine, model: &str) -> (bool, bool) {
-        let faults = engine.counts.faults.iter().map(|count| count.load(Relaxed)).sum();
+        let faults = engine.counts.faults().iter().sum();
         let mut proofs = self.proofs.lock();
         if proofs.len() >= MOST {
             proofs.clear();

@@ -53,10 +53,7 @@ pub(crate) struct Holdings {
 impl Holdings {
     /// True if the index says that an engine may have restarted unnoticed.
     pub(crate) fn is_unverified(&self, worker: &str) -> bool {
-        self.unverified.iter().any(|rank| match &rank.instance_id {
-            Value::String(id) => id == worker,
-            id => id.as_u64().is_some_and(|id| worker.parse() == Ok(id)),
-        })
+        self.unverified.iter().any(|rank| is_id(&rank.instance_id, worker))
     }
 }
 
@@ -66,6 +63,68 @@ struct Instance {
     gpu: u32,
     cpu: u32,
     dp: HashMap<String, u32>,
+    /// The part of the prompt that the rank which can load most has or can load; None if the worker has nothing but its
+    /// device, or the index is older.
+    #[serde(default)]
+    loadable: Option<Vec<LoadableSegment>>,
+    /// Tokens that others can pull from that rank.
+    #[serde(default)]
+    pullable: u32,
+}
+
+/// A part of a prompt that a rank has, or can load.
+#[derive(Deserialize)]
+struct LoadableSegment {
+    to: u32,
+    tier: String,
+    /// The worker itself, or a pool.
+    source: Value,
+    dp_rank: u32,
+}
+
+impl Answer {
+    /// The depths of each rank. `number`: the caller's number for a worker's rank.
+    fn depths(&self, number: impl Fn(&str, u32) -> Option<u32>) -> Vec<RankDepths> {
+        let blocks = |tokens: u32| tokens / self.block_size.max(1);
+        let mut held = Vec::new();
+        for (worker, its) in &self.instances {
+            let mut ranks: Vec<(u32, u32)> =
+                its.dp.iter().filter_map(|(rank, tokens)| Some((rank.parse().ok()?, blocks(*tokens)))).collect();
+            let loads = its.loadable.as_ref().and_then(|segments| Some((segments.first()?.dp_rank, segments)));
+            let is_listed = |rank: u32| ranks.iter().any(|(its, _)| *its == rank);
+            match loads {
+                Some((rank, _)) if !is_listed(rank) => ranks.push((rank, 0)),
+                None if ranks.is_empty() => ranks.push((0, blocks(its.gpu))),
+                _ => {}
+            }
+            let is_alone = ranks.len() == 1 && its.loadable.is_none();
+            held.extend(ranks.iter().filter_map(|&(rank, device)| {
+                let number = number(worker, rank)?;
+                let (host, any, pullable) = match loads {
+                    Some((its_rank, segments)) if its_rank == rank => {
+                        let is_own =
+                            |it: &&LoadableSegment| matches!(&*it.tier, "gpu" | "cpu") && is_id(&it.source, worker);
+                        let host = segments.iter().take_while(is_own).last().map_or(0, |last| last.to);
+                        (blocks(host), segments.last().map_or(0, |last| blocks(last.to)), blocks(its.pullable))
+                    }
+                    // Other tiers are told of the worker as a whole: of one rank only that is its own.
+                    _ if is_alone => (blocks(its.cpu), blocks(its.longest_matched), 0),
+                    _ => (device, device, 0),
+                };
+                let host = host.max(device);
+                Some(RankDepths { number, device, host, any: any.max(host), pullable })
+            }));
+        }
+        held
+    }
+}
+
+/// True if an identity, which may be written as a number, names a worker.
+fn is_id(id: &Value, worker: &str) -> bool {
+    match id {
+        Value::String(id) => id == worker,
+        id => id.as_u64().is_some_and(|id| worker.parse() == Ok(id)),
+    }
 }
 
 impl RemoteIndex {
@@ -91,25 +150,7 @@ impl RemoteIndex {
             return None;
         };
         self.answered.fetch_add(1, Relaxed);
-        let blocks = |tokens: u32| tokens / answer.block_size.max(1);
-        let mut held = Vec::new();
-        for (worker, its) in &answer.instances {
-            let alone = its.dp.len() <= 1;
-            let mut add = |rank: u32, device: u32| {
-                let Some(number) = number(worker, rank) else { return };
-                // Other tiers are told of the worker as a whole: of one rank only that is its own.
-                let more = |tokens: u32| if alone { blocks(tokens).max(device) } else { device };
-                held.push(RankDepths { number, device, host: more(its.cpu), any: more(its.longest_matched) });
-            };
-            if its.dp.is_empty() {
-                add(0, blocks(its.gpu));
-            }
-            for (rank, tokens) in &its.dp {
-                if let Ok(rank) = rank.parse() {
-                    add(rank, blocks(*tokens));
-                }
-            }
-        }
+        let held = answer.depths(number);
         Some(Holdings { held, unverified: answer.unverified })
     }
 
@@ -120,5 +161,54 @@ impl RemoteIndex {
         let path = format!("/query_by_hash?model_name={}&routing_group={}", encode(model), encode(&self.routing_group));
         let (status, answer) = post(&self.at, shard, &path, BYTES, &body).await.ok()?;
         status.is_success().then(|| serde_json::from_slice(&answer).ok()).flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn depths(instances: &str) -> Vec<RankDepths> {
+        let answer = format!(r#"{{"instances":{instances},"block_size":16}}"#);
+        let answer: Answer = serde_json::from_str(&answer).expect("an answer");
+        let mut held = answer.depths(|worker, rank| Some(worker.len() as u32 * 10 + rank));
+        held.sort_by_key(|row| row.number);
+        held
+    }
+
+    #[test]
+    fn what_can_be_loaded_and_pulled_counts_as_the_index_says() {
+        let held = depths(
+            r#"{"a":{"longest_matched":160,"gpu":32,"cpu":160,"disk":160,"dp":{"0":32},"pullable":64,"loadable":[
+                {"from":0,"to":32,"tier":"gpu","source":"a","dp_rank":0,"certain":true},
+                {"from":32,"to":96,"tier":"cpu","source":"a","dp_rank":0,"certain":true},
+                {"from":96,"to":128,"tier":"external","source":"folder","dp_rank":0,"certain":false,"age":1.5}]}}"#,
+        );
+        assert_eq!(held, [RankDepths { number: 10, device: 2, host: 6, any: 8, pullable: 4 }]);
+    }
+
+    #[test]
+    fn a_rank_with_nothing_on_its_device_can_load_and_be_pulled_from() {
+        let held = depths(
+            r#"{"7":{"longest_matched":0,"gpu":0,"cpu":0,"disk":0,"dp":{},"pullable":48,"loadable":[
+                {"from":0,"to":48,"tier":"cpu","source":7,"dp_rank":1,"certain":true}]},
+                "bb":{"longest_matched":0,"gpu":0,"cpu":0,"disk":0,"dp":{"2":16},"pullable":0,"loadable":[
+                {"from":0,"to":48,"tier":"external","source":"pool","dp_rank":1,"certain":true}]}}"#,
+        );
+        let own = RankDepths { number: 11, device: 0, host: 3, any: 3, pullable: 3 };
+        let of_pool = RankDepths { number: 21, device: 0, host: 0, any: 3, pullable: 0 };
+        let beside = RankDepths { number: 22, device: 1, host: 1, any: 1, pullable: 0 };
+        assert_eq!(held, [own, of_pool, beside]);
+    }
+
+    #[test]
+    fn an_index_that_does_not_say_what_can_be_loaded_is_read_by_its_tiers() {
+        let held = depths(
+            r#"{"a":{"longest_matched":64,"gpu":16,"cpu":32,"disk":64,"dp":{"0":16}},
+                "bb":{"longest_matched":64,"gpu":16,"cpu":32,"disk":64,"dp":{"0":16,"1":32}}}"#,
+        );
+        let alone = RankDepths { number: 10, device: 1, host: 2, any: 4, pullable: 0 };
+        let row = |number, device| RankDepths { number, device, host: device, any: device, pullable: 0 };
+        assert_eq!(held, [alone, row(20, 1), row(21, 2)]);
     }
 }

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::answers::body::{Answer, json};
 use crate::answers::refusal::Refusal;
 use crate::config::Config;
-use crate::engines::Engine;
-use crate::remote::peers::{Name, Peers, other};
+use crate::engines::{Engine, Fault};
+use crate::remote::peers::{BAD_CERTIFICATE, HEARD, NOT_TAKEN, Name, Peers, REFUSED, TOLD, UNKNOWN_ENGINE};
 use crate::remote::service::{JSON, post};
 
 const PATH: &str = "/peers/requests";
@@ -174,7 +174,7 @@ async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: A
                 });
                 for address in found {
                     if !told.contains_key(&address)
-                        && let Ok(other) = other(&config, &format!("http://{address}"))
+                        && let Ok(other) = peers.of_name(&config, &name, address)
                     {
                         tracing::info!(%address, name = name.host, "a router beside this one");
                         let task = tokio::spawn(report_to(peers.clone(), requests.clone(), other));
@@ -192,6 +192,7 @@ async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: A
 /// Reports to one peer, until it turns out to be this router itself.
 async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other: Arc<Engine>) {
     let (mut told, mut last) = (PeerState::default(), Instant::now());
+    let mut trouble: Option<ReportFailure> = None;
     loop {
         tokio::time::sleep(LOOK).await;
         let changes = requests.changes_since(&mut told.requests, MOST_BLOCKS);
@@ -200,29 +201,94 @@ async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other:
         }
         let (number, after) = (told.number + 1, told.number);
         let report = Report { router: peers.number, seconds: COUNTS.as_secs_f64(), number, after, changes };
-        let answer = tokio::time::timeout(PATIENCE, send(&other, &report)).await.ok().flatten();
-        if answer.as_ref().is_some_and(|answer| answer.own) {
+        let answer = send(&other, &report).await;
+        if answer.as_ref().is_ok_and(|answer| answer.own) {
             return;
         }
-        let is_accepted = answer.as_ref().is_some_and(|answer| answer.number == number);
-        peers.counts[usize::from(!is_accepted)].fetch_add(1, Relaxed);
+        let result = answer.as_ref().map_or_else(
+            |failure| failure.result,
+            // It has missed a report: the next one begins anew.
+            |answer| if answer.number == number { TOLD } else { NOT_TAKEN },
+        );
+        peers.counts[result].fetch_add(1, Relaxed);
+        note(&mut trouble, &other, answer.as_ref().err());
         last = Instant::now();
-        if is_accepted {
+        if result == TOLD {
             told.number = number;
             continue;
         }
         told = PeerState::default();
-        if answer.is_none() {
+        if answer.is_err() {
             tokio::time::sleep(AGAIN).await;
         }
     }
 }
 
-/// Sends a report. None if it fails or is refused.
-async fn send(other: &Engine, report: &Report) -> Option<ReportAnswer> {
-    let body = serde_json::to_string(report).ok()?;
-    let (status, answer) = post(other, 0, PATH, JSON, body.as_bytes()).await.ok()?;
-    status.is_success().then(|| serde_json::from_slice(&answer).unwrap_or_default())
+/// Reason for a report that was not taken, with its place among the counts of peers.
+#[derive(Clone, PartialEq)]
+struct ReportFailure {
+    result: usize,
+    why: String,
+}
+
+impl ReportFailure {
+    fn of(fault: Fault) -> Self {
+        match fault {
+            Fault::Certificate(why) => {
+                let why = format!("its certificate is not accepted: {why}; upstream.ca has the authorities to trust");
+                Self { result: BAD_CERTIFICATE, why }
+            }
+            Fault::Connect(why) | Fault::Broken(why) => Self { result: NOT_TAKEN, why },
+            Fault::Closed | Fault::Stale | Fault::Unsent | Fault::Malformed(_) => {
+                let why = "it closed the connection without an answer in HTTP: it may want https instead of http, a \
+                           certificate of another authority, or be stopping"
+                    .to_owned();
+                Self { result: NOT_TAKEN, why }
+            }
+            _ => Self { result: NOT_TAKEN, why: "it did not answer in time".to_owned() },
+        }
+    }
+
+    fn of_answer(status: StatusCode, body: &[u8]) -> Self {
+        let hint = match status.as_u16() {
+            401 | 403 => "router.peer_key must be its key for changes; ",
+            421 => "its http.hosts must have the name by which it is a peer; ",
+            404 | 405 => "it is no router of this version; ",
+            _ => "",
+        };
+        let said: String =
+            String::from_utf8_lossy(body).chars().filter(|letter| !letter.is_control()).take(300).collect();
+        Self { result: REFUSED, why: format!("it answered with status {status}; {hint}it says: {said}") }
+    }
+}
+
+/// Logs the beginning and the end of trouble with a peer.
+fn note(trouble: &mut Option<ReportFailure>, other: &Engine, now: Option<&ReportFailure>) {
+    match (&trouble, now) {
+        (Some(_), None) => tracing::info!(peer = %other.name, "another router takes this one's reports again"),
+        (before, Some(failure)) if before.as_ref() != Some(failure) => {
+            let ReportFailure { result, why } = failure;
+            // One that is away may be starting.
+            if *result == NOT_TAKEN {
+                tracing::info!(peer = %other.name, why, "another router does not take this one's reports");
+            } else {
+                tracing::warn!(peer = %other.name, why, "another router does not take this one's reports");
+            }
+        }
+        _ => return,
+    }
+    *trouble = now.cloned();
+}
+
+/// Sends a report, and returns the answer to it.
+async fn send(other: &Engine, report: &Report) -> Result<ReportAnswer, ReportFailure> {
+    let body = serde_json::to_vec(report).unwrap_or_default();
+    let answer = tokio::time::timeout(PATIENCE, post(other, 0, PATH, JSON, &body)).await;
+    let (status, answer) = answer.unwrap_or(Err(Fault::FirstByte)).map_err(ReportFailure::of)?;
+    if !status.is_success() {
+        return Err(ReportFailure::of_answer(status, &answer));
+    }
+    Ok(serde_json::from_slice(&answer).unwrap_or_default())
 }
 
 impl Report {
@@ -270,8 +336,8 @@ pub(crate) fn hear(peers: &Peers, requests: &impl SharedRequests, report: Report
         positions.retain(|router, _| requests.hears_of(*router));
         if report.after == 0 || positions.get(&report.router) == Some(&report.after) {
             let heard = requests.hear_changes(report.router, report.after == 0, report.seconds, report.changes, hashes);
-            peers.counts[2].fetch_add(heard.counted as u64, Relaxed);
-            peers.counts[3].fetch_add(heard.unknown as u64, Relaxed);
+            peers.counts[HEARD].fetch_add(heard.counted as u64, Relaxed);
+            peers.counts[UNKNOWN_ENGINE].fetch_add(heard.unknown as u64, Relaxed);
             positions.insert(report.router, report.number);
             answer.number = report.number;
         }

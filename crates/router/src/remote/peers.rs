@@ -1,14 +1,21 @@
 //! Peers: other routers in front of the same engines. Each reports its requests to the others
 //! ([`peer_requests`](super::peer_requests)), so that they do not all choose the engine with the least to do.
 //!
-//! A peer is a URL, or a host name whose addresses are all peers (`dns:NAME:PORT`), such as that of a headless Service of
-//! Kubernetes. This router's own address may be among them: it finds out when it hears itself.
+//! A peer is a URL, or a host name whose addresses are all peers (`dns:NAME:PORT`, with TLS `dns+https:NAME:PORT`), such as
+//! that of a headless Service of Kubernetes. This router's own address may be among them: it finds out when it hears itself.
+//! A peer that wants a certificate is shown this router's own.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use kvatlas_http::Gate;
 use parking_lot::Mutex;
+use tokio_rustls::rustls::client::ResolvesClientCert;
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{ClientConfig, SignatureScheme};
 
 use crate::config::{Config, EngineConfig};
 use crate::engines::Engine;
@@ -17,7 +24,13 @@ use crate::ids;
 
 /// Names of [`Peers::counts`]: reports of this router that were accepted and not, and requests in reports of others that
 /// count here and that are at an engine of no name here.
-pub(crate) const RESULTS: [&str; 4] = ["told", "not_taken", "heard", "unknown_engine"];
+pub(crate) const RESULTS: [&str; 6] = ["told", "not_taken", "refused", "bad_certificate", "heard", "unknown_engine"];
+pub(crate) const TOLD: usize = 0;
+pub(crate) const NOT_TAKEN: usize = 1;
+pub(crate) const REFUSED: usize = 2;
+pub(crate) const BAD_CERTIFICATE: usize = 3;
+pub(crate) const HEARD: usize = 4;
+pub(crate) const UNKNOWN_ENGINE: usize = 5;
 
 /// Number of the last report accepted from each router, by the router's number.
 pub(crate) type Positions = HashMap<u64, u64>;
@@ -31,6 +44,8 @@ pub(crate) struct Peers {
     /// Counts by [`RESULTS`].
     pub(crate) counts: [AtomicU64; RESULTS.len()],
     pub(crate) positions: Mutex<Positions>,
+    /// TLS of the connections to peers.
+    tls: Arc<ClientConfig>,
 }
 
 /// A host name whose addresses are all peers.
@@ -38,39 +53,81 @@ pub(crate) struct Peers {
 pub(crate) struct Name {
     pub(crate) host: String,
     pub(crate) port: u16,
+    /// True if each address is connected to with TLS, for which it must have a certificate of the name.
+    is_https: bool,
 }
 
 impl Name {
-    /// Parses `dns:NAME:PORT`.
+    /// Parses `dns:NAME:PORT` or `dns+https:NAME:PORT`.
     fn parse(peer: &str) -> Option<Self> {
-        let (host, port) = peer.strip_prefix("dns:")?.rsplit_once(':')?;
+        let (scheme, rest) = peer.split_once(':')?;
+        let is_https = match scheme {
+            "dns" => false,
+            "dns+https" => true,
+            _ => return None,
+        };
+        let (host, port) = rest.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port > 0)?;
-        Some(Self { host: host.to_owned(), port }).filter(|name| !name.host.is_empty())
+        Some(Self { host: host.to_owned(), port, is_https }).filter(|name| !name.host.is_empty())
     }
 }
 
 impl Peers {
-    pub(crate) fn new(config: &Config) -> Result<Self, Error> {
+    /// `tls` checks the certificates of peers; `gate` has the certificate to show to them.
+    pub(crate) fn new(config: &Config, tls: &ClientConfig, gate: &Arc<Gate>) -> Result<Self, Error> {
+        let mut tls = tls.clone();
+        tls.client_auth_cert_resolver = Arc::new(OwnCertificate(gate.clone()));
+        let tls = Arc::new(tls);
         let (mut others, mut names) = (Vec::new(), Vec::new());
         for peer in &config.peers {
             match Name::parse(peer) {
                 Some(name) => names.push(name),
-                None if peer.starts_with("http://") => others.push(other(config, peer)?),
+                None if peer.starts_with("http://") || peer.starts_with("https://") => {
+                    others.push(Arc::new(at(config, peer, &tls)?));
+                }
                 None => {
-                    let message = format!("a peer must be http://host:port or dns:name:port, got {peer:?}");
-                    return Err(Error::config(message));
+                    let wanted = "https://host:port, http://host:port, dns+https:name:port or dns:name:port";
+                    return Err(Error::config(format!("a peer must be {wanted}, got {peer:?}")));
                 }
             }
         }
-        Ok(Self { number: ids::number() >> 11, others, names, counts: Default::default(), positions: Mutex::default() })
+        let (counts, positions) = (Default::default(), Mutex::default());
+        Ok(Self { number: ids::number() >> 11, others, names, counts, positions, tls })
+    }
+
+    /// Another router, at one of the addresses of a name.
+    pub(crate) fn of_name(&self, config: &Config, name: &Name, address: SocketAddr) -> Result<Arc<Engine>, Error> {
+        let scheme = if name.is_https { "https" } else { "http" };
+        let mut other = at(config, &format!("{scheme}://{address}"), &self.tls)?;
+        other.address.certified = Some(name.host.clone());
+        Ok(Arc::new(other))
     }
 }
 
 /// Another router, at its address.
-pub(crate) fn other(config: &Config, url: &str) -> Result<Arc<Engine>, Error> {
+fn at(config: &Config, url: &str, tls: &Arc<ClientConfig>) -> Result<Engine, Error> {
     // The keys of engines are not for other routers.
     let mut settings = config.clone();
     settings.upstream.key = None;
     let at = EngineConfig { key: config.peer_key.clone(), ..EngineConfig::at(url) };
-    Engine::new(at, &settings, 1, None).map(Arc::new)
+    Engine::new(at, &settings, 1, Some(tls.clone()))
+}
+
+/// This router's own certificate, for peers that want one.
+struct OwnCertificate(Arc<Gate>);
+
+impl fmt::Debug for OwnCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnCertificate")
+    }
+}
+
+impl ResolvesClientCert for OwnCertificate {
+    fn resolve(&self, _roots: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.certificate()
+    }
+
+    fn has_certs(&self) -> bool {
+        self.0.certificate().is_some()
+    }
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::{Config, EngineConfig};
-use crate::engines::{Engine, whole};
+use crate::engines::{Engine, Fault, whole};
 use crate::error::Error;
 
 pub(crate) const JSON: &str = "application/json";
@@ -47,18 +48,35 @@ pub(crate) async fn post(
     at: &Engine,
     shard: usize,
     path: &str,
-    kind: &str,
+    kind: &'static str,
     body: &[u8],
-) -> Result<(StatusCode, Vec<u8>), String> {
+) -> Result<(StatusCode, Vec<u8>), Fault> {
+    let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]);
+    post_with(at, shard, path, &headers, body).await
+}
+
+/// Sends a POST with these headers on a connection that is kept, and returns the answer's status and body.
+pub(crate) async fn post_with(
+    at: &Engine,
+    shard: usize,
+    path: &str,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<(StatusCode, Vec<u8>), Fault> {
     let key = at.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
     let (base, authority, length) = (&at.address.base, &at.address.authority, body.len());
-    let head = format!(
-        "POST {base}{path} HTTP/1.1\r\nhost: {authority}\r\n{key}content-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
-    );
-    let mut connection = at.connection(shard).await.map_err(|fault| fault.to_string())?;
-    let answer = connection.ask(head.as_bytes(), body, &Method::POST).await.map_err(|fault| fault.to_string())?;
+    let mut head =
+        format!("POST {base}{path} HTTP/1.1\r\nhost: {authority}\r\n{key}content-length: {length}\r\n").into_bytes();
+    for (name, value) in headers {
+        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            head.extend_from_slice(piece);
+        }
+    }
+    head.extend_from_slice(b"\r\n");
+    let mut connection = at.connection(shard).await?;
+    let answer = connection.ask(&head, body, &Method::POST).await?;
     let (keep, status) = (answer.keep, answer.status);
-    let (connection, body) = whole(connection, answer.framing).await?;
+    let (connection, body) = whole(connection, answer.framing).await.map_err(Fault::Broken)?;
     if keep && connection.is_clean() {
         at.pool.put(shard, connection);
     }

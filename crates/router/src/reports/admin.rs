@@ -14,16 +14,15 @@ use serde_json::{Value, json};
 use crate::answers::body::{Answer, json as answer};
 use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::config::EngineConfig;
-use crate::engines::fleet::{Adder, Fleet};
-use crate::engines::{DrainedBy, Engine};
-use crate::error::Error;
-use crate::placing::{Outlook, Places};
+use crate::engines::DrainedBy;
+use crate::engines::fleet::Fleet;
+use crate::keeper::{FleetAnswer, FleetRequest};
+use crate::placing::{LearntTransfer, Outlook, Places};
 use crate::remote::peer_requests::{self, Report, SharedRequests};
 use crate::remote::peers::Peers;
 use crate::reports::state;
 use crate::requests::facts::{RequestFacts, RoutingHints};
-use crate::requests::long_work::LongWork;
+use crate::requests::long_work::{LongWork, takes_long};
 use crate::requests::read_body::{BodyReader, BodySource};
 use crate::requests::reading_turns::Client;
 use crate::requests::reserved;
@@ -34,6 +33,18 @@ const READY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Bytes of a change's body at most.
 const MAX_CHANGE: usize = 64 << 10;
+
+/// Codes of refused changes of the fleet.
+const CHANGE_CODES: [&str; 8] = [
+    "invalid_engine",
+    "forbidden",
+    "name_taken",
+    "too_many_engines",
+    "unknown_engine",
+    "state_not_written",
+    "not_ready",
+    "closed",
+];
 
 /// Decisions beyond which their text is made aside.
 const MANY_DECISIONS: usize = 1024;
@@ -106,7 +117,7 @@ pub(crate) async fn decisions(
     Ok(answer(StatusCode::OK, text))
 }
 
-/// Answers how the candidates look for a prompt, which is not sent.
+/// Answers how the candidates look for a prompt, which is not sent; with `?hashes=1` also with its content hashes.
 pub(crate) async fn explain(
     app: &App,
     shard: usize,
@@ -121,24 +132,43 @@ pub(crate) async fn explain(
     let (head, body) = request.into_parts();
     let body = app.reader.receive(body, app.config.http.max_body, until).await?;
     // Engines are asked for the tokens of such prompts.
-    reserved::check_body(&app.reader.threads, may_write_fields, &body).await?;
-    let endpoint = app.reader.threads.run_on(&body, Endpoint::of_body).await?;
+    let is_long = takes_long(&body);
+    reserved::check_body(&app.reader.threads, may_write_fields, &body, is_long).await?;
+    let endpoint = app.reader.threads.run_on(&body, is_long, Endpoint::of_body).await?;
     let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let source = BodySource { endpoint: Some(endpoint), model: ModelAt::Json, kind: "", query: None, as_is: false };
+    let source = BodySource {
+        endpoint: Some(endpoint),
+        model: ModelAt::Json,
+        kind: "",
+        query: None,
+        as_is: false,
+        takes_long: is_long,
+    };
     let (fields, prompt) = app.reader.look_at(client, source, &body).await?;
-    let mut hints = RoutingHints { priority: fields.priority, ..RoutingHints::default() };
+    let tells = endpoint.generates();
+    let mut hints = RoutingHints { priority: fields.priority, tells, ..RoutingHints::default() };
     if admitted.is_ok() {
         let (named, shown) = app.proxy.sessions.identify(&head.headers, &fields.session_names);
         hints.session = named.map(|identity| identity.name);
         hints.turn = app.proxy.sessions.look(named, shown, prompt.in_session()).map(Arc::new);
     }
-    let facts = RequestFacts { body: fields, prompt, hints };
+    let model = app.counts.models.of(fields.model.as_deref(), |name| app.fleet.counted_as(name));
+    let facts = RequestFacts { body: fields, prompt, hints, model };
     let Outlook { explained, held, bounds } = app.places.explain(shard, &facts).await?;
     let mut candidates = explained.to_json();
     for (at, depth) in held.iter().flatten().enumerate() {
         let tokens = |blocks: u32| blocks * facts.prompt.block_size;
         candidates[at]["held_tokens"] =
             json!({ "device": tokens(depth.device), "host": tokens(depth.host), "any_tier": tokens(depth.any) });
+    }
+    let transfers = app.places.transfers();
+    for candidate in candidates.as_array_mut().into_iter().flatten() {
+        let (worker, rank) = (candidate["worker"].as_str().unwrap_or_default(), candidate["rank"].as_u64());
+        let is_its = |it: &&LearntTransfer| rank.is_some_and(|rank| it.is_of(worker, rank as u32));
+        let its: Vec<Value> = transfers.iter().filter(is_its).map(LearntTransfer::to_json).collect();
+        if !its.is_empty() {
+            candidate["transfers"] = its.into();
+        }
     }
     let mut said = json!({
         "policy": app.places.policy(),
@@ -150,6 +180,9 @@ pub(crate) async fn explain(
         "candidates": candidates,
         "session": facts.hints.turn.as_ref().map(|turn| turn.to_json()),
     });
+    if head.uri.query().unwrap_or_default().split('&').any(|pair| pair == "hashes=1") {
+        said["content_hashes"] = json!(&*facts.prompt.hashes);
+    }
     if let Some(pictured) = &facts.prompt.pictured {
         // Their names are between the router and its engines.
         said["images"] = pictured.expanded.lengths().map(|tokens| json!({ "tokens": tokens })).collect();
@@ -174,42 +207,56 @@ pub(crate) async fn explain(
     Ok(answer(StatusCode::OK, said.to_string()))
 }
 
-/// `POST /engines`, by a client that has shown a key, or not.
-pub(crate) async fn add_engine(
-    reader: &BodyReader,
-    places: &Places,
+/// Answers a request to change the fleet, or to list the changes that hold; `name` is the engine's name in the path.
+/// `is_known`: the client has shown a key that allows changes.
+pub(crate) async fn change_fleet(
+    app: &App,
+    action: &'static str,
+    name: Option<&str>,
     request: Request<RequestBody>,
     is_known: bool,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let body = reader.receive(request.into_body(), MAX_CHANGE, until).await?;
-    let config: EngineConfig = serde_json::from_slice(&body)
-        .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
-    if config.use_key == Some(true) && !is_known {
-        let message = "use_key shows the engine the key of all engines: only a client that shows the admin key may ask \
-                       for that (http.admin_key_file); give the engine's own key instead";
-        return Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", message));
+    let at_peers = request.uri().query().unwrap_or_default().split('&').any(|pair| pair == "peers=true");
+    let body = if action == "add" {
+        String::from_utf8_lossy(&app.reader.receive(request.into_body(), MAX_CHANGE, until).await?).into_owned()
+    } else {
+        String::new()
+    };
+    let name = name.map(decoded);
+    // One that is removed is shown as it was.
+    let before = name.as_deref().and_then(|name| app.fleet.engine(name));
+    let asked = FleetRequest { action, name: name.clone(), body, is_known, at_peers };
+    let changed = match app.changes.ask(asked).await? {
+        Some(answer) => answer,
+        None => change_alone(&app.places, action, name.as_deref().unwrap_or_default())?,
+    };
+    let status = StatusCode::from_u16(changed.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if let Some(code) = &changed.code {
+        let code = CHANGE_CODES.into_iter().find(|known| known == code).unwrap_or("internal");
+        return Err(Refusal::new(status, code, changed.message.unwrap_or_default()));
     }
-    let engine = places.set_engine(config, Adder::Client).map_err(|error| match error {
-        Error::Taken { .. } | Error::Full { .. } => Refusal::new(StatusCode::CONFLICT, error.code(), error.to_string()),
-        _ => Refusal::bad("invalid_engine", error.to_string()),
-    })?;
-    Ok(answer(StatusCode::CREATED, state::worker(places, &engine).to_string()))
+    if let Some(body) = changed.body {
+        return Ok(answer(status, body.to_string()));
+    }
+    let name = changed.name.or(name).unwrap_or_default();
+    let engine = app.fleet.engine(&name).or(before);
+    let mut row = engine.map_or_else(|| json!({ "name": name }), |engine| state::worker(&app.places, &engine));
+    if let Some(routers) = changed.routers {
+        row["routers"] = routers;
+    }
+    Ok(answer(status, row.to_string()))
 }
 
-/// `DELETE /engines/NAME`.
-pub(crate) fn remove_engine(places: &Places, name: &str) -> Result<Response<Answer>, Refusal> {
-    answer_change(places, places.remove_engine(&decoded(name)))
-}
-
-/// `POST /engines/NAME/drain` and `…/undrain`.
-pub(crate) fn drain_engine(places: &Places, name: &str, drain: bool) -> Result<Response<Answer>, Refusal> {
-    answer_change(places, places.drain_engine(&decoded(name), DrainedBy::Operator, drain))
-}
-
-fn answer_change(places: &Places, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {
-    let engine = done.map_err(|error| Refusal::new(StatusCode::NOT_FOUND, "unknown_engine", error.to_string()))?;
-    Ok(answer(StatusCode::OK, state::worker(places, &engine).to_string()))
+/// Makes a change in a router that has no keeper: engines are then added by the program that runs it.
+fn change_alone(places: &Places, action: &'static str, name: &str) -> Result<FleetAnswer, Refusal> {
+    let changed = match action {
+        "remove" => places.remove_engine(name),
+        "drain" | "undrain" => places.drain_engine(name, DrainedBy::Operator, action == "drain"),
+        _ => return Err(Refusal::unknown_path()),
+    };
+    changed.map_err(|error| Refusal::new(StatusCode::NOT_FOUND, error.code(), error.to_string()))?;
+    Ok(FleetAnswer { status: StatusCode::OK.as_u16(), ..FleetAnswer::default() })
 }
 
 /// A name out of a path, where `%XX` is a byte.
@@ -226,7 +273,7 @@ pub(crate) async fn hear_report(
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let body = reader.receive(request.into_body(), peer_requests::MOST_BYTES, until).await?;
-    let report = reader.threads.run_on(&body, Report::parse).await??;
+    let report = reader.threads.run_on(&body, takes_long(&body), Report::parse).await??;
     peer_requests::hear(peers, requests, report)
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_follow::metrics::{self, count_of, counter, describe, gauge_of};
 use kvatlas_http::metrics::write_process;
 use kvatlas_prompt::{Endpoint, PromptFailure};
-use kvatlas_routing::{ChoiceReason, Kind, Refusal};
+use kvatlas_routing::{Kind, PullResult};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -18,16 +18,19 @@ use prometheus_client::registry::Registry;
 use crate::answers::stored::FOUND;
 use crate::app::App;
 use crate::config::Source;
-use crate::counts::{GIVEN_UP, HEDGES, Histogram, STATUSES};
-use crate::engines::{Engine, FAULTS, HealthState, Trouble};
-use crate::placing::{OFF_BY, OFF_WHY, WAIT_OUTCOMES};
+use crate::counts::HEDGES;
+use crate::engines::{Engine, HealthState, Trouble};
+use crate::histogram::Histogram;
+use crate::placing::{LearntTransfer, WAIT_OUTCOMES};
 use crate::proxy::{PREPARED, RESULTS};
 use crate::remote::cache_reports;
 use crate::remote::external_index::ExternalIndex;
 use crate::remote::peers;
 use crate::remote::sites;
+use crate::reports::model_metrics;
+use crate::requests::objectives;
+use crate::spans::SPAN_RESULTS;
 
-const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 /// The text that Prometheus reads.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas_router");
@@ -66,30 +69,7 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts = &self.0.counts;
-        let help = "Requests on any path that is forwarded to engines, by the class of the status sent to the client; none: it disconnected before a status was sent";
-        let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
-        for (class, count) in STATUSES.iter().zip(&counts.requests) {
-            count_of(&mut family, &[("status", *class)], count.load(Relaxed))?;
-        }
-        let help = "Requests that the router itself refused, by class of status and reason: the code of the answer";
-        let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
-        for ((class, code), count) in counts.refused.all() {
-            count_of(&mut family, &[("status", class), ("reason", code)], count)?;
-        }
-        let mut family = describe(
-            encoder,
-            "retries",
-            "Requests tried again, by the reason for which they had failed, as in engine_faults",
-            MetricType::Counter,
-        )?;
-        for (reason, count) in FAULTS.iter().zip(&counts.retries) {
-            count_of(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
-        }
-        let help = "Requests that no engine answered, by the reason why they were not sent again; not_repeatable: they may change something";
-        let mut family = describe(encoder, "unanswered_requests", help, MetricType::Counter)?;
-        for (reason, count) in GIVEN_UP.iter().zip(&counts.given_up) {
-            count_of(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
-        }
+        model_metrics::requests(&self.0, encoder)?;
         let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, meanwhile (at the same time), or not (alone); refused: SGLang's decode engines do nothing without one";
         let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
         for (how, count) in PREPARED.iter().zip(&counts.handovers) {
@@ -113,7 +93,7 @@ impl Scrape {
         let help = "Answers of /v1/responses, files and batches whose engine is known";
         gauge(encoder, "stored_answers", help, self.0.proxy.answer_engines.len() as u64)?;
         if !self.0.config.peers.is_empty() {
-            let help = "Reports to other routers: told (accepted), or not_taken (failed or refused); requests in reports from other routers: heard, or unknown_engine (at an engine of no name here)";
+            let help = "Reports to other routers: told (accepted), not_taken (no answer, or the next one must begin anew), refused (such as for a wrong key) or bad_certificate (of the other router, with https); requests in reports from other routers: heard, or unknown_engine (at an engine of no name here)";
             let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
             for (result, count) in peers::RESULTS.iter().zip(&self.0.peers.counts) {
                 count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
@@ -126,17 +106,23 @@ impl Scrape {
             )?;
         }
         if let Some(picks) = self.0.picker_counts.get() {
-            let help = "Requests for which gateways asked for an engine: picked, refused by the router, too_large, without_body (the gateway shows the body too late or in part), or left (the gateway's stream ended before)";
+            let help = "Requests for which gateways asked for an engine: picked, refused by the router, too_large, no_room (the memory for bodies is full, or the body did not arrive), without_body (the gateway shows the body too late or in part), or left (the gateway's stream ended before)";
             let mut family = describe(encoder, "gateway_requests", help, MetricType::Counter)?;
             for (result, count) in [
                 ("picked", &picks.picked),
                 ("refused", &picks.refused),
                 ("too_large", &picks.too_large),
+                ("no_room", &picks.no_room),
                 ("without_body", &picks.without_body),
                 ("left", &picks.left),
             ] {
                 count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
             }
+        }
+        let help = "Requests whose header names an objective that is followed in the cluster (known), or none that there is (unknown: they have the usual priority)";
+        let mut family = describe(encoder, "objective_requests", help, MetricType::Counter)?;
+        for (found, count) in objectives::FOUND.iter().zip(&self.0.proxy.objectives.named) {
+            count_of(&mut family, &[("objective", *found)], count.load(Relaxed))?;
         }
         self.external_index(encoder)?;
         let help = "Streams that began with a comment to the client (comment_after), before anything had come from an engine: what their engine says in its head is lost, and refusals are told as events";
@@ -147,6 +133,12 @@ impl Scrape {
             "Requests that met an internal error. This is a bug; the log has the details",
             counts.panics.load(Relaxed),
         )?;
+        let help = "Spans of requests for OpenTelemetry, once they have ended: sent, not_taken by the collector, or dropped as the queue was full (queue_full)";
+        let mut family = describe(encoder, "spans", help, MetricType::Counter)?;
+        for (at, result) in SPAN_RESULTS.iter().enumerate() {
+            let count = self.0.spans.as_ref().map_or(0, |spans| spans.counts.ended[at].load(Relaxed));
+            count_of(&mut family, &[("result", *result)], count)?;
+        }
         let front = &self.0.front;
         gauge(encoder, "connections", "Open connections of clients", front.connections())?;
         let help = "Connections that were closed before they sent a key, to make room for others";
@@ -172,8 +164,6 @@ impl Scrape {
         for (reason, count) in front.memory.refused() {
             count_of(&mut family, &[("reason", reason)], count)?;
         }
-        let help = "Seconds from a request's arrival to the first token of its streamed answer: text, reasoning or a tool call";
-        histogram(encoder, "first_token_seconds", help, &counts.first_token)?;
         histogram(
             encoder,
             "decision_seconds",
@@ -238,25 +228,7 @@ impl Scrape {
     fn decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let places = &self.0.places;
         let summary = places.summary();
-        let mut family = describe(encoder, "decisions", "Requests placed, by policy and reason", MetricType::Counter)?;
-        for (why, count) in ChoiceReason::ALL.iter().zip(summary.counts.why) {
-            count_of(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
-        }
-        let mut family = describe(
-            encoder,
-            "decisions_refused",
-            "Requests that were not placed, by reason; displaced: a request of higher priority took its place in a full queue",
-            MetricType::Counter,
-        )?;
-        for (why, count) in Refusal::ALL.iter().zip(summary.counts.refused) {
-            count_of(&mut family, &[("reason", why.as_str())], count)?;
-        }
-        counter(
-            encoder,
-            "decisions_waited",
-            "Requests that waited in the router before they were placed",
-            summary.counts.waited,
-        )?;
+        model_metrics::decisions(&self.0, encoder)?;
         counter(
             encoder,
             "predictions_dropped",
@@ -275,28 +247,19 @@ impl Scrape {
             "Measurements of an engine's speed that were not used: far from all others, or faster than any engine",
             summary.counts.left_out_samples,
         )?;
-        counter(
-            encoder,
-            "expected_cached_tokens",
-            "Prompt tokens that the router expected in caches, over requests whose engine reported how many were",
-            summary.counts.expected_cached,
-        )?;
-        counter(
-            encoder,
-            "reported_cached_tokens",
-            "Prompt tokens that engines reported as cached, over the requests of expected_cached_tokens",
-            summary.counts.reported_cached,
-        )?;
         if let Some(recorder) = &places.recorder {
             let help = "Decisions for the record: written, dropped because too many were waiting, or failed because the file could not be written";
             let mut family = describe(encoder, "recorded_decisions", help, MetricType::Counter)?;
-            let counts = recorder.counts();
-            for (result, count) in
-                [("written", &counts.written), ("dropped", &counts.dropped), ("failed", &counts.failed)]
-            {
-                count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
+            for (result, count) in recorder.counts().by_name() {
+                count_of(&mut family, &[("result", result)], count)?;
             }
         }
+        let help = "Requests whose engine was told to pull a part of the prompt from another engine, and that are over: brought (all that was expected), short (a part), nothing, late (no first token long after it was due), failed (so did the request), or unknown (the engine does not say what it had cached)";
+        let mut family = describe(encoder, "pulls", help, MetricType::Counter)?;
+        for (result, count) in PullResult::ALL.iter().zip(summary.counts.pulled) {
+            count_of(&mut family, &[("result", result.as_str())], count)?;
+        }
+        self.transfers(encoder)?;
         gauge(encoder, "queue", "Requests that wait in the router for room at an engine", summary.waiting as u64)?;
         gauge(
             encoder,
@@ -316,16 +279,6 @@ impl Scrape {
             summary.predicted_blocks as u64,
         )?;
         gauge(encoder, "sessions", "Sessions that stay with an engine (session_ttl)", summary.sessions as u64)?;
-        let help = "Difference in tokens between what an engine had cached and what was expected; as_expected: less than a block; evicted_meanwhile: less than the index had, and removals came since; less_than_known: less, and none came; template_mismatch: engine and router count different numbers of prompt tokens";
-        let mut family = describe(encoder, "cached_tokens_off", help, MetricType::Histogram)?;
-        for (reason, counts) in OFF_WHY.iter().zip(&places.off) {
-            let bounds = OFF_BY.iter().map(|bound| f64::from(*bound)).chain([f64::INFINITY]);
-            let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().map(|count| count.load(Relaxed))).collect();
-            let count = buckets.iter().map(|(_, count)| count).sum();
-            let least = buckets.iter().zip([0.0].iter().chain(buckets.iter().map(|(bound, _)| bound)));
-            let sum = least.map(|((_, count), below)| *count as f64 * below).sum();
-            family.encode_family(&[("reason", *reason)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
-        }
         Ok(())
     }
 
@@ -360,20 +313,7 @@ impl Scrape {
 
     fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let engines = self.0.fleet.engines();
-        let mut family =
-            describe(encoder, "engine_answers", "Answers of an engine, by class of status", MetricType::Counter)?;
-        for engine in engines.iter() {
-            for (class, count) in CLASSES.iter().zip(&engine.counts.answers) {
-                count_of(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
-            }
-        }
-        let help = "Requests that an engine did not answer, or not completely, or with an error under a status of 2xx, by reason";
-        let mut family = describe(encoder, "engine_faults", help, MetricType::Counter)?;
-        for engine in engines.iter() {
-            for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
-                count_of(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
-            }
-        }
+        model_metrics::engines(&self.0, encoder)?;
         let help = "Questions about prompts to an engine, by path and result: tokens; refused (the engine lacks the route, or does not let the router use it), rejected (it does not take this request), failed, or late; a route that was refused, late or failed several times is left alone for 10 seconds";
         let mut family = describe(encoder, "engine_prompt_questions", help, MetricType::Counter)?;
         for engine in engines.iter() {
@@ -423,7 +363,7 @@ impl Scrape {
                 family.encode_family(&labels)?.encode_gauge(&i64::try_from(read(engine)).unwrap_or(i64::MAX))?;
             }
         }
-        let counters: [(&str, &str, Getter); 8] = [
+        let counters: [(&str, &str, Getter); 5] = [
             (
                 "engine_broken_answers",
                 "Answers that broke off, or ended with an error, after part of them had been sent to the client",
@@ -439,22 +379,43 @@ impl Scrape {
             ("engine_left_alone", "How often an engine was left out because of failures that are its own", |engine| {
                 engine.counts.opened.load(Relaxed)
             }),
-            ("engine_cached_tokens", "Prompt tokens that an engine reported as cached", |engine| {
-                engine.counts.cached_tokens.load(Relaxed)
-            }),
-            (
-                "engine_prompt_tokens",
-                "Prompt tokens of the requests for which an engine reported its cached tokens",
-                |engine| engine.counts.prompt_tokens.load(Relaxed),
-            ),
-            ("engine_output_tokens", "Tokens that an engine has generated", |engine| {
-                engine.counts.output_tokens.load(Relaxed)
-            }),
         ];
         for (name, help, read) in counters {
             let mut family = describe(encoder, name, help, MetricType::Counter)?;
             for engine in engines.iter() {
                 count_of(&mut family, &[("engine", &*engine.name)], read(engine))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Scrape {
+    /// Learnt costs of loads and pulls, as `/workers` has them.
+    fn transfers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let learnt = self.0.places.transfers();
+        type Getter = fn(&LearntTransfer) -> f64;
+        let gauges: [(&str, &str, Getter); 3] = [
+            (
+                "transfer_floor_seconds",
+                "Seconds that a transfer of an engine takes at least, as learnt: by kind (host, far or pull) and the source of pulls",
+                |it| it.cost.line.floor,
+            ),
+            ("transfer_seconds_per_token", "Seconds more for each token, as learnt", |it| it.cost.line.token),
+            (
+                "transfer_out_seconds",
+                "Seconds until an engine pulls from a source again after pulls that failed; 0 if it may",
+                |it| it.cost.out,
+            ),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for it in &learnt {
+                let name =
+                    |(engine, rank): (&str, u32)| if rank == 0 { engine.into() } else { format!("{engine}/{rank}") };
+                let source = it.source.as_ref().map_or_else(String::new, |(source, rank)| name((source, *rank)));
+                let labels = [("engine", &*name((&it.engine, it.rank))), ("kind", it.cost.kind), ("source", &source)];
+                family.encode_family(&labels)?.encode_gauge(&read(it))?;
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
+use kvatlas_routing::ChoiceReason;
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -30,16 +31,21 @@ pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
         "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
         "max_model_len": engine.max_len(None),
         "weight": engine.config.weight,
+        "pull": engine.config.pull.as_ref().map(|address| json!({
+            "address": address,
+            "group": engine.config.pull_group.as_deref().unwrap_or_default(),
+            "possible": engine.pulls(),
+        })),
         "ranks": places.rows_of(engine),
         "in_flight": counts.in_flight.load(Relaxed),
         "waiting": counts.waiting.load(Relaxed),
-        "answers": counts.answers.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
-        "faults": counts.faults.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "answers": counts.answers().iter().sum::<u64>(),
+        "faults": counts.faults().iter().sum::<u64>(),
         "broken": counts.broken.load(Relaxed),
         "cancelled": counts.cancelled.load(Relaxed),
-        "cached_tokens": counts.cached_tokens.load(Relaxed),
-        "prompt_tokens": counts.prompt_tokens.load(Relaxed),
-        "output_tokens": counts.output_tokens.load(Relaxed),
+        "cached_tokens": counts.cached_tokens(),
+        "prompt_tokens": counts.models.total(|model| &model.prompt_tokens),
+        "output_tokens": counts.models.total(|model| &model.output_tokens),
     })
 }
 
@@ -56,10 +62,12 @@ pub(crate) fn router(app: &App) -> Value {
         "requests": counts.all_requests(),
         "refused": counts.refused.by_code(),
         "connections": app.front.connections(),
-        "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "retries": counts.all_retries(),
         "expected_cached_tokens": places.counts.expected_cached,
         "reported_cached_tokens": places.counts.reported_cached,
         "placed": places.counts.placed,
+        "policy_failed": places.counts.why[ChoiceReason::PolicyFailed as usize],
+        "record": app.places.recorder.as_ref().map(|recorder| recorder.counts().to_json()),
         "possible_hit_rate": { "fleet": fleet, "unlimited": unlimited },
         "changing_prompts": app.proxy.sessions.habits(),
         "unread_prompts": app.reader.prompts.unread.condition(),

@@ -13,7 +13,7 @@ use crate::answers::refusal::Refusal;
 use crate::engines::fleet::{Dialects, Fleet, ToAsk};
 use crate::engines::{Engine, Outcome, ask};
 use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts};
-use crate::requests::long_work::LongWork;
+use crate::requests::long_work::{LongWork, takes_long};
 use crate::requests::prompts::{Prompts, is_given_so};
 
 /// Time limits for one engine's tokens, and for all engines asked for a prompt.
@@ -93,7 +93,7 @@ async fn tokens(
             let model = named.clone();
             let question =
                 move |body: &[u8]| Question::rendered(&Request::parse(endpoint, body)?, dialect, model.as_deref());
-            match threads.run_on(body, question).await? {
+            match threads.run_on(body, takes_long(body), question).await? {
                 Ok(Some(question)) => match put(to_ask, &Arc::new(question), until).await {
                     Some(Ok(tokens)) => return Ok(Ok(tokens)),
                     Some(Err(why)) => said.push(why),
@@ -108,7 +108,7 @@ async fn tokens(
         let model = named.clone();
         move |body: &[u8]| Question::of(&Request::parse(endpoint, body)?, dialect, model.as_deref(), has_media)
     };
-    let question = match threads.run_on(body, question).await? {
+    let question = match threads.run_on(body, takes_long(body), question).await? {
         Ok(question) => Arc::new(question),
         Err(why_not) => return Ok(Err(Silence { why_not, said: words(said) })),
     };

@@ -8,6 +8,7 @@ use kvatlas_follow::state::Keyspace;
 use kvatlas_prompt::{Dialect, Endpoint, Engine, Pictures, PromptFailure, Request};
 use memchr::memmem;
 
+use crate::model_counts::ModelCounts;
 use crate::remote::cache_reports::CacheReporter;
 use crate::requests::evidence::PromptEvidence;
 use crate::requests::media::ModelMedia;
@@ -24,6 +25,8 @@ pub(crate) struct RequestFacts {
     pub(crate) body: BodyFields,
     pub(crate) prompt: PromptFacts,
     pub(crate) hints: RoutingHints,
+    /// The record that it counts in.
+    pub(crate) model: Arc<ModelCounts>,
 }
 
 /// Fields of a request's body, beside its prompt.
@@ -78,7 +81,7 @@ pub(crate) struct PromptFacts {
     pub(crate) is_counted: bool,
     /// True if `tokens` is exact for every engine, and the prompt must not be cut.
     pub(crate) is_exact: bool,
-    /// True if it has the same tokens in every dialect.
+    /// True if it has the same tokens in every dialect of its engines.
     pub(crate) is_alike: bool,
     /// The token ids, if they may be forwarded.
     pub(crate) ids: Option<Vec<u32>>,
@@ -100,6 +103,8 @@ pub(crate) struct RoutingHints {
     /// The request as a turn of its session, if that is known.
     pub(crate) turn: Option<Arc<Turn>>,
     pub(crate) priority: i32,
+    /// True if its engine can be told in the body what to load, and where to pull from.
+    pub(crate) tells: bool,
     /// The only engine that can answer, because it keeps what the request continues.
     pub(crate) only_engine: Option<Arc<str>>,
 }

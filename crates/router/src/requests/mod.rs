@@ -9,6 +9,7 @@
 //! | `reserved` | names and fields that only the router may write |
 //! | `facts.rs` | the facts of a request: body fields, prompt, routing hints |
 //! | `prompts.rs`, `engine_tokens.rs` | prompts to tokens and content hashes, here or by engines |
+//! | `objectives.rs` | priorities by the names of objectives |
 //! | `media.rs`, `pictures.rs` | tokens and blocks of images and other media |
 //! | `evidence.rs` | prompts from which an index learns |
 //! | `unread.rs` | prompts that cannot be read |
@@ -23,6 +24,7 @@ pub(crate) mod facts;
 pub(crate) mod fleet_secret;
 pub(crate) mod long_work;
 pub(crate) mod media;
+pub(crate) mod objectives;
 pub(crate) mod pictures;
 pub(crate) mod prompts;
 pub(crate) mod read_body;

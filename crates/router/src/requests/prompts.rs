@@ -261,7 +261,8 @@ impl Prompts {
             media,
             is_counted: is_one && request.answers == 1 && endpoint.is_counted(),
             is_exact: is_one && !fields.may_be_cut && is_given_so(endpoint),
-            is_alike: prompted.is_alike(body),
+            // It takes a look at the whole body, and matters only where some engines have another dialect.
+            is_alike: others.is_empty() || prompted.is_alike(body),
             why_not: prompted.why_not.filter(|_| is_asked_for),
             adapter: adapter.or_else(|| found.as_ref().and_then(|found| found.adapter.clone())),
             salts: Salts::new(&request, main.engine()),

@@ -44,6 +44,8 @@ pub(crate) struct BodySource<'a> {
     pub(crate) query: Option<&'a str>,
     /// True if engines get the body without changes.
     pub(crate) as_is: bool,
+    /// True if work on the body [takes long](crate::requests::long_work::takes_long).
+    pub(crate) takes_long: bool,
 }
 
 /// Reads the bodies of requests.
@@ -102,21 +104,21 @@ impl BodyReader {
         source: BodySource<'_>,
         body: &Bytes,
     ) -> Result<(BodyFields, PromptFacts), Refusal> {
-        let BodySource { endpoint, model, kind, query, as_is } = source;
+        let BodySource { endpoint, model, kind, query, as_is, takes_long } = source;
         let Some(endpoint) = endpoint else {
             let (kind, of_query) = (kind.to_owned(), query.and_then(of_query));
             let read = move |body: &[u8]| {
                 let model = model.of(&kind, body).or(of_query);
                 (BodyFields::unread(model, false), PromptFacts::of_work(body))
             };
-            return self.threads.run_on(body, read).await;
+            return self.threads.run_on(body, takes_long, read).await;
         };
         let limits = PromptLimits { as_is, ..PromptLimits::until(Instant::now() + PATIENCE) };
         let (fields, prompt) = if body.len() > LONG_BODY {
             Box::pin(self.read_beside(client, endpoint, body, None, limits)).await?
         } else {
             let recalled = self.prompts.recall(endpoint, body);
-            if self.prompts.is_long(&recalled) || takes_long(body) {
+            if self.prompts.is_long(&recalled) || takes_long {
                 Box::pin(self.read_beside(client, endpoint, body, Some(recalled), limits)).await?
             } else {
                 self.read(endpoint, body, &recalled, limits)
@@ -179,7 +181,7 @@ impl BodyReader {
             let limits = PromptLimits { until: Instant::now() + PATIENCE, unread: why_not, as_is };
             reader.read(endpoint, body, &RecalledBody::nothing(body), limits)
         };
-        self.threads.run_on(body, read).await
+        self.threads.run_on(body, takes_long(body), read).await
     }
 
     fn read(

@@ -5,7 +5,7 @@ use crate::cost::admission::{Cache, Engine};
 use crate::cost::again::Again;
 use crate::cost::answers::Answers;
 use crate::cost::demand::Average;
-use crate::cost::harm::{Outlook, foreign, least_queue, queue, to_compute};
+use crate::cost::harm::{Outlook, PromptParts, foreign, least_queue, queue};
 use crate::cost::idle::{IdlePrompts, Tail};
 use crate::cost::late::{Delay, held};
 use crate::cost::limit::RunningLimit;
@@ -50,7 +50,7 @@ impl Books {
 
     /// Notes that this router or another one has sent a request to a row.
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
-        let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
+        let depth = candidates.reached(row);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
@@ -182,6 +182,7 @@ impl Books {
             longer: self.steps.of_one_more() * answer,
             usual_requests: self.steps.usual_requests(),
             settle: self.settle(weights, request),
+            hold: weights.hold,
             prefill: self.sessions.prefill(),
         }
     }
@@ -239,11 +240,11 @@ impl Books {
     /// Returns what is foreseen at a row.
     pub(super) fn outlook(
         &self,
-        weights: &Weights,
         common: &SharedForecast,
         request: &Request<'_>,
         candidates: &Candidates,
         row: usize,
+        parts: &PromptParts,
         now: f64,
     ) -> Outlook {
         let mut outlook = self.best(common, candidates, row);
@@ -283,12 +284,12 @@ impl Books {
         let over = used + own + self.idle.blocks(worker) - room;
         if over > 0.0 && own > 0.0 {
             let each = f64::from(request.block_size) / candidates.prefill_rate[row];
-            let lost = each * self.idle.loss(worker, request, over.min(own), weights.hold, now);
+            let lost = each * self.idle.loss(worker, request, over.min(own), common.hold, now);
             // To wait so long for them costs as much.
-            outlook.lost = (lost - weights.hold).max(0.0);
+            outlook.lost = (lost - common.hold).max(0.0);
         }
         if let Some(prices) = &common.prices {
-            let prefill = to_compute(weights, request, candidates, row) / candidates.prefill_rate[row];
+            let prefill = parts.seconds + parts.uncached / candidates.prefill_rate[row];
             outlook.taken = prices.of(used / room, own / room, prefill + common.answer * step);
         }
         outlook
@@ -312,6 +313,8 @@ pub(super) struct SharedForecast {
     settle: f64,
     /// Seconds of prompts of each of them.
     prefill: f64,
+    /// Seconds of waiting at an engine that are as good as none.
+    hold: f64,
 }
 
 /// The demand on some workers, on average, as it was a moment ago.

@@ -4,13 +4,19 @@ use crate::candidates::Candidates;
 use crate::cost::late::REPORT_AGE;
 use crate::cost::weights::Weights;
 use crate::request::Request;
+use crate::transfers::LeastTransfer;
+use crate::way::PromptWay;
 
+/// Weight of a second of prefill, for each request that generates at the engine meanwhile.
+const DECODES: f64 = 0.03;
 /// Most seconds of prefill that delay running requests: a longer one is no reason to go where few run, and find others
 /// like it.
 const MOST_DECODES: f64 = 1.0;
 /// Prompt tokens that an engine computes in one step.
 const CHUNK: f64 = 8_192.0;
-/// Share by which `later` is more for each prompt that waits, on average over the candidates, and the most prompts that
+/// Weight of a second of prefill that requests to come cannot have.
+const LATER: f64 = 0.2;
+/// Share by which that weight is more for each prompt that waits, on average over the candidates, and the most prompts that
 /// count.
 const LATER_WAITING: f64 = 0.5;
 const MOST_WAITING: f64 = 6.0;
@@ -21,13 +27,17 @@ const COLD: f64 = 0.1;
 const FOREIGN: f64 = 0.5;
 /// Weight of a second by which requests behind the same prompt on its way make an answer longer.
 const BURST: f64 = 0.3;
+/// Weight of a token copied from another engine in what it pushes out, relative to one that is computed: the source keeps
+/// its own as long as any other, so that a prompt that moves on takes the room of two, and again with each move.
+const COPIED: f64 = 3.0;
 /// Weight of a second of prompts that wait in the router for the same engine.
 const AIMED: f64 = 0.5;
 
 /// Names of the terms, the sum last.
-pub(super) const NAMES: [&str; 8] = [
+pub(super) const NAMES: [&str; 9] = [
     "wait (s)",
     "wait for room (s)",
+    "transfer (s)",
     "prefill (s)",
     "others delayed (s)",
     "later delayed (s)",
@@ -42,14 +52,14 @@ pub(super) struct Scene {
     /// Seconds that a second of prefill takes from requests to come.
     later: f64,
     /// Seconds since the last prompt that nobody held anything of, on average over the candidates that had one; `NAN` if
-    /// somebody holds something of this one.
+    /// an engine holds some of this one.
     cold: f64,
     now: f64,
     block_size: f64,
 }
 
 impl Scene {
-    pub(super) fn new(weights: &Weights, request: &Request<'_>, candidates: &Candidates, now: f64) -> Self {
+    pub(super) fn new(request: &Request<'_>, candidates: &Candidates, now: f64) -> Self {
         let rows = candidates.len() as f64;
         let waiting: u32 = candidates.waiting.iter().sum();
         let pressure = (f64::from(waiting) / rows).min(MOST_WAITING);
@@ -62,7 +72,7 @@ impl Scene {
         } else {
             f64::NAN
         };
-        let later = weights.later * (1.0 + LATER_WAITING * pressure);
+        let later = LATER * (1.0 + LATER_WAITING * pressure);
         Self { later, cold, now, block_size: f64::from(request.block_size) }
     }
 }
@@ -86,11 +96,64 @@ pub(super) struct Outlook {
     pub(super) usual: f64,
 }
 
+/// The part of a prompt that a row computes, and what it moves.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PromptParts {
+    /// Tokens to compute.
+    pub(super) uncached: f64,
+    /// Seconds of loads and pulls.
+    pub(super) seconds: f64,
+    /// Tokens pulled from another engine.
+    copied: f64,
+}
+
+impl PromptParts {
+    /// The parts where nothing is known to be moved.
+    #[inline(always)]
+    pub(super) fn computed(request: &Request<'_>, all: &Candidates, row: usize) -> Self {
+        let reached = all.predicted_blocks[row].max(all.any_blocks[row]);
+        Self { uncached: f64::from(request.uncached(reached)), seconds: 0.0, copied: 0.0 }
+    }
+
+    #[inline]
+    pub(super) fn of(way: &PromptWay, request: &Request<'_>) -> Self {
+        let size = f64::from(request.block_size);
+        // No way reaches further than a cache can: one token at least is computed.
+        let uncached = f64::from(request.tokens) - f64::from(way.reached) * size;
+        Self { uncached, seconds: way.seconds, copied: f64::from(way.pulled()) * size }
+    }
+
+    /// The parts of the least harm that any way of a row can have.
+    #[inline(always)]
+    pub(super) fn at_least(
+        least: &LeastTransfer,
+        weights: &Weights,
+        request: &Request<'_>,
+        all: &Candidates,
+        row: usize,
+    ) -> Self {
+        let size = f64::from(request.block_size);
+        let (copied, saved) = (f64::from(least.pulled) * size, f64::from(least.reached - least.device) * size);
+        let uncached = f64::from(request.tokens) - f64::from(least.reached) * size;
+        let parts = Self { uncached, seconds: least.seconds, copied };
+        // What is saved counts as prefill and as what is pushed out, and may be pushed out as often as a copy counts.
+        let worth = saved * (1.0 - (COPIED - 1.0) * weights.evict);
+        if least.is_way || worth * all.weight[row] > least.seconds * all.prefill_rate[row] {
+            parts
+        } else {
+            // It may be better to compute all: the least of both.
+            Self { seconds: 0.0, copied: 0.0, ..parts }
+        }
+    }
+}
+
 /// The terms of one row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Harm {
     pub(super) wait: f64,
     pub(super) room: f64,
+    /// Seconds by which its loads and pulls take longer than the wait.
+    pub(super) transfer: f64,
     pub(super) prefill: f64,
     pub(super) others: f64,
     /// The part of the delay to others that it causes in the same step.
@@ -102,23 +165,25 @@ pub(super) struct Harm {
     pub(super) starts: f64,
     /// Seconds to compute again what it pushes out and somebody is likely to go on from soon.
     pub(super) lost: f64,
+    /// The part of the delay to others that later requests of a new session will cause.
+    pub(super) settles: f64,
 }
 
 impl Harm {
-    /// `row` is below the number of candidates.
+    /// `row` is below the number of candidates. `MOVES`: whether anything may be loaded or pulled.
     // Most rows are ruled out by a sum alone: inlined, it stays in registers, which is a fifth of a decision among many.
     #[inline(always)]
-    pub(super) fn of(
+    pub(super) fn of<const MOVES: bool>(
         weights: &Weights,
         scene: &Scene,
-        request: &Request<'_>,
         all: &Candidates,
         row: usize,
+        parts: &PromptParts,
         outlook: &Outlook,
     ) -> Self {
         // Of all divisions only these two: they take longer than all the rest.
         let (token, turn) = (1.0 / all.prefill_rate[row], 1.0 / all.weight[row]);
-        let uncached = to_compute(weights, request, all, row);
+        let PromptParts { uncached, seconds: moving, copied } = *parts;
         let prefill = uncached * token;
         let running = f64::from(all.requests[row] - all.waiting[row]);
         let mut later = scene.later * prefill;
@@ -128,8 +193,10 @@ impl Harm {
             later += COLD * prefill * scene.cold / (scene.cold + ago).max(f64::MIN_POSITIVE);
         }
         let free = (all.capacity_blocks[row] - all.held_blocks[row]) * scene.block_size;
+        // Blocks that are pulled take room as those that are computed do; those that are loaded were there before.
+        let new = if MOVES { uncached + copied } else { uncached };
         // Not known: it is full, as caches are after a while.
-        let pushed = if free > 0.0 { (uncached - free).max(0.0) } else { uncached };
+        let pushed = if free > 0.0 { (new - free).max(0.0) } else { new };
         // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
         let same_step = (CHUNK * token - outlook.queue).max(0.0).min(prefill);
         // Those that follow a prompt on its way hardly have to compute anything, but all of them will run together.
@@ -138,19 +205,21 @@ impl Harm {
         let more = (f64::from(all.requests[row]) - outlook.usual).clamp(0.0, f64::from(all.waiting[row]));
         let behind = if follows { BURST * outlook.sibling * more } else { 0.0 };
         let beside = same_step * f64::from(all.waiting[row]);
+        let settles = if follows { 0.0 } else { outlook.settles };
         Self {
             wait: (outlook.queue + AIMED * all.held_tokens[row] * token) * turn,
             room: outlook.room * turn,
+            // Blocks are loaded and pulled while it waits.
+            transfer: if MOVES { (moving - outlook.queue - outlook.room).max(0.0) * turn } else { 0.0 },
             prefill,
-            others: prefill.min(MOST_DECODES) * running * weights.decodes
-                + behind
-                + if follows { 0.0 } else { outlook.settles },
+            others: prefill.min(MOST_DECODES) * running * DECODES + behind + settles,
             beside,
             later,
-            evict: pushed * token * weights.evict + outlook.lost,
+            evict: (pushed + (COPIED - 1.0) * copied.min(pushed)) * token * weights.evict + outlook.lost,
             lost: outlook.lost,
             taken: outlook.taken * weights.price,
             starts: outlook.starts,
+            settles,
         }
     }
 
@@ -162,25 +231,13 @@ impl Harm {
     /// The part of the sum that grows with each of the times of the outlook.
     #[inline]
     pub(super) fn at_least(&self) -> f64 {
-        self.wait + self.room + self.prefill + self.others + self.later + self.evict + self.taken
+        self.wait + self.room + self.transfer + self.prefill + self.others + self.later + self.evict + self.taken
     }
 
     pub(super) fn row(&self) -> [f64; NAMES.len()] {
         let others = self.others + self.beside;
-        [self.wait, self.room, self.prefill, others, self.later, self.evict, self.taken, self.sum()]
+        [self.wait, self.room, self.transfer, self.prefill, others, self.later, self.evict, self.taken, self.sum()]
     }
-}
-
-/// Tokens to compute, those to be fetched from slower tiers counting in part.
-#[inline(always)]
-pub(super) fn to_compute(weights: &Weights, request: &Request<'_>, all: &Candidates, row: usize) -> f64 {
-    let near = request.uncached(all.predicted_blocks[row]);
-    if all.any_blocks[row] <= all.predicted_blocks[row] {
-        return f64::from(near);
-    }
-    let host = request.uncached(all.host_blocks[row].max(all.predicted_blocks[row]));
-    let far = request.uncached(all.any_blocks[row]);
-    f64::from(far) + weights.far * f64::from(host - far) + weights.host * f64::from(near - host)
 }
 
 /// Seconds of prompts before this one, the first of which could be computed for `elapsed` seconds already, without those

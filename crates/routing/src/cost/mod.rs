@@ -3,6 +3,7 @@
 //! ```text
 //! cost = wait               prompts before it there, and how late the first of them is
 //!      + wait for room      until enough of the running requests have ended
+//!      + transfer           loads and pulls, as far as they take longer than the wait
 //!      + prefill            its own tokens that are not in that cache
 //!      + others delayed     requests that generate there wait while it is computed, and prompts in the same step
 //!      + later delayed      what it computes, nobody else computes: the more wait in the fleet, the worse
@@ -53,12 +54,16 @@ use crate::options::Options;
 use crate::policy::{Choice, Placement, Policy, Terms};
 use crate::request::Request;
 use crate::rng::Rng;
+use crate::transfers::Ways;
 use books::Books;
-use harm::{Harm, NAMES, Scene, queue};
+use harm::{Harm, NAMES, PromptParts, Scene, queue};
 use late::held;
 
 /// Costs that differ by less, in seconds, are equal: chance decides.
 const EQUAL: f64 = 1e-9;
+/// Seconds for which a request waits before an engine computes what is on its way to another: the rest of its burst may be
+/// about to come, and other prompts with it.
+const MOMENT: f64 = 0.02;
 /// A sum of seconds is that exact, and more so.
 const ROUNDING: f64 = 1e-6;
 
@@ -74,6 +79,8 @@ pub(crate) struct Kvatlas {
     starts: Vec<f64>,
     /// Seconds of computing again that are likely if each row takes the request.
     losses: Vec<f64>,
+    /// The part of each cost that later requests of a new session will cause.
+    settled: Vec<f64>,
 }
 
 impl Kvatlas {
@@ -87,47 +94,67 @@ impl Kvatlas {
             least: (f64::INFINITY, 0),
             starts: Vec::new(),
             losses: Vec::new(),
+            settled: Vec::new(),
         })
     }
 
     /// The row that takes a request.
-    fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
+    fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) -> usize {
         self.books.look(request, candidates, now);
         if self.weights.temperature > 0.0 {
-            self.assess_all(request, candidates, now);
+            self.assess_all(request, candidates, ways, now);
             self.drawn()
         } else {
-            self.assess_cheapest(request, candidates, now);
+            if ways.is_none() {
+                self.assess_cheapest::<false>(request, candidates, ways, now);
+            } else {
+                self.assess_cheapest::<true>(request, candidates, ways, now);
+            }
             self.least()
         }
     }
 
     /// Finds the costs of all rows.
-    fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
+    fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) {
         let mut costs = std::mem::take(&mut self.costs);
         let (mut starts, mut losses) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.losses));
-        costs.clear();
-        starts.clear();
-        losses.clear();
-        self.assess(request, candidates, now, |harm| {
+        let mut settled = std::mem::take(&mut self.settled);
+        for column in [&mut costs, &mut starts, &mut losses, &mut settled] {
+            column.clear();
+        }
+        self.assess(request, candidates, ways, now, |harm| {
             costs.push(harm.sum());
             starts.push(harm.starts);
             losses.push(harm.lost);
+            settled.push(harm.settles);
         });
-        (self.costs, self.starts, self.losses) = (costs, starts, losses);
+        (self.costs, self.starts, self.losses, self.settled) = (costs, starts, losses, settled);
     }
 
     /// Finds the costs of all rows that may be the cheapest. The others have a cost that is too small, and still more
-    /// than the least: what is foreseen at an engine takes longest to find, and changes little for most.
-    fn assess_cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
+    /// than the least: what is foreseen at an engine, and where it pulls from, take longest to find, and change little for
+    /// most.
+    fn assess_cheapest<const MOVES: bool>(
+        &mut self,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        ways: Option<&Ways<'_>>,
+        now: f64,
+    ) {
         let Self { weights, books, costs, least, starts, losses, .. } = self;
-        let scene = Scene::new(weights, request, candidates, now);
+        let scene = Scene::new(request, candidates, now);
         let common = books.common(weights, request, candidates, now);
         costs.clear();
         let mut lowest = (f64::INFINITY, 0);
         costs.extend((0..candidates.len()).map(|row| {
             let best = books.best(&common, candidates, row);
-            let cost = Harm::of(weights, &scene, request, candidates, row, &best).at_least();
+            let parts = match ways {
+                Some(ways) if MOVES => {
+                    PromptParts::at_least(&ways.least(candidates, row), weights, request, candidates, row)
+                }
+                _ => PromptParts::computed(request, candidates, row),
+            };
+            let cost = Harm::of::<MOVES>(weights, &scene, candidates, row, &parts, &best).at_least();
             if cost < lowest.0 {
                 lowest = (cost, row);
             }
@@ -140,8 +167,9 @@ impl Kvatlas {
         *least = (f64::INFINITY, 0);
         let mut find = |row: usize, costs: &mut [f64]| {
             if costs[row] <= least.0 + ROUNDING && starts[row].is_nan() {
-                let outlook = books.outlook(weights, &common, request, candidates, row, now);
-                let harm = Harm::of(weights, &scene, request, candidates, row, &outlook);
+                let parts = parts_of(request, candidates, ways, row);
+                let outlook = books.outlook(&common, request, candidates, row, &parts, now);
+                let harm = Harm::of::<MOVES>(weights, &scene, candidates, row, &parts, &outlook);
                 (costs[row], starts[row], losses[row]) = (harm.sum(), harm.starts, harm.lost);
                 if costs[row] < least.0 {
                     *least = (costs[row], row);
@@ -156,23 +184,53 @@ impl Kvatlas {
     }
 
     /// Calls `each` with the terms of every row, in order.
-    fn assess(&self, request: &Request<'_>, candidates: &Candidates, now: f64, mut each: impl FnMut(&Harm)) {
+    fn assess(
+        &self,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        ways: Option<&Ways<'_>>,
+        now: f64,
+        mut each: impl FnMut(&Harm),
+    ) {
         let (weights, books) = (&self.weights, &self.books);
-        let scene = Scene::new(weights, request, candidates, now);
+        let scene = Scene::new(request, candidates, now);
         let common = books.common(weights, request, candidates, now);
         for row in 0..candidates.len() {
-            let outlook = books.outlook(weights, &common, request, candidates, row, now);
-            each(&Harm::of(weights, &scene, request, candidates, row, &outlook));
+            let parts = parts_of(request, candidates, ways, row);
+            let outlook = books.outlook(&common, request, candidates, row, &parts, now);
+            each(&if ways.is_none() && candidates.ways.is_empty() {
+                Harm::of::<false>(weights, &scene, candidates, row, &parts, &outlook)
+            } else {
+                Harm::of::<true>(weights, &scene, candidates, row, &parts, &outlook)
+            });
         }
     }
 
+    fn decide(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) -> Choice {
+        if self.weights.hold > 0.0 && !follows(request, candidates) && !self.has_room(candidates) {
+            return Choice::Wait;
+        }
+        let row = self.cheapest(request, candidates, ways, now);
+        self.goes_or_waits(row, request, candidates, ways, now)
+    }
+
     /// Decides if a request goes to the row that was chosen, or waits in the router for its worker.
-    fn goes_or_waits(&mut self, row: usize, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
+    fn goes_or_waits(
+        &mut self,
+        row: usize,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        ways: Option<&Ways<'_>>,
+        now: f64,
+    ) -> Choice {
         let Weights { hold, patience, .. } = self.weights;
         // What goes on from a prompt on its way there is computed with it: one of a burst gains nothing by waiting here.
         let follows = candidates.predicted_blocks[row] > candidates.device_blocks[row];
         if patience <= 0.0 || hold <= 0.0 || follows {
             return Choice::Row(row);
+        }
+        if request.waited < MOMENT && self::follows(request, candidates) {
+            return Choice::Wait;
         }
         // What it would push out is likely to be gone on from in a moment.
         if request.waited < patience * self.losses[row] {
@@ -181,12 +239,15 @@ impl Kvatlas {
         if self.starts[row] <= hold {
             return Choice::Row(row);
         }
-        self.assess_all(request, candidates, now);
-        let started = self.costs[row] - self.starts[row] / candidates.weight[row];
+        self.assess_all(request, candidates, ways, now);
+        // What a session will bring some day is no reason to keep its first request waiting now.
+        let now_only = |row: usize| self.costs[row] - self.settled[row];
+        let started = now_only(row) - self.starts[row] / candidates.weight[row];
         let mut best = (f64::INFINITY, row);
-        for (other, (cost, starts)) in self.costs.iter().zip(&self.starts).enumerate() {
-            if *starts <= hold && *cost < best.0 {
-                best = (*cost, other);
+        for (other, starts) in self.starts.iter().enumerate() {
+            let cost = now_only(other);
+            if *starts <= hold && cost < best.0 {
+                best = (cost, other);
             }
         }
         let (cost, instead) = best;
@@ -228,16 +289,30 @@ impl Policy for Kvatlas {
         true
     }
 
+    fn weighs_transfers(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
-        if self.weights.hold > 0.0 && !follows(request, candidates) && !self.has_room(candidates) {
-            return Choice::Wait;
-        }
-        let row = self.cheapest(request, candidates, now);
-        self.goes_or_waits(row, request, candidates, now)
+        self.decide(request, candidates, None, now)
     }
 
     fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
-        Some(self.cheapest(request, candidates, now))
+        Some(self.cheapest(request, candidates, None, now))
+    }
+
+    fn choose_way(&mut self, request: &Request<'_>, candidates: &Candidates, ways: &Ways<'_>, now: f64) -> Choice {
+        self.decide(request, candidates, Some(ways), now)
+    }
+
+    fn choose_way_now(
+        &mut self,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        ways: &Ways<'_>,
+        now: f64,
+    ) -> Option<usize> {
+        Some(self.cheapest(request, candidates, Some(ways), now))
     }
 
     fn has_room(&self, candidates: &Candidates) -> bool {
@@ -281,8 +356,18 @@ impl Policy for Kvatlas {
 
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         let mut values = Vec::with_capacity(candidates.len() * NAMES.len());
-        self.assess(request, candidates, now, |harm| values.extend(harm.row()));
+        self.assess(request, candidates, None, now, |harm| values.extend(harm.row()));
         Some(Terms { names: NAMES.to_vec(), values })
+    }
+}
+
+/// The parts of the best way of a row.
+#[inline]
+fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, row: usize) -> PromptParts {
+    match (ways, candidates.way(row)) {
+        (Some(ways), _) => PromptParts::of(&ways.of(candidates, row), request),
+        (None, Some(way)) => PromptParts::of(way, request),
+        (None, None) => PromptParts::computed(request, candidates, row),
     }
 }
 

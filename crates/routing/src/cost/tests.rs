@@ -6,14 +6,22 @@ use crate::options::Options;
 use crate::policy::{Choice, Placement, Policy};
 use crate::request::Request;
 use crate::rng::Rng;
+use crate::transfers::Ways;
 use crate::{Config, Depth, Depths, Load, Outcome, Router, Usage};
 
 /// The policy, where each choice is compared with the costs of all rows.
 struct CheckedPolicy(Kvatlas);
 
 impl CheckedPolicy {
-    fn compare(&mut self, row: usize, request: &Request<'_>, candidates: &Candidates, now: f64) {
-        self.0.assess_all(request, candidates, now);
+    fn compare(
+        &mut self,
+        row: usize,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        ways: Option<&Ways<'_>>,
+        now: f64,
+    ) {
+        self.0.assess_all(request, candidates, ways, now);
         let least = self.0.costs.iter().copied().fold(f64::INFINITY, f64::min);
         assert!(self.0.costs[row] <= least + 1e-9, "{} s at row {row}, {least} s elsewhere", self.0.costs[row]);
     }
@@ -31,14 +39,38 @@ impl Policy for CheckedPolicy {
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         let choice = self.0.choose(request, candidates, now);
         if let Choice::Row(row) | Choice::WaitFor { row, .. } = choice {
-            self.compare(row, request, candidates, now);
+            self.compare(row, request, candidates, None, now);
         }
         choice
     }
 
+    fn weighs_transfers(&self) -> bool {
+        true
+    }
+
+    fn choose_way(&mut self, request: &Request<'_>, candidates: &Candidates, ways: &Ways<'_>, now: f64) -> Choice {
+        let choice = self.0.choose_way(request, candidates, ways, now);
+        if let Choice::Row(row) | Choice::WaitFor { row, .. } = choice {
+            self.compare(row, request, candidates, Some(ways), now);
+        }
+        choice
+    }
+
+    fn choose_way_now(
+        &mut self,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        ways: &Ways<'_>,
+        now: f64,
+    ) -> Option<usize> {
+        let row = self.0.choose_way_now(request, candidates, ways, now)?;
+        self.compare(row, request, candidates, Some(ways), now);
+        Some(row)
+    }
+
     fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
         let row = self.0.choose_now(request, candidates, now)?;
-        self.compare(row, request, candidates, now);
+        self.compare(row, request, candidates, None, now);
         Some(row)
     }
 
@@ -61,10 +93,20 @@ impl Policy for CheckedPolicy {
 
 #[test]
 fn the_cheapest_is_found_without_a_close_look_at_all() {
-    for seed in 0..20 {
+    let mut pulled = 0;
+    for seed in 0..40 {
+        // In every second fleet, engines have other tiers, and pull from each other in two groups.
+        let moves = seed % 4 >= 2;
         let mut rng = Rng::new(seed);
         let mut below = |most: u64| rng.next() % most;
-        let config = Config { queue_limit: if seed % 2 == 0 { 0 } else { 100 }, ..Config::default() };
+        let quick = |slow: f64| if seed % 8 < 4 { slow / 100.0 } else { slow };
+        let slow = Config::default();
+        let config = Config {
+            queue_limit: if seed % 2 == 0 { 0 } else { 100 },
+            pull_setup: quick(slow.pull_setup),
+            pull_floor: quick(slow.pull_floor),
+            ..slow
+        };
         let policy = CheckedPolicy(Kvatlas::new(&mut Options::default(), seed).unwrap());
         let mut router = Router::new(config, Box::new(policy));
         let workers: Vec<_> = (0..12).map(|nth| router.add_worker(&format!("{nth}"), 0, 1.0, 0.0)).collect();
@@ -72,35 +114,56 @@ fn the_cheapest_is_found_without_a_close_look_at_all() {
             let capacity_blocks = Some(500.0 + below(2_000) as f64);
             router.report(*worker, &Load { capacity_blocks, ..Load::default() }, 0.0);
         }
+        for (nth, worker) in workers.iter().enumerate().filter(|(nth, _)| moves && nth % 6 != 5) {
+            router.set_pulls(*worker, Some(if nth % 3 == 0 { "one" } else { "other" }), 0.0);
+        }
         let (mut open, mut now) = (Vec::new(), 0.0);
         for _ in 0..600 {
             now += below(100) as f64 / 1e3;
+            for worker in &workers {
+                router.heard(*worker, now);
+            }
             let family = below(20);
             let prompt: Vec<u64> = (0..10 + below(400)).map(|block| family << 32 | block).collect();
-            let request = Request { tokens: prompt.len() as u32 * 16, content_hashes: &prompt, ..Request::default() };
+            let request = Request {
+                tokens: prompt.len() as u32 * 16,
+                block_size: 16,
+                content_hashes: &prompt,
+                tells: below(8) > 0,
+                ..Request::default()
+            };
             let mut depths = Depths::default();
             depths.begin();
             for worker in &workers {
+                let mut depth = || below(prompt.len() as u64 + 1) as u32;
+                let (device, host, any) = (depth(), depth(), depth());
                 if below(3) == 0 {
-                    let device = below(prompt.len() as u64 + 1) as u32;
                     depths.set(worker.0, Depth { device, host: device, any: device });
+                }
+                if moves && below(4) == 0 {
+                    depths.set_loadable(worker.0, host, any, host);
                 }
             }
             let outcome = router.choose_or_wait(&request, &depths, None, now);
             let bound = router.bind(now).into_iter().map(|(_, outcome)| outcome);
             for outcome in std::iter::once(outcome).chain(bound) {
                 if let Outcome::Placed(decision) = outcome {
-                    open.push(decision.id);
+                    let expected = decision.cached_tokens;
+                    pulled += usize::from(decision.transfer.is_some_and(|transfer| transfer.pull.is_some()));
+                    open.push((decision.id, expected));
                 }
             }
             if open.len() > 8 {
                 let at = below(open.len() as u64) as usize;
-                router.first_token(open[at], now);
-                let ended = open.swap_remove(below(open.len() as u64) as usize);
-                router.finish(ended, Usage { output_tokens: Some(below(500) as u32), ..Usage::default() }, now);
+                router.first_token(open[at].0, now);
+                let (ended, expected) = open.swap_remove(below(open.len() as u64) as usize);
+                let cached_tokens = (below(4) > 0).then_some(expected);
+                let usage = Usage { output_tokens: Some(below(500) as u32), cached_tokens };
+                router.finish(ended, usage, now);
             }
         }
     }
+    assert!(pulled > 100, "{pulled} requests pull");
 }
 
 /// One engine with room for three prompts. One client has sent each of its turns as soon as it had the answer to the one

@@ -6,18 +6,10 @@ use crate::options::Options;
 /// Weights of the terms of the cost, which is in seconds. Each can be given as an option of the same name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// Weight of a second of prefill, for each request that generates at the engine meanwhile.
-    pub decodes: f64,
-    /// Weight of a second of prefill that requests to come cannot have.
-    pub later: f64,
     /// Weight of the seconds that it took to compute what the new blocks push out.
     pub evict: f64,
     /// Weight of a second by which requests to come will wait longer for room in the cache.
     pub price: f64,
-    /// Cost of a token in the host's memory, relative to computing it.
-    pub host: f64,
-    /// Cost of a token on another tier, relative to computing it.
-    pub far: f64,
     /// Weight of a second by which a new session, with all that it is expected to send, and the sessions that live at an
     /// engine will delay each other. 0: the first request of a session is like any other.
     pub settle: f64,
@@ -31,20 +23,15 @@ pub struct Weights {
     pub temperature: f64,
 }
 
+/// Names of former weights, with the text that says what replaced each.
+const LEARNT: [(&str, &str); 2] = [
+    ("host", "what loads from host memory cost is learnt, and begins with the settings host_floor and host_token"),
+    ("far", "what loads from disks and pools cost is learnt, and begins with the settings far_floor and far_token"),
+];
+
 impl Default for Weights {
     fn default() -> Self {
-        Self {
-            decodes: 0.03,
-            later: 0.2,
-            evict: 0.3,
-            price: 2.0,
-            host: 0.15,
-            far: 0.4,
-            settle: 0.3,
-            hold: 0.5,
-            patience: 4.0,
-            temperature: 0.0,
-        }
+        Self { evict: 0.3, price: 2.0, settle: 0.5, hold: 0.5, patience: 4.0, temperature: 0.0 }
     }
 }
 
@@ -54,15 +41,14 @@ impl Weights {
     /// # Errors
     /// Code `bad_option` for one that is not a number or out of range.
     pub(crate) fn take(options: &mut Options) -> Result<Self, Error> {
+        for (name, settings) in LEARNT {
+            options.refuse(name, settings)?;
+        }
         let its = Self::default();
         let mut weight = |name, default| options.number(name, default, 0.0, 1e6);
         Ok(Self {
-            decodes: weight("decodes", its.decodes)?,
-            later: weight("later", its.later)?,
             evict: weight("evict", its.evict)?,
             price: weight("price", its.price)?,
-            host: weight("host", its.host)?,
-            far: weight("far", its.far)?,
             settle: weight("settle", its.settle)?,
             hold: weight("hold", its.hold)?,
             patience: weight("patience", its.patience)?,

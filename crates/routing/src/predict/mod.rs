@@ -1,5 +1,6 @@
 //! Predictions of what nobody has announced: prompts on their way, and caches whose engines announce nothing at all.
 
+mod due;
 mod sent_prompts;
 mod unheard;
 

@@ -8,11 +8,9 @@
 //! The same runs count which of their blocks each worker's requests use, until these end: blocks that several use count
 //! once, and cannot be pushed out of its cache meanwhile.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use hashbrown::HashMap;
 
+use super::due::DueNumbers;
 use crate::time::Time;
 
 const NO_RUN: u32 = u32::MAX;
@@ -23,7 +21,7 @@ pub(crate) struct SentPrompts {
     runs: Vec<Run>,
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
-    due: BinaryHeap<Reverse<(Time, u32)>>,
+    due: DueNumbers,
     /// The length of `due` at which most of it is over.
     due_most: usize,
     blocks: usize,
@@ -110,7 +108,7 @@ impl SentPrompts {
             let alike = common(&run.hashes, rest);
             run.add(Entry { worker, end: alike, owner, until });
             own += run.begin_use(worker, alike);
-            self.due.push(Reverse((Time(until), next)));
+            self.due.push(Time(until), next);
             (at, fork, before) = (next, alike, before + alike);
             rest = &rest[alike as usize..];
         }
@@ -134,7 +132,7 @@ impl SentPrompts {
         if let Some(parent) = self.runs.get_mut(at as usize) {
             parent.children += 1;
         }
-        self.due.push(Reverse((Time(until), new)));
+        self.due.push(Time(until), new);
         Insertion { leaf: Some(Leaf { run: new, end }), depth: before + end, own }
     }
 
@@ -205,7 +203,7 @@ impl SentPrompts {
         });
         let mut at = leaf.run;
         while let Some(run) = self.runs.get(at as usize) {
-            self.due.push(Reverse((Time(until), at)));
+            self.due.push(Time(until), at);
             at = run.parent;
         }
     }
@@ -229,10 +227,7 @@ impl SentPrompts {
 
     /// Drops what is over.
     pub(crate) fn expire(&mut self, now: f64) {
-        while let Some(&Reverse((time, run))) = self.due.peek()
-            && time.0 <= now
-        {
-            self.due.pop();
+        while let Some(run) = self.due.pop(now) {
             self.runs[run as usize].entries.retain(|entry| entry.until > now);
             self.prune(run);
         }
@@ -244,7 +239,7 @@ impl SentPrompts {
             self.prune(run);
         }
         let times = |(at, run): (usize, &Run)| -> Vec<_> {
-            run.entries.iter().map(|entry| Reverse((Time(entry.until), at as u32))).collect()
+            run.entries.iter().map(|entry| (Time(entry.until), at as u32)).collect()
         };
         self.due = self.runs.iter().enumerate().flat_map(times).collect();
         self.due_most = 2 * self.due.len() + 1024;

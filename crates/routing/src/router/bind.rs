@@ -9,7 +9,7 @@ use crate::router::Router;
 use crate::router::config::Order;
 use crate::router::outcome::{Outcome, Refusal, RequestId, WorkerId};
 use crate::router::place::Plan;
-use crate::router::waiting::Aim;
+use crate::router::waiting::{Aim, Turn};
 use crate::time::Time;
 
 /// Room comes with time too: after that many seconds it is worth a look.
@@ -23,6 +23,7 @@ const ROWS: usize = 4_096;
 const FEWEST: usize = 4;
 
 /// The policy's answer about a request that waits.
+#[derive(Debug, Clone, Copy)]
 struct PolicyAnswer {
     priority: Reverse<i32>,
     since: f64,
@@ -30,6 +31,8 @@ struct PolicyAnswer {
     work: Option<f64>,
     /// The first block that has to be computed; 0: there is none with a hash.
     next: u64,
+    /// The worker that it waits for.
+    aim: Option<Aim>,
     /// True if there is reason to ask again right now.
     is_due: bool,
 }
@@ -69,10 +72,10 @@ impl Router {
         if self.rests(now) {
             return Vec::new();
         }
-        let (lanes, mut numbers, mut all) = (self.lanes_with_room(now), Vec::new(), Vec::new());
+        let (lanes, mut turns, mut all) = (self.lanes_with_room(now), Vec::new(), Vec::new());
         for lane in &lanes {
-            self.waiting.first(*lane, self.scan(lanes.len()), &self.room, now, &mut numbers);
-            all.extend(numbers.iter().copied().map(RequestId));
+            self.waiting.first(*lane, self.scan(lanes.len()), &self.room, now, &mut turns);
+            all.extend(turns.iter().filter(|turn| !turn.repeats).map(|turn| RequestId(turn.number)));
         }
         all
     }
@@ -92,7 +95,7 @@ impl Router {
         self.waiting.len() == 0 || !self.room.is_new && now < self.tried + LOOK_AGAIN
     }
 
-    /// Returns how many requests of each lane are looked at.
+    /// Returns how many prompts of each lane are looked at.
     fn scan(&self, lanes: usize) -> usize {
         let most = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
         (most / lanes.max(1)).max(1)
@@ -159,29 +162,40 @@ impl Router {
     ) -> Option<u64> {
         let lanes = self.lanes_with_room(now);
         let scan = self.scan(lanes.len());
-        let mut numbers = std::mem::take(&mut self.numbers);
+        let mut turns = std::mem::take(&mut self.turns);
         // By priority, then turn, then age.
         let mut best: Option<(Reverse<i32>, Time, u64)> = None;
         let ageing = self.ageing();
-        let mut asked = Vec::new();
+        let mut asked: Vec<(Turn, PolicyAnswer)> = Vec::new();
         for lane in lanes {
             loop {
-                self.waiting.first(lane, scan, &self.room, now, &mut numbers);
+                let is_all = self.waiting.first(lane, scan, &self.room, now, &mut turns);
                 let mut due = 0;
                 asked.clear();
-                for &number in &numbers {
-                    let Some(its) = self.ask(number, now, look_up) else { continue };
+                let mut first = None;
+                for &turn in &turns {
+                    let answer = if turn.repeats {
+                        first.and_then(|(number, its)| self.answer_again(turn.number, number, its))
+                    } else {
+                        let answer = self.ask(turn.number, now, look_up);
+                        first = answer.map(|its| (turn.number, its));
+                        answer
+                    };
+                    let Some(its) = answer else { continue };
                     due += usize::from(its.is_due);
                     if best.is_some_and(|best| best.0 < its.priority) {
                         break;
                     }
                     let placed = its.work.is_some();
-                    asked.push((number, its));
+                    asked.push((turn, its));
                     if placed && self.config.order == Order::Fcfs {
                         break;
                     }
                 }
-                for &(number, PolicyAnswer { priority, since, work, next, .. }) in &asked {
+                // Of several with one prompt the oldest comes first.
+                for &(Turn { number, .. }, PolicyAnswer { priority, since, work, next, .. }) in
+                    asked.iter().filter(|(turn, _)| !turn.repeats)
+                {
                     let Some(work) = work else { continue };
                     let turn = match self.config.order {
                         Order::Fcfs => 0.0,
@@ -193,21 +207,35 @@ impl Router {
                         best = Some(its);
                         group.clear();
                         if next != 0 && self.config.order == Order::LeastWork {
-                            let with = |(other, its): &&(u64, PolicyAnswer)| {
-                                *other != number && its.next == next && its.priority == priority && its.work.is_some()
+                            let with = |(other, its): &&(Turn, PolicyAnswer)| {
+                                other.number != number
+                                    && its.next == next
+                                    && its.priority == priority
+                                    && its.work.is_some()
                             };
-                            group.extend(asked.iter().filter(with).map(|(number, _)| *number));
+                            group.extend(asked.iter().filter(with).map(|(other, _)| other.number));
                         }
                     }
                 }
                 // Where all of these wait for a worker of their own, others may come next.
-                if due > 0 || numbers.len() < scan {
+                if due > 0 || is_all {
                     break;
                 }
             }
         }
-        self.numbers = numbers;
+        self.turns = turns;
         best.map(|(_, _, number)| number)
+    }
+
+    /// Returns the policy's answer about a request with the prompt of one that it was just asked about: the same.
+    fn answer_again(&mut self, number: u64, first: u64, its: PolicyAnswer) -> Option<PolicyAnswer> {
+        let mut ticket = self.waiting.take(number)?;
+        let since = ticket.since;
+        self.waiting.copy_depths(first, &mut ticket);
+        self.fleet.aims(ticket.aim, its.aim);
+        self.waiting.set_aim(&mut ticket, its.aim);
+        self.waiting.put_back(ticket);
+        Some(PolicyAnswer { since, ..its })
     }
 
     /// Seconds of work that a second of waiting counts. To let somebody in who waited long pushes out as much as it has
@@ -253,7 +281,7 @@ impl Router {
             Plan::Row { row, .. } => {
                 let who = (!self.who.is_empty()).then_some(&self.who[..]);
                 let candidates = self.fleet.same_candidates(who);
-                let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
+                let depth = candidates.reached(row);
                 next = request.content_hashes.get(depth as usize).copied().unwrap_or(0);
                 (Some(f64::from(request.uncached(depth)) / candidates.prefill_rate[row]), ticket.aim)
             }
@@ -265,14 +293,14 @@ impl Router {
         self.waiting.set_aim(&mut ticket, aim);
         let is_due = ticket.is_due(&self.room, now);
         self.waiting.put_back(ticket);
-        Some(PolicyAnswer { priority, since, work, next, is_due })
+        Some(PolicyAnswer { priority, since, work, next, aim, is_due })
     }
 
     /// A request is to wait for the worker of a row of the candidates that were just asked for.
     pub(super) fn aim(&self, request: &Request<'_>, row: usize, now: f64) -> Aim {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         let candidates = self.fleet.same_candidates(who);
-        let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
+        let depth = candidates.reached(row);
         let tokens = f64::from(request.uncached(depth));
         Aim { worker: candidates.worker[row], asked: self.room.now(), again: now + ASK_AGAIN, tokens }
     }
@@ -288,7 +316,7 @@ impl Router {
 }
 
 /// Returns how many of those that may be placed have the same block to compute first; 1 if that is not known.
-fn siblings(asked: &[(u64, PolicyAnswer)], next: u64) -> f64 {
+fn siblings(asked: &[(Turn, PolicyAnswer)], next: u64) -> f64 {
     if next == 0 {
         return 1.0;
     }

@@ -92,9 +92,29 @@ settings! {
     queue_timeout: f64 = 60.0, 0.0 to MOST;
     /// Weight of a second of waiting against a second of work, with [`Order::LeastWork`].
     ageing: f64 = 0.3, 0.0 to MOST;
-    /// Waiting requests that are looked at when there is room, the oldest of the highest priority first; fewer where
-    /// there are more than 64 workers.
+    /// Prompts that wait and are compared when there is room, the oldest of the highest priority first; fewer where there
+    /// are more than 64 workers. Requests with the same prompt that came one after another count as one.
     queue_scan: usize = 64, 1.0 to MOST;
+    /// Seconds that a load from host memory takes at least, until that is learnt.
+    host_floor: f64 = 0.013, 0.0 to MOST;
+    /// Seconds more for each token, until that is learnt.
+    host_token: f64 = 2.3e-6, 0.0 to MOST;
+    /// Seconds that a load from a disk or a pool takes at least, until that is learnt.
+    far_floor: f64 = 0.025, 0.0 to MOST;
+    /// Seconds more for each token, until that is learnt.
+    far_token: f64 = 13.4e-6, 0.0 to MOST;
+    /// Seconds that a pull from another worker takes at least, until that is learnt.
+    pull_floor: f64 = 0.0255, 0.0 to MOST;
+    /// Seconds more for each token, until that is learnt.
+    pull_token: f64 = 4.07e-6, 0.0 to MOST;
+    /// Seconds more for the first pull of a pair of workers, until that is learnt.
+    pull_setup: f64 = 0.13, 0.0 to MOST;
+    /// Workers that one worker pulls from, at most.
+    pull_sources: usize = 8, 0.0 to 127.0;
+    /// Seconds within which a worker must have been heard of for others to pull from it.
+    source_heard: f64 = 1.0, 0.0 to MOST;
+    /// Seconds for which a pair of workers is left alone that has not brought what was expected.
+    pair_out: f64 = 300.0, 0.0 to MOST;
 }
 
 impl Config {

@@ -4,7 +4,7 @@ use crate::depths::Depths;
 use crate::policy::Terms;
 use crate::request::Request;
 use crate::router::Router;
-use crate::router::outcome::WorkerId;
+use crate::router::outcome::{Transfer, WorkerId};
 
 /// An explanation of what a router would decide, and why: a row for each candidate.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +13,9 @@ pub struct Explanation {
     pub workers: Vec<WorkerId>,
     /// Prompt tokens that each is expected to have in its cache.
     pub cached_tokens: Vec<u32>,
+    /// Parts that each would load or pull, as in [`Decision::transfer`](crate::Decision::transfer); empty if there is
+    /// nothing to load or pull.
+    pub transfers: Vec<Option<Transfer>>,
     /// The policy's terms, if it has any.
     pub terms: Option<Terms>,
 }
@@ -34,16 +37,20 @@ impl Router {
             return Explanation::default();
         }
         self.hold_back(now);
-        let (policy, who) = (&self.policy, &self.who);
-        let candidates = self.fleet.candidates(depths, Some(&self.expected), (!who.is_empty()).then_some(who), now);
-        let cached = |row: usize| -> u32 {
-            let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
-            request.tokens - request.uncached(depth)
-        };
+        let Self { fleet, who, expected, .. } = self;
+        fleet.candidates(depths, Some(expected), (!who.is_empty()).then_some(who), now);
+        self.note_ways(&request, depths, None, now);
+        let (fleet, policy) = (&self.fleet, &self.policy);
+        let candidates = fleet.same_candidates((!self.who.is_empty()).then_some(&self.who));
+        let cached = |row: usize| -> u32 { request.tokens - request.uncached(candidates.reached(row)) };
+        let transfers = candidates.ways.iter().enumerate();
+        let transfers =
+            transfers.map(|(row, way)| way.is_choice().then(|| fleet.transfer(way, &request, candidates, row)));
         let explanation = Explanation {
             workers: candidates.worker.iter().map(|&worker| WorkerId(worker)).collect(),
             cached_tokens: (0..candidates.len()).map(cached).collect(),
             terms: policy.explain(&request, candidates, now),
+            transfers: transfers.collect(),
         };
         self.guessed = guessed.unwrap_or_default();
         explanation

@@ -8,6 +8,7 @@ use kvatlas_index::View;
 
 use crate::candidates::Candidates;
 use crate::depths::{Depth, Depths};
+use crate::request::Request;
 use crate::router::belief::{Belief, Beliefs};
 use crate::router::config::Config;
 use crate::router::lookup::Lookup;
@@ -15,6 +16,7 @@ use crate::router::outcome::{Load, WorkerId};
 use crate::router::share::{ComputeTime, ExpectedBlocks, Share};
 use crate::router::waiting::Aim;
 use crate::speed::{FleetSpeed, Speed};
+use crate::transfers::{Transfers, Ways};
 
 /// Samples of the fleet's speed after which all rows are brought up to date.
 const REFRESH: u32 = 16;
@@ -41,9 +43,20 @@ pub(super) struct Slot {
     pub(super) late: bool,
     /// Requests placed anywhere when it joined.
     pub(super) joined_at: u64,
-    /// Prompts without a first token, in the order in which they were sent: request, uncached tokens.
-    queue: VecDeque<(u64, f64)>,
+    /// Prompts without a first token, in the order in which they were sent.
+    queue: VecDeque<QueuedPrompt>,
     speed: Speed,
+}
+
+/// A prompt without a first token.
+#[derive(Debug, Clone, Copy)]
+struct QueuedPrompt {
+    request: u64,
+    uncached: f64,
+    /// Time at which its loads and pulls should be done: its turn comes no sooner.
+    ready: f64,
+    /// True if its request loads or pulls anything.
+    moves: bool,
 }
 
 impl Slot {
@@ -211,7 +224,8 @@ impl Fleet {
         rows.queued_prompt_tokens[at] -= share.tokens;
     }
 
-    pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, now: f64) {
+    /// Counts a request that was sent. `ready`: the time at which its loads and pulls should be done.
+    pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, ready: f64, now: f64) {
         self.begin(at, share);
         let (at, rows) = (at as usize, &mut self.rows);
         rows.sent[at] += 1;
@@ -219,12 +233,14 @@ impl Fleet {
             rows.last_cold[at] = now;
         }
         let slot = &mut self.slots[at];
-        if slot.queue.is_empty() {
+        // It goes before prompts whose transfers end later.
+        let place = slot.queue.partition_point(|its| its.ready <= ready);
+        if place == 0 {
             slot.speed.begins(now);
-            self.head_since[at] = now;
+            self.head_since[at] = ready;
             rows.head_tokens[at] = share.uncached;
         }
-        slot.queue.push_back((request, share.uncached));
+        slot.queue.insert(place, QueuedPrompt { request, uncached: share.uncached, ready, moves: ready > now });
     }
 
     /// A prompt is not waiting any more.
@@ -232,16 +248,19 @@ impl Fleet {
         self.prompt_computed(at, share);
         let at = at as usize;
         let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
-        let head = slot.queue.front().is_some_and(|(first, _)| *first == request);
-        if let Some(place) = slot.queue.iter().position(|(its, _)| *its == request) {
+        let head = slot.queue.front().is_some_and(|first| first.request == request);
+        // The end of a transfer is not known, so neither is the time at which the prompt began to be computed.
+        let mut is_measured = true;
+        if let Some(place) = slot.queue.iter().position(|its| its.request == request) {
+            is_measured = slot.queue.iter().take(place + 1).all(|its| !its.moves);
             slot.queue.remove(place);
         }
         let more = !slot.queue.is_empty();
         if head || computed == ComputeTime::Now {
-            self.head_since[at] = now;
+            self.head_since[at] = slot.queue.front().map_or(now, |first| first.ready.max(now));
         }
         let learnt = match computed {
-            ComputeTime::Now => slot.speed.learn_prefill(share.uncached, more, now, &mut self.speed),
+            ComputeTime::Now if is_measured => slot.speed.learn_prefill(share.uncached, more, now, &mut self.speed),
             ComputeTime::Before { sent } => {
                 let learnt = slot.speed.came_whole(share.uncached, sent, now, &mut self.speed);
                 if head || !more {
@@ -249,14 +268,14 @@ impl Fleet {
                 }
                 learnt
             }
-            ComputeTime::Unknown => {
-                if head {
+            ComputeTime::Now | ComputeTime::Unknown => {
+                if head || computed == ComputeTime::Now {
                     slot.speed.spoilt(now);
                 }
                 false
             }
         };
-        rows.head_tokens[at] = slot.queue.front().map_or(0.0, |(_, uncached)| *uncached);
+        rows.head_tokens[at] = slot.queue.front().map_or(0.0, |first| first.uncached);
         if !more {
             self.head_since[at] = f64::INFINITY;
         }
@@ -269,7 +288,7 @@ impl Fleet {
     /// it from its first token.
     pub(super) fn late_head(&self, at: u32, now: f64) -> Option<u64> {
         let at = at as usize;
-        let &(request, uncached) = self.slots[at].queue.front()?;
+        let &QueuedPrompt { request, uncached, .. } = self.slots[at].queue.front()?;
         (now - self.head_since[at] - uncached / self.rows.prefill_rate[at] > LATE).then_some(request)
     }
 
@@ -306,6 +325,14 @@ impl Fleet {
     pub(super) fn learn_step(&mut self, at: u32, seconds: f64) {
         self.slots[at as usize].speed.learn_step(seconds, &mut self.speed);
         self.publish(at as usize);
+    }
+
+    /// Sets whether it is known how much of a prompt a worker computes. `start`: the rate to begin with if not.
+    pub(super) fn set_measured(&mut self, id: WorkerId, is_measured: bool, start: f64) {
+        self.slots[id.0 as usize].speed.set_measured(is_measured, start, &mut self.speed);
+        for at in 0..self.slots.len() {
+            self.publish_speed(at);
+        }
     }
 
     /// Measurements of speed that were left out.
@@ -371,6 +398,8 @@ impl Fleet {
             let depth = if *trusted { depth } else { Depth::default() };
             (*device, *host, *any) = (depth.device, depth.host, depth.any);
         }
+        rows.ways.clear();
+        rows.way = None;
         rows.predicted_blocks.copy_from_slice(&rows.device_blocks);
         rows.shared_blocks.fill(0);
         if let Some(expected) = expected {
@@ -384,7 +413,34 @@ impl Fleet {
         }
         let Some(who) = who else { return &self.rows };
         self.chosen.gather(&self.rows, who);
+        self.chosen.ways.clear();
+        self.chosen.way = None;
         &self.chosen
+    }
+
+    /// Returns the ways to serve a request, if there is anything to load or pull.
+    #[inline]
+    pub(super) fn ways<'t>(
+        &self,
+        transfers: &'t mut Transfers,
+        request: &Request<'_>,
+        depths: &Depths,
+        now: f64,
+    ) -> Option<Ways<'t>> {
+        let is_trusted = |worker: u32| self.rows.trusted.get(worker as usize).is_some_and(|trusted| *trusted);
+        transfers.ways(request, depths, is_trusted, now)
+    }
+
+    /// Notes the best way of one of the candidates that were just asked for, or of all (`row` is none).
+    pub(super) fn note_ways(&mut self, ways: &Ways<'_>, who: Option<&[u32]>, row: Option<usize>) {
+        let all = if who.is_none() { &mut self.rows } else { &mut self.chosen };
+        if let Some(row) = row {
+            all.way = Some((row, ways.of(all, row)));
+        } else {
+            let mut filled = std::mem::take(&mut all.ways);
+            filled.extend((0..all.len()).map(|row| ways.of(all, row)));
+            all.ways = filled;
+        }
     }
 
     /// Returns the candidates that [`Fleet::candidates`] was last asked for, `who` being the same.

@@ -39,6 +39,10 @@ impl Router {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
         }
         let worker = its.worker;
+        self.transfers.heard(worker, now);
+        if let Some(moved) = &mut its.moved {
+            moved.arrive(&mut self.transfers);
+        }
         if !its.passed {
             // What is computed behind it does not wait for it, so nothing does.
             if let Some(late) = self.fleet.late_head(worker, now).filter(|head| computed && *head != id.0) {
@@ -70,9 +74,16 @@ impl Router {
     /// Where first tokens are never told, all requests are taken so.
     pub fn comes_whole(&mut self, id: RequestId, now: f64) {
         let now = self.at(now);
-        let Some(its) = self.placed.get(&id.0) else { return };
+        let Some(its) = self.placed.get_mut(&id.0) else { return };
+        if let Some(moved) = &mut its.moved {
+            moved.comes_whole();
+        }
         if its.first_token.is_none() && !its.passed {
             let until = now + self.fleet.until_computed(its.worker, now);
+            if self.unseen.len() > 4 * self.placed.len() + 1024 {
+                // Many have ended before they should have been computed.
+                self.unseen.retain(|Reverse((_, number))| self.placed.get(number).is_some_and(|its| !its.passed));
+            }
             self.unseen.push(Reverse((Time(until), id.0)));
         }
     }
@@ -92,6 +103,7 @@ impl Router {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
         its.heard = now;
+        self.transfers.heard(its.worker, now);
         let tokens = f64::from(tokens);
         let less = its.share.output_left.min(tokens);
         its.share.output_left -= less;
@@ -140,6 +152,7 @@ impl Router {
     /// Counts a request that finished, and what its engine had cached against what was expected.
     pub(super) fn count_finished(&mut self, its: &Reservation, usage: Usage) -> FinishedRequest {
         self.counts.finished += 1;
+        self.note_transfer(its, usage.cached_tokens);
         if let Some(cached) = usage.cached_tokens {
             self.counts.expected_cached += u64::from(its.cached);
             self.counts.reported_cached += u64::from(cached);
@@ -167,7 +180,7 @@ impl Router {
         if let Some(leaf) = leaf {
             self.on_the_way.forget(leaf, id.0);
         }
-        self.release(id.0, now);
+        self.give_up(id.0, now);
         self.counts.failed += 1;
         true
     }
@@ -181,6 +194,7 @@ impl Router {
     pub(super) fn expire_until(&mut self, now: f64) -> usize {
         self.pass_unseen(now);
         self.end_peers(now);
+        self.look_at_late_pulls(now);
         let mut given_up = 0;
         while let Some(&Reverse((time, number))) = self.due.peek()
             && time.0 <= now
@@ -196,7 +210,7 @@ impl Router {
             if let Some(leaf) = its.leaf {
                 self.on_the_way.forget(leaf, number);
             }
-            self.release(number, now);
+            self.give_up(number, now);
             self.counts.expired += 1;
             given_up += 1;
         }
@@ -207,7 +221,10 @@ impl Router {
 
     /// Takes a request out of the books.
     pub(super) fn release(&mut self, number: u64, now: f64) -> Option<Reservation> {
-        let its = self.placed.remove(&number)?;
+        let mut its = self.placed.remove(&number)?;
+        if let Some(moved) = &mut its.moved {
+            moved.arrive(&mut self.transfers);
+        }
         if let Some(unheard) = &mut self.unheard {
             // What finished well is not with it any more.
             unheard.failed(number, now);
@@ -311,9 +328,14 @@ mod tests {
             let now = f64::from(number) * 1e-3;
             let request = Request { tokens: 10, ..Request::default() };
             let Outcome::Placed(decision) = router.choose(&request, &Depths::unknown(), now) else { unreachable!() };
-            router.first_token(decision.id, now);
+            if number % 2 == 0 {
+                router.first_token(decision.id, now);
+            } else {
+                router.comes_whole(decision.id, now);
+            }
             router.finish(decision.id, Usage::default(), now);
             assert!(router.due.len() < 2_048, "{}", router.due.len());
+            assert!(router.unseen.len() < 2_048, "{}", router.unseen.len());
         }
         // One that is still there is still given up.
         let Outcome::Placed(_) = router.choose(&Request::default(), &Depths::unknown(), 20.0) else { unreachable!() };

@@ -7,6 +7,7 @@ mod explain;
 mod fleet;
 mod life;
 mod lookup;
+mod next_best;
 mod outcome;
 mod peer_requests;
 mod place;
@@ -14,6 +15,7 @@ mod request_changes;
 mod room;
 mod sessions;
 mod share;
+mod transfers;
 mod waiting;
 mod workers;
 
@@ -25,8 +27,10 @@ pub use config::{Config, Order};
 pub use explain::Explanation;
 pub use lookup::Lookup;
 pub use outcome::{
-    ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, WorkerId,
+    ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, PullSource, Refusal, RequestId, Transfer,
+    TransferAction, Usage, WorkerId,
 };
+pub use transfers::TransferCost;
 
 use hashbrown::HashMap;
 use request_changes::Peers;
@@ -38,11 +42,12 @@ use crate::policy::Policy;
 use crate::predict::{Leaf, PredictedIndex, SentPrompts};
 use crate::request::Request;
 use crate::time::Time;
+use crate::transfers::{MovedTokens, Transfers};
 use fleet::Fleet;
 use room::Room;
 use sessions::Sessions;
 use share::{ExpectedBlocks, Share};
-use waiting::WaitingRequests;
+use waiting::{Turn, WaitingRequests};
 
 /// Chooses a worker for each request and keeps the books.
 ///
@@ -69,6 +74,9 @@ pub struct Router {
     fleet: Fleet,
     placed: HashMap<u64, Reservation>,
     due: BinaryHeap<Reverse<(Time, u64)>>,
+    transfers: Transfers,
+    /// Names of the groups of workers that pull from each other; the first is 1.
+    groups: Vec<Box<str>>,
     /// Times at which the prompts of requests should be computed of which nobody will tell.
     unseen: BinaryHeap<Reverse<(Time, u64)>>,
     first_tokens: u64,
@@ -91,13 +99,15 @@ pub struct Router {
     counts: Counts,
     mean_output: f64,
     outputs: f64,
+    /// Other workers that a decision names.
+    others: usize,
     /// Prompt tokens that were to be computed, and those that were expected in a cache and gone by then; fading.
     computed: f64,
     gone: f64,
     // Kept for their memory.
     expected: ExpectedBlocks,
     who: Vec<u32>,
-    numbers: Vec<u64>,
+    turns: Vec<Turn>,
 }
 
 /// A request that is with a worker.
@@ -123,6 +133,8 @@ struct Reservation {
     /// Blocks of its prompt that are not kept in mind: they count where it is, as nobody else's.
     nameless: f64,
     uncached: u32,
+    /// The transfer, if it loads or pulls anything.
+    moved: Option<Box<MovedTokens>>,
 }
 
 impl Router {
@@ -133,6 +145,8 @@ impl Router {
             fleet: Fleet::new(&config),
             placed: HashMap::new(),
             due: BinaryHeap::new(),
+            transfers: transfers::of(&config),
+            groups: Vec::new(),
             unseen: BinaryHeap::new(),
             first_tokens: 0,
             on_the_way: SentPrompts::new(config.predicted_limit),
@@ -151,11 +165,12 @@ impl Router {
             counts: Counts::default(),
             mean_output: config.output_tokens,
             outputs: 0.0,
+            others: 0,
             computed: 0.0,
             gone: 0.0,
             expected: ExpectedBlocks::default(),
             who: Vec::new(),
-            numbers: Vec::new(),
+            turns: Vec::new(),
             policy,
             config,
         }
@@ -165,6 +180,11 @@ impl Router {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Lets each decision from now on name up to `most` other workers ([`Decision::others`]), none at first.
+    pub fn name_others(&mut self, most: usize) {
+        self.others = most;
     }
 
     /// The policy's name.

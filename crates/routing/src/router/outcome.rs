@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::transfers::PullResult;
+
 /// The number of a worker and rank in a router: [`crate::Candidates::worker`]. It may be used again after the worker
 /// has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,7 +65,7 @@ impl ChoiceReason {
 }
 
 /// A decision where a request goes. The router counts it there until it is told what became of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The request.
     pub id: RequestId,
@@ -84,6 +86,64 @@ pub struct Decision {
     pub held_blocks: Option<u32>,
     /// The reason why the request goes there.
     pub why: ChoiceReason,
+    /// Treatment of the part of the prompt that the worker does not hold on its device; none if there is nothing that it
+    /// could load or pull.
+    pub transfer: Option<Box<Transfer>>,
+    /// Names of other workers that could take the request, those that would begin to generate first in front; at most as
+    /// many as [`crate::Router::name_others`] asks for.
+    pub others: Vec<Arc<str>>,
+}
+
+/// Treatment of the part of a prompt that a worker does not hold on its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TransferAction {
+    /// The worker computes all of it, though it could load a part.
+    Compute,
+    /// The worker loads a part from tiers of its own, and computes the rest.
+    Load,
+    /// The worker pulls a part from another one.
+    Pull,
+}
+
+impl TransferAction {
+    /// The action in a word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Load => "load",
+            Self::Pull => "pull",
+        }
+    }
+}
+
+/// Transfer of a part of a prompt to a worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transfer {
+    /// The action.
+    pub action: TransferAction,
+    /// Prompt tokens that it is expected to load from tiers of its own.
+    pub load_tokens: u32,
+    /// The worker that it pulls from.
+    pub pull: Option<PullSource>,
+    /// Largest number of prompt tokens that it may load after those on its device, as loading more takes longer than
+    /// computing it; none if it may load all.
+    pub max_load_tokens: Option<u32>,
+    /// Seconds that loading and pulling are expected to take.
+    pub seconds: f64,
+}
+
+/// The worker that a part of a prompt is pulled from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullSource {
+    /// The worker and rank.
+    pub worker: WorkerId,
+    /// The worker's name.
+    pub name: Arc<str>,
+    /// The worker's data-parallel rank.
+    pub rank: u32,
+    /// Prompt tokens that are expected from it.
+    pub tokens: u32,
 }
 
 /// The reason why a request was refused.
@@ -122,7 +182,7 @@ impl Refusal {
 }
 
 /// The outcome for a request to place.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The request goes to this worker.
     Placed(Decision),
@@ -198,4 +258,8 @@ pub struct Counts {
     pub expected_cached: u64,
     /// Prompt tokens that were in caches, over the same requests.
     pub reported_cached: u64,
+    /// Requests sent whose worker was told to pull from another one.
+    pub pulls: u64,
+    /// Pulls that are over, by result, in the order of [`PullResult::ALL`].
+    pub pulled: [u64; PullResult::ALL.len()],
 }

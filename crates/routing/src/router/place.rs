@@ -9,11 +9,14 @@ use crate::policy::Choice;
 use crate::predict::Insertion;
 use crate::request::Request;
 use crate::router::fleet::State;
+use crate::router::next_best::next_best;
 use crate::router::outcome::{ChoiceReason, Decision, Outcome, Refusal, RequestId, WorkerId};
 use crate::router::share::{ExpectedBlocks, Share};
 use crate::router::waiting::{Aim, Ticket, WaitingRequest};
 use crate::router::{Reservation, Router};
 use crate::time::Time;
+use crate::transfers::MovedTokens;
+use crate::way::PromptWay;
 
 /// A plan for a request: what would be done with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -92,6 +95,7 @@ impl Router {
         self.expect(&request, depths, now);
         let Self { fleet, who, expected, .. } = self;
         fleet.candidates(depths, Some(expected), Some(who), now);
+        self.note_ways(&request, depths, Some(0), now);
         let decision = self.reserve(&request, 0, ChoiceReason::Only, now);
         self.guessed = guessed.unwrap_or_default();
         Some(decision)
@@ -284,6 +288,22 @@ impl Router {
         allowed: Option<&[WorkerId]>,
         now: f64,
     ) -> Plan {
+        let plan = self.plan_row(request, depths, allowed, now);
+        if let Plan::Row { row, .. } | Plan::Wait { aim: Some(row) } = plan
+            && self.policy.weighs_transfers()
+            && depths.has_transfers()
+        {
+            let who = (!self.who.is_empty()).then_some(&self.who[..]);
+            let is_noted = self.fleet.same_candidates(who).way.is_some_and(|(noted, _)| noted == row);
+            // Other workers are named by what they would have to compute.
+            if !is_noted || self.others > 0 {
+                self.note_ways(request, depths, (self.others == 0).then_some(row), now);
+            }
+        }
+        plan
+    }
+
+    fn plan_row(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) -> Plan {
         if !self.gather(request, depths, allowed, now) {
             return Plan::NoWorker;
         }
@@ -297,15 +317,15 @@ impl Router {
             }
         }
         let with_new = self.hold_back(now);
-        let Self { fleet, who, expected, policy, counts, config, waiting, .. } = self;
-        let mut candidates = fleet.candidates(depths, Some(expected), (!who.is_empty()).then_some(who), now);
-        let mut choice = policy.choose(request, candidates, now);
+        let mut choice = self.ask_policy(request, depths, now);
         if let (Choice::Wait | Choice::WaitFor { .. }, Some(with_new)) = (choice, with_new) {
             // A worker that is new is better than none.
-            *who = with_new;
-            candidates = fleet.candidates(depths, Some(expected), (!who.is_empty()).then_some(who), now);
-            choice = policy.choose(request, candidates, now);
+            self.who = with_new;
+            choice = self.ask_policy(request, depths, now);
         }
+        let Self { fleet, who, policy, counts, config, waiting, transfers, .. } = self;
+        let all = (!who.is_empty()).then_some(&who[..]);
+        let candidates = fleet.same_candidates(all);
         // The last word of a wait is to send the request, not to refuse it.
         let may_wait = config.queue_limit > 0 && !request.at_once && request.waited < config.queue_timeout;
         let row = match choice {
@@ -327,10 +347,18 @@ impl Router {
                 if waiting.none_for(candidates.worker[row]) { row } else { instead }
             }
             // Nothing would end that it could wait for, or none may wait.
-            Choice::Wait | Choice::WaitFor { .. } => match policy.choose_now(request, candidates, now) {
-                Some(row) if row < candidates.len() => row,
-                _ => return Plan::Row { row: least_loaded(candidates), why: ChoiceReason::Idle },
-            },
+            Choice::Wait | Choice::WaitFor { .. } => {
+                let moves = policy.weighs_transfers() && depths.has_transfers();
+                let ways = if moves { fleet.ways(transfers, request, depths, now) } else { None };
+                let choice = match &ways {
+                    Some(ways) => policy.choose_way_now(request, candidates, ways, now),
+                    None => policy.choose_now(request, candidates, now),
+                };
+                match choice {
+                    Some(row) if row < candidates.len() => row,
+                    _ => return Plan::Row { row: least_loaded(candidates), why: ChoiceReason::Idle },
+                }
+            }
         };
         let why = if candidates.len() == 1 {
             ChoiceReason::Only
@@ -348,19 +376,52 @@ impl Router {
         Plan::Row { row, why }
     }
 
+    /// Asks the policy about the workers of `who`.
+    fn ask_policy(&mut self, request: &Request<'_>, depths: &Depths, now: f64) -> Choice {
+        let Self { fleet, who, expected, policy, transfers, .. } = self;
+        let who = (!who.is_empty()).then_some(&who[..]);
+        fleet.candidates(depths, Some(expected), who, now);
+        let candidates = fleet.same_candidates(who);
+        if policy.weighs_transfers()
+            && depths.has_transfers()
+            && let Some(ways) = fleet.ways(transfers, request, depths, now)
+        {
+            let choice = policy.choose_way(request, candidates, &ways, now);
+            if let Choice::Row(row) | Choice::WaitFor { row, .. } = choice
+                && row < candidates.len()
+            {
+                fleet.note_ways(&ways, who, Some(row));
+            }
+            choice
+        } else {
+            policy.choose(request, candidates, now)
+        }
+    }
+
     /// Reserves the row that [`Router::plan`] was just asked about.
     pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: ChoiceReason, now: f64) -> Decision {
         let Self { fleet, who, policy, .. } = self;
         let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
         policy.sent(request, candidates, row, now);
         let worker = candidates.worker[row];
-        let known = candidates.any_blocks[row];
-        let depth = candidates.predicted_blocks[row].max(known);
+        let way = candidates.way(row).copied();
+        let depth = candidates.reached(row);
+        // The index knows the blocks that are loaded or pulled, too.
+        let known = if way.is_some_and(|way| way.reached > way.device) { depth } else { candidates.any_blocks[row] };
         let held = candidates.predicted_blocks.iter().chain(&candidates.any_blocks);
         let cold = held.copied().all(|blocks| blocks == 0);
         let uncached = request.uncached(depth);
-        let held_blocks = fleet.held_on_device(worker).map(|held| held.min(request.usable_blocks()));
-        let predicted_tokens = request.uncached(known) - uncached;
+        let others = next_best(fleet, candidates, request, worker, self.others);
+        let held_blocks = fleet.held_on_device(worker).filter(|_| way.is_none_or(|way| way.source.is_none()));
+        let held_blocks = held_blocks.map(|held| held.min(request.usable_blocks()));
+        let predicted_tokens = request.uncached(known).saturating_sub(uncached);
+        let moved = way.and_then(|way| {
+            let queue = fleet.until_computed(worker, now);
+            MovedTokens::of(&way, request, candidates, row, &self.transfers, queue).map(Box::new)
+        });
+        let transfer =
+            way.filter(PromptWay::is_choice).map(|way| Box::new(fleet.transfer(&way, request, candidates, row)));
+        let ready = now + moved.as_ref().map_or(0.0, |moved| moved.seconds);
 
         let answers = f64::from(request.answers);
         let most = request.max_tokens.map_or(f64::INFINITY, f64::from);
@@ -370,7 +431,7 @@ impl Router {
             generated: 0.0,
             output_left: self.mean_output.min(most).round() * answers,
         };
-        fleet.add_sent(worker, request.number, &share, cold, now);
+        fleet.add_sent(worker, request.number, &share, cold, ready, now);
         let deadline = now + self.config.first_token_timeout;
         let Insertion { leaf, depth, own } =
             self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
@@ -404,7 +465,9 @@ impl Router {
             leaf,
             nameless,
             uncached,
+            moved,
         };
+        self.note_sent_transfer(&reservation, request.number, now);
         self.placed.insert(request.number, reservation);
         if self.first_tokens == 0 && self.counts.finished > 0 {
             // Nobody tells here.
@@ -427,6 +490,8 @@ impl Router {
             predicted_tokens,
             held_blocks,
             why,
+            transfer,
+            others,
         }
     }
 }

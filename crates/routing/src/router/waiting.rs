@@ -14,6 +14,9 @@ use crate::request::{Kind, Request};
 use crate::router::outcome::WorkerId;
 use crate::router::room::Room;
 
+/// Requests for each prompt that are looked at, at most, on average.
+const SIBLINGS: usize = 8;
+
 type Key = (Reverse<i32>, u64);
 
 /// A request with a copy of all that it is made of.
@@ -28,6 +31,7 @@ pub(super) struct WaitingRequest {
     kind: Option<Kind>,
     max_tokens: Option<u32>,
     pub(super) priority: i32,
+    tells: bool,
     answers: u32,
     number: u64,
 }
@@ -44,9 +48,24 @@ impl WaitingRequest {
             kind: request.kind,
             max_tokens: request.max_tokens,
             priority: request.priority,
+            tells: request.tells,
             answers: request.answers,
             number: request.number,
         }
+    }
+
+    /// True if another request has the same prompt, and a policy would do the same with both. Their sessions may differ:
+    /// each is asked about again when it is placed.
+    fn repeats(&self, other: &Self) -> bool {
+        !self.content_hashes.is_empty()
+            && self.tokens == other.tokens
+            && self.block_size == other.block_size
+            && self.max_tokens == other.max_tokens
+            && self.priority == other.priority
+            && self.answers == other.answers
+            && self.kind == other.kind
+            && self.text == other.text
+            && self.content_hashes == other.content_hashes
     }
 
     /// The request, which has waited for so many seconds.
@@ -63,6 +82,7 @@ impl WaitingRequest {
             max_tokens: self.max_tokens,
             priority: self.priority,
             at_once: false,
+            tells: self.tells,
             answers: self.answers,
             number: self.number,
         }
@@ -97,6 +117,14 @@ impl Ticket {
     pub(super) fn is_due(&self, room: &Room, now: f64) -> bool {
         self.aim.is_none_or(|aim| now >= aim.again || room.is_new_at(aim.worker, aim.asked))
     }
+}
+
+/// A request whose turn may come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Turn {
+    pub(super) number: u64,
+    /// The one before it has the same prompt.
+    pub(super) repeats: bool,
 }
 
 /// Tickets that may go to the same workers.
@@ -248,12 +276,31 @@ impl WaitingRequests {
         self.lanes.iter().map(|(at, lane)| (*at, lane.allowed.as_ref()))
     }
 
-    /// Collects the requests of a lane that may be placed now, those that would be first, at most `most`.
-    pub(super) fn first(&self, lane: u64, most: usize, room: &Room, now: f64, numbers: &mut Vec<u64>) {
-        numbers.clear();
-        let Some(lane) = self.lanes.get(&lane) else { return };
-        let due = lane.tickets.values().filter(|ticket| ticket.is_due(room, now));
-        numbers.extend(due.take(most).map(|ticket| ticket.kept.number));
+    /// Collects the requests of a lane that may be placed now, those that would be first: at most `most` prompts, and
+    /// [`SIBLINGS`] times as many requests. True: there are no more.
+    pub(super) fn first(&self, lane: u64, most: usize, room: &Room, now: f64, turns: &mut Vec<Turn>) -> bool {
+        turns.clear();
+        let Some(lane) = self.lanes.get(&lane) else { return true };
+        let (mut prompts, mut last) = (0, None::<&WaitingRequest>);
+        for ticket in lane.tickets.values().filter(|ticket| ticket.is_due(room, now)) {
+            let repeats = last.is_some_and(|last| ticket.kept.repeats(last));
+            prompts += usize::from(!repeats);
+            if prompts > most || turns.len() == most.saturating_mul(SIBLINGS) {
+                return false;
+            }
+            turns.push(Turn { number: ticket.kept.number, repeats });
+            last = Some(&ticket.kept);
+        }
+        true
+    }
+
+    /// A request that was taken out has the same prompt as one that was just looked up: it holds what that one does.
+    pub(super) fn copy_depths(&self, from: u64, to: &mut Ticket) {
+        let from = self.keys.get(&from).and_then(|(lane, key)| self.lanes.get(lane)?.tickets.get(key));
+        if let Some(from) = from {
+            to.depths.clone_from(&from.depths);
+            to.round = from.round;
+        }
     }
 
     /// Returns a request that has waited long enough.

@@ -30,7 +30,7 @@ impl Router {
             self.placed.iter().filter(|(_, its)| its.worker == worker.0).map(|(number, _)| *number).collect();
         numbers.sort_unstable();
         for number in &numbers {
-            self.release(*number, now);
+            self.give_up(*number, now);
         }
         self.counts.orphaned += numbers.len() as u64;
         self.peers_left(worker.0);
@@ -38,6 +38,7 @@ impl Router {
         self.sessions.left(worker.0);
         self.waiting.left(worker);
         self.policy.left(worker.0);
+        self.transfers.left(worker.0);
         if let Some(unheard) = &mut self.unheard {
             unheard.left(worker.0);
         }
@@ -85,6 +86,9 @@ impl Router {
         let now = self.at(now);
         if self.fleet.slot(worker).is_some() {
             self.fleet.report(worker, load, now);
+            if load.waiting.is_some() || load.running.is_some() || load.kv_usage.is_some() {
+                self.transfers.heard(worker.0, now);
+            }
             if let (Some(unheard), Some(blocks)) = (&mut self.unheard, load.capacity_blocks)
                 && blocks >= 1.0
             {
@@ -104,6 +108,14 @@ impl Router {
     pub fn set_belief(&mut self, worker: WorkerId, belief: Belief) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.beliefs.set(worker, belief);
+        }
+    }
+
+    /// Says whether it is known how much of its prompts a worker computes. Where it makes other tokens of them it is not: its
+    /// speed is then that of the fleet, and the time until its first tokens teaches nothing.
+    pub fn set_measured(&mut self, worker: WorkerId, is_measured: bool) {
+        if self.fleet.slot(worker).is_some() {
+            self.fleet.set_measured(worker, is_measured, self.config.prefill_rate);
         }
     }
 

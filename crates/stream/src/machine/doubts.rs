@@ -18,8 +18,8 @@
 
 use std::time::Duration;
 
-use super::goals::Goal;
-use super::questions::Question;
+use super::batches::Question;
+use super::inputs::Goal;
 use super::{Effects, HEAL_MAX, Machine};
 
 /// Contradictions in a row, each soon after the one before, that cannot be restarts any more.

@@ -29,21 +29,18 @@
 
 mod batches;
 mod doubts;
-mod goals;
 mod inputs;
 mod proofs;
-mod questions;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::batches::StoredBatch;
+use self::batches::{Question, StoredBatch};
 use self::doubts::{Doubt, Rivalry, Silence, UnknownEvents};
-use self::goals::Goal;
+use self::inputs::Goal;
 use self::proofs::{Life, RestoreState};
-use self::questions::Question;
 use crate::limits::SharedCounts;
 use crate::window::{Recent, ReorderWindow};
 

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use super::doubts::Rivalry;
-use super::goals::Goal;
+use super::inputs::Goal;
 use super::{Effects, Machine, SOON};
 use crate::{Mark, Outcome, Skip};
 

@@ -9,9 +9,10 @@ use bytes::{Buf as _, BytesMut};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::greeting::{self, Kind};
+use super::Kind;
+use super::Socket;
 use super::parser::{Budget, Head, Item, Parser};
-use super::socket::Socket;
+use crate::zmtp;
 
 /// Bytes read at once, besides the message that is being read.
 const READ: usize = 64 << 10;
@@ -80,7 +81,7 @@ impl Connection {
         Self {
             socket,
             kind,
-            output: BytesMut::from(&greeting::greeting()[..]),
+            output: BytesMut::from(&zmtp::greeting()[..]),
             stage: Stage::Greeting,
             topic: topic.as_bytes().into(),
             parser: Parser::new(budget),
@@ -101,7 +102,7 @@ impl Connection {
         if self.is_open() && self.doubted.is_none() {
             self.doubted = Some(now);
             self.asked = now;
-            self.output.extend_from_slice(&greeting::command("PING", &[0, 0]));
+            self.output.extend_from_slice(&zmtp::command("PING", &[0, 0]));
             self.timer.as_mut().reset(now + DOUBT_TIMEOUT);
         }
     }
@@ -133,8 +134,8 @@ impl Connection {
 
     /// Sends a message of two frames: an empty one, and `bytes`.
     pub fn send(&mut self, bytes: &[u8]) {
-        greeting::put_frame(&mut self.output, true, b"");
-        greeting::put_frame(&mut self.output, false, bytes);
+        zmtp::put_frame(&mut self.output, true, b"");
+        zmtp::put_frame(&mut self.output, false, bytes);
     }
 
     /// Returns the next event; `Pending` until there is one.
@@ -166,12 +167,12 @@ impl Connection {
     /// Next event in the bytes read so far.
     fn next(&mut self) -> Result<Option<Event>, String> {
         if self.stage == Stage::Greeting {
-            let whole = greeting::check(&self.input[..self.input.len().min(greeting::LENGTH)])?;
+            let whole = zmtp::check(&self.input[..self.input.len().min(zmtp::LENGTH)])?;
             if !whole {
                 return Ok(None);
             }
-            self.used = greeting::LENGTH;
-            self.output.extend_from_slice(&greeting::ready(self.kind));
+            self.used = zmtp::LENGTH;
+            self.output.extend_from_slice(&zmtp::ready(self.kind));
             self.stage = Stage::Ready;
         }
         loop {
@@ -180,13 +181,13 @@ impl Connection {
             match item {
                 None => return Ok(None),
                 Some(Item::Message(body)) if self.stage == Stage::Open => return Ok(Some(Event::Message(body))),
-                Some(Item::Message(_)) => return Err(greeting::FAILED.to_owned()),
+                Some(Item::Message(_)) => return Err(zmtp::FAILED.to_owned()),
                 Some(Item::Command(command)) if self.stage == Stage::Ready => {
-                    greeting::check_ready(self.kind, &command)?;
+                    zmtp::check_ready(self.kind, &command)?;
                     self.stage = Stage::Open;
                     self.parser.open(MAX_FRAME);
                     if self.kind == Kind::Sub {
-                        greeting::put_frame(&mut self.output, false, &[&[1], &self.topic[..]].concat());
+                        zmtp::put_frame(&mut self.output, false, &[&[1], &self.topic[..]].concat());
                     }
                     return Ok(Some(Event::Open));
                 }
@@ -196,11 +197,11 @@ impl Connection {
     }
 
     fn command(&mut self, command: &[u8]) -> Result<(), String> {
-        match greeting::named(command) {
+        match zmtp::named(command) {
             Some((b"PING", content)) if self.output.len() < MAX_OUTPUT => {
                 // Behind a time to live of two bytes, up to 16 that are to come back.
                 let context = content.get(2..).unwrap_or_default();
-                let pong = greeting::command("PONG", &context[..context.len().min(16)]);
+                let pong = zmtp::command("PONG", &context[..context.len().min(16)]);
                 self.output.extend_from_slice(&pong);
             }
             Some((b"ERROR", _)) => return Err("the engine closed the connection with an error".to_owned()),
@@ -261,7 +262,7 @@ impl Connection {
             }
             if now >= self.heard.max(self.asked) + HEARTBEAT && self.output.len() < MAX_OUTPUT {
                 self.asked = now;
-                self.output.extend_from_slice(&greeting::command("PING", &[0, 0]));
+                self.output.extend_from_slice(&zmtp::command("PING", &[0, 0]));
                 self.flush(cx)?;
             }
             let next = (self.heard.max(self.asked) + HEARTBEAT).max(now + HEARTBEAT / 10);

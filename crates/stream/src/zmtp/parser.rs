@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::greeting::FAILED;
+use super::FAILED;
 use crate::limits::{Limit, SharedCounts};
 
 /// Longest command, in bytes; a peer that announces a longer one is disconnected.

@@ -99,10 +99,15 @@ impl Blocks {
         }
     }
 
-    /// Consecutive blocks, all of them held, contain this.
-    pub(super) fn link(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64]) {
+    /// Consecutive blocks, all of them held, contain this, as was said of copies on a tier. What is said of copies
+    /// elsewhere than on the device may leave out salts, so it counts only for names that nothing was said about before.
+    pub(super) fn link(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], tier: Tier) {
         let mut parent = parent;
         for (&name, &content) in names.iter().zip(contents) {
+            if tier != Tier::Gpu && self.is_said(name) {
+                parent = Some(name);
+                continue;
+            }
             let before = parent.map(|parent| (parent, self.names.get(&parent).and_then(|parent| parent.prefix)));
             match before {
                 None => self.resolve(name, key(content)),
@@ -115,6 +120,11 @@ impl Blocks {
             }
             parent = Some(name);
         }
+    }
+
+    /// True if it was said of a block what it contains.
+    fn is_said(&self, name: BlockHash) -> bool {
+        self.names.get(&name).is_some_and(|block| block.prefix.is_some()) || self.orphans.contains_key(&name)
     }
 
     fn wait(&mut self, name: BlockHash, orphan: Orphan) {

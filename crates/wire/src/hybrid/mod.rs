@@ -148,7 +148,7 @@ impl Hybrid {
         if all_groups {
             it.hold(ALL_GROUPS, names, tier, count_copies);
         }
-        it.blocks.link(parent, names, contents);
+        it.blocks.link(parent, names, contents, tier);
     }
 
     /// Blocks of another group.
@@ -164,10 +164,16 @@ impl Hybrid {
 
     /// Notes the contents of blocks that a group holds which is not indexed. `contents`: none if the event does not
     /// say.
-    pub(crate) fn link_other(&self, parent: Option<BlockHash>, names: &[BlockHash], contents: Option<&[u64]>) {
+    pub(crate) fn link_other(
+        &self,
+        parent: Option<BlockHash>,
+        names: &[BlockHash],
+        contents: Option<&[u64]>,
+        tier: Tier,
+    ) {
         let mut it = self.write();
         match contents {
-            Some(contents) => it.blocks.link(parent, names, contents),
+            Some(contents) => it.blocks.link(parent, names, contents, tier),
             None => it.sparse = true,
         }
     }

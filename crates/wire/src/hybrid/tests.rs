@@ -151,6 +151,26 @@ fn a_name_with_two_meanings_leaves_an_upper_bound() {
     assert!(!engine.reader.upper_bound());
 }
 
+/// Connectors announce copies without the salt that belongs to the blocks.
+#[test]
+fn copies_elsewhere_do_not_say_what_a_name_of_the_device_means() {
+    for group in [Some(0), None] {
+        let mut engine = engine();
+        engine.apply(stored(1, "sliding_window", Some(3), BLOCK, &[1, 2]));
+        let copies = Stored {
+            block_hashes: vec![Name::from(1_u64), Name::from(2_u64)],
+            tokens: vec![7; 4],
+            block_size: BLOCK,
+            medium: Some("CPU".into()),
+            group,
+            kind: Some("full_attention".into()),
+            ..Stored::default()
+        };
+        engine.apply(Event::from(copies));
+        assert_eq!((depth(&engine), engine.reader.upper_bound()), (2, false), "{group:?}");
+    }
+}
+
 #[test]
 fn more_groups_than_can_be_told_apart_leave_an_upper_bound() {
     let mut engine = engine();

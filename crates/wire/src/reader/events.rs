@@ -45,13 +45,15 @@ impl Reader {
         // Some engines add the place when there is something to be put there.
         self.shows_salts = Some(!it.bare || self.shows_salts == Some(true));
         self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
+        let tier = it.tier();
+        self.note_connector(tier, it.locality.as_deref());
+        self.learn_chunk(tier, it.block_hashes.len(), index, rank);
         let Scratch { names: room, contents } = &mut self.scratch;
         let names = &N::block_hashes(&it.block_hashes, room)[..full];
         let parent = it.parent.as_ref().map(N::block_hash);
         let salt = salt_of(&self.salts, self.adapters.salt_of(it, tally), parent, names);
         contents.resize(names.len(), 0);
         tally.collisions += contents_of(&self.identity, it, salt.as_deref(), contents);
-        let tier = it.tier();
         // What was hit has no more copies than before.
         let counts = self.count_copies && !it.reused;
         let stored = if counts {
@@ -69,7 +71,7 @@ impl Reader {
         if let Some(hybrid) = &self.hybrid {
             hybrid.store(parent, names, contents, tier, it.group.is_none(), count_copies);
         }
-        tally.stored_blocks += names.len() as u64;
+        tally.store(tier, names.len());
         tally.reused_blocks += if it.reused { names.len() as u64 } else { 0 };
         if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
     }
@@ -118,7 +120,8 @@ impl Reader {
             // What they contain was said when they were stored first.
             hybrid.store(None, names, &[], tier, it.group.is_none(), count_copies);
         }
-        tally.stored_blocks += names.len() as u64;
+        tally.store(tier, names.len());
+        tally.named_blocks += it.block_hashes.len() as u64;
         if unknown.is_empty() { Ok(()) } else { Err(Reason::NoContent) }
     }
 
@@ -187,7 +190,7 @@ impl Reader {
         let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
         let parent = it.parent.as_ref().map(N::block_hash);
         if it.block_size != self.block_size || !fills {
-            return hybrid.link_other(parent, &[], None);
+            return hybrid.link_other(parent, &[], None, it.tier());
         }
         self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
         let Scratch { names: room, contents } = &mut self.scratch;
@@ -195,7 +198,7 @@ impl Reader {
         let salt = salt_of(&self.salts, self.adapters.salt_of(it, tally), parent, names);
         contents.resize(names.len(), 0);
         contents_of(&self.identity, it, salt.as_deref(), contents);
-        hybrid.link_other(parent, names, Some(contents));
+        hybrid.link_other(parent, names, Some(contents), it.tier());
         self.salts.store(names, salt.as_ref(), it.tier(), count_copies);
     }
 }

@@ -1,5 +1,6 @@
 //! Reader of one rank's batches: what it remembers between them, and their application to the index.
 
+mod connectors;
 mod events;
 mod groups;
 mod salts;
@@ -49,6 +50,10 @@ pub struct Reader {
     has_stored: bool,
     /// Recorder of the changes, if they are written down.
     recorder: Option<Box<Recorder>>,
+    /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
+    clears_host: bool,
+    /// Blocks in a chunk of each tier beyond the device, as far as stores show; 0 before the first.
+    chunks: [u32; 3],
     /// Handle of the rank that the last batch was applied to.
     rank: Option<RankHandle>,
     /// Scratch space, kept for its memory.
@@ -90,6 +95,8 @@ impl Reader {
             other_sizes: OtherSizes::default(),
             has_stored: false,
             recorder: None,
+            clears_host: false,
+            chunks: [0; 3],
             rank: None,
             scratch: Scratch::default(),
         }
@@ -147,21 +154,12 @@ impl Reader {
             tally.refuse(refused.reason, refused.events);
         }
         self.scratch.shrink();
-        for event in &batch.events {
+        for (at, event) in batch.events.iter().enumerate() {
             let applied = match event {
                 EventOf::Stored(stored) => self.store(stored, index, &rank, tally),
                 EventOf::Removed(removed) => self.remove(removed, index, &rank, tally),
                 EventOf::Cleared(_) => {
-                    // The event names no tier. One engine means all of them; the other's offloaded blocks may or may
-                    // not be gone, and to hold less than there is is the harmless side of that.
-                    index.clear(worker, Some(rank.rank()), None);
-                    if let Some(recorder) = &mut self.recorder {
-                        recorder.clear();
-                    }
-                    self.salts = Salts::default();
-                    if let Some(hybrid) = &self.hybrid {
-                        hybrid.clear(None);
-                    }
+                    self.clear(&batch.events, at, index, &rank);
                     tally.clears += 1;
                     Ok(())
                 }
@@ -226,6 +224,12 @@ impl Reader {
     /// Notes the salt of blocks held on the device whose events did not show it: blocks that continue them inherit it.
     pub fn learn_salt(&mut self, names: &[BlockHash], salt: &Arc<str>) {
         self.salts.store(names, Some(salt), Tier::Gpu, false);
+    }
+
+    /// Blocks in a chunk of host memory, of local disks and of what is external, as stores show; 0 before the first one.
+    #[must_use]
+    pub fn chunks(&self) -> [u32; 3] {
+        self.chunks
     }
 
     /// The size that most blocks have of those that were refused for it, and how many these are.

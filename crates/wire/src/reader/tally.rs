@@ -2,6 +2,8 @@
 
 use std::ops::AddAssign;
 
+use kvatlas_index::Tier;
+
 use crate::compact::Change;
 use crate::error::Reason;
 
@@ -22,6 +24,10 @@ pub struct Tally {
     pub group_blocks: u64,
     /// Blocks in the stores among them that were hit, not written.
     pub reused_blocks: u64,
+    /// Blocks in the stores among them that were announced by their names alone.
+    pub named_blocks: u64,
+    /// Blocks in the stores among them, in host memory, on local disks, and of what is external.
+    pub offloaded_blocks: [u64; 3],
     /// Stores among them that have a digest of their adapter.
     pub adapter_digests: u64,
     /// Digests among those that may be salts.
@@ -45,11 +51,21 @@ impl Tally {
         self.refused.iter().sum()
     }
 
+    /// Counts blocks that were stored on a tier.
+    pub(super) fn store(&mut self, tier: Tier, blocks: usize) {
+        self.stored_blocks += blocks as u64;
+        if let Some(slot) = (tier as usize).checked_sub(1) {
+            self.offloaded_blocks[slot] += blocks as u64;
+        }
+    }
+
     /// Counts a change from a relay.
     pub fn note(&mut self, change: &Change<'_>) {
         self.events += 1;
         match change {
-            Change::Store { names, .. } | Change::StoreKnown { names, .. } => self.stored_blocks += names.len() as u64,
+            Change::Store { tier, names, .. } | Change::StoreKnown { tier, names, .. } => {
+                self.store(*tier, names.len())
+            }
             Change::Remove { names, .. } => self.removed_blocks += names.len() as u64,
             Change::Clear => self.clears += 1,
         }
@@ -70,6 +86,10 @@ impl AddAssign for Tally {
         self.group_events += other.group_events;
         self.group_blocks += other.group_blocks;
         self.reused_blocks += other.reused_blocks;
+        self.named_blocks += other.named_blocks;
+        for (sum, more) in self.offloaded_blocks.iter_mut().zip(other.offloaded_blocks) {
+            *sum += more;
+        }
         self.adapter_digests += other.adapter_digests;
         self.unsure_keys += other.unsure_keys;
         self.collisions += other.collisions;

@@ -41,3 +41,15 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{- with .item -}}/etc/kvatlas/keys/{{ . }}{{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The InferencePool of the picker. */}}
+{{- define "kvatlas.pool" -}}
+{{- default (include "kvatlas.fullname" .) .Values.picker.pool.name -}}
+{{- end -}}
+
+{{/* The rule of a Role for the engines' pods. */}}
+{{- define "kvatlas.seesPods" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch{{ if .Values.engines.podDeletionCost }}, patch{{ end }}]
+{{- end -}}

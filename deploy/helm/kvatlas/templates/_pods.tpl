@@ -17,6 +17,80 @@
 {{- end }}
 {{- end -}}
 
+{{/* Image of every container. */}}
+{{- define "kvatlas.image" -}}
+image: {{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end -}}
+
+{{/* No root, no capabilities, no writing: of the pod, and of its container. */}}
+{{- define "kvatlas.noRights" -}}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.noRightsOfContainer" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end -}}
+
+{{/* Where pods run. Takes root, name and c. */}}
+{{- define "kvatlas.nodes" -}}
+{{- with .c.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .c.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+  {{- with .c.topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "kvatlas.selector" . | nindent 8 }}
+  {{- end }}
+{{- with .c.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Volumes with kvatlas's keys and the engines'. */}}
+{{- define "kvatlas.secrets" -}}
+{{- with .Values.keys.secretName }}
+- name: keys
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.engines.keySecret.name }}
+- name: engine-key
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end -}}
+
 {{- define "kvatlas.statefulset" -}}
 {{- $values := .root.Values }}
 {{- $c := .c }}
@@ -61,24 +135,10 @@ spec:
       # Variables named after Services would begin with KVATLAS_ as well.
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ add $c.drainDelaySeconds $c.drainTimeoutSeconds $c.stopSeconds }}
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: 65532
-        runAsGroup: 65532
-        fsGroup: 65532
-        fsGroupChangePolicy: OnRootMismatch
-        seccompProfile:
-          type: RuntimeDefault
-      {{- with $values.image.pullSecrets }}
-      imagePullSecrets:
-        {{- range . }}
-        - name: {{ . }}
-        {{- end }}
-      {{- end }}
+      {{- include "kvatlas.noRights" .root | nindent 6 }}
       containers:
         - name: kvatlas
-          image: {{ printf "%s:%s" $values.image.repository (default .root.Chart.AppVersion $values.image.tag) | quote }}
-          imagePullPolicy: {{ $values.image.pullPolicy }}
+          {{- include "kvatlas.image" .root | nindent 10 }}
           args:
             - {{ .name }}
             - "--bind={{ $values.listen }}:{{ $c.port }}"
@@ -100,6 +160,9 @@ spec:
             - "--admin-key-file={{ . }}"
             {{- end }}
             {{- if .follows }}
+            {{- if and $values.engines.pods $values.engines.podDeletionCost }}
+            - "--pod-deletion-cost={{ $values.engines.podDeletionCost }}"
+            {{- end }}
             {{- if $c.snapshot.enabled }}
             - "--snapshot-dir=/var/lib/kvatlas/snapshots"
             - "--snapshot-every={{ $c.snapshot.every }}"
@@ -146,11 +209,7 @@ spec:
             failureThreshold: 1
           resources:
             {{- toYaml $c.resources | nindent 12 }}
-          securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities:
-              drop: [ALL]
+          {{- include "kvatlas.noRightsOfContainer" . | nindent 10 }}
           volumeMounts:
             - name: engines
               mountPath: /etc/kvatlas/engines
@@ -176,17 +235,8 @@ spec:
         - name: engines
           configMap:
             name: {{ $fullname }}-engines
-        {{- with $values.keys.secretName }}
-        - name: keys
-          secret:
-            secretName: {{ . }}
-            defaultMode: 0440
-        {{- end }}
-        {{- with $values.engines.keySecret.name }}
-        - name: engine-key
-          secret:
-            secretName: {{ . }}
-            defaultMode: 0440
+        {{- with include "kvatlas.secrets" .root | trim }}
+        {{- . | nindent 8 }}
         {{- end }}
         - name: tmp
           emptyDir: {}
@@ -198,28 +248,7 @@ spec:
         {{- with $c.volumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- with $c.nodeSelector }}
-      nodeSelector:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $c.tolerations }}
-      tolerations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      topologySpreadConstraints:
-        {{- with $c.topologySpreadConstraints }}
-        {{- toYaml . | nindent 8 }}
-        {{- else }}
-        - maxSkew: 1
-          topologyKey: kubernetes.io/hostname
-          whenUnsatisfiable: ScheduleAnyway
-          labelSelector:
-            matchLabels:
-              {{- include "kvatlas.selector" . | nindent 14 }}
-        {{- end }}
-      {{- with $c.priorityClassName }}
-      priorityClassName: {{ . }}
-      {{- end }}
+      {{- include "kvatlas.nodes" . | trim | nindent 6 }}
   {{- if and $c.snapshot.enabled $c.snapshot.persistent }}
   # A snapshot is of no use to anybody but its own pod.
   persistentVolumeClaimRetentionPolicy:

@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p kvatlas-peer-policies --example decide`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
 //! hold half of each. Each request gets its first token 64 requests later and ends 256 later, and in fleets of up to
-//! 64 the caches are half full of what runs. The lookup in the index is not part of it; making [`Depths`] from its answer is. Names of policies after
+//! 64 the caches are half full of what runs. With loads and pulls, that quarter also has more in host memory, in pools and
+//! for others. The lookup in the index is not part of it; making [`Depths`] from its answer is. Names of policies after
 //! the number of rounds leave out all others.
 #![allow(clippy::print_stdout, reason = "it prints a table")]
 
@@ -10,7 +11,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use kvatlas_peer_policies::POLICIES;
-use kvatlas_routing::{Config, Depth, Depths, Load, Options, Outcome, PolicyTable, Request, Router, Usage};
+use kvatlas_routing::{Config, Depth, Depths, Load, Options, Outcome, PolicyTable, Request, Router, Usage, WorkerId};
 
 const BLOCKS: usize = 750;
 const PROMPTS: u64 = 512;
@@ -23,25 +24,39 @@ fn main() -> Result<(), kvatlas_routing::Error> {
     let only: Vec<String> = std::env::args().skip(2).collect();
     let policies = PolicyTable::own().with(POLICIES);
     for name in policies.names().filter(|name| only.is_empty() || only.iter().any(|its| its == name)) {
-        let mut line = format!("{name:<28}");
-        for workers in [8, 64, 1_000] {
-            let mut times: Vec<f64> =
-                (0..rounds).map(|seed| round(&policies, name, workers, seed as u64)).collect::<Result<_, _>>()?;
-            times.sort_by(f64::total_cmp);
-            line += &format!(" {:>10.0}", times[times.len() / 2]);
+        let weighs_transfers = policies.make(name, Options::default(), 0)?.weighs_transfers();
+        for moves in [false, true].into_iter().filter(|moves| !moves || weighs_transfers) {
+            let mut line = format!("{:<28}", if moves { format!("{name}, loads and pulls") } else { name.to_owned() });
+            for workers in [8, 64, 1_000] {
+                let mut times: Vec<f64> = (0..rounds)
+                    .map(|seed| round(&policies, name, workers, moves, seed as u64))
+                    .collect::<Result<_, _>>()?;
+                times.sort_by(f64::total_cmp);
+                line += &format!(" {:>10.0}", times[times.len() / 2]);
+            }
+            println!("{line}");
         }
-        println!("{line}");
     }
     Ok(())
 }
 
-fn round(policies: &PolicyTable, name: &str, workers: u32, seed: u64) -> Result<f64, kvatlas_routing::Error> {
+/// `moves`: whether workers have host memory and pools, and pull from each other.
+fn round(
+    policies: &PolicyTable,
+    name: &str,
+    workers: u32,
+    moves: bool,
+    seed: u64,
+) -> Result<f64, kvatlas_routing::Error> {
     let config = Config { queue_limit: 0, ..Config::default() };
     let mut router = Router::new(config, policies.make(name, Options::default(), seed)?);
     for worker in 0..workers {
         let worker = router.add_worker(&format!("worker-{worker}"), 0, 1.0, 0.0);
         let capacity_blocks = Some((2 * OPEN * BLOCKS) as f64 / f64::from(workers.min(64)));
         router.report(worker, &Load { capacity_blocks, ..Load::default() }, 0.0);
+        if moves {
+            router.set_pulls(worker, Some("all"), 0.0);
+        }
     }
     let prompts: Vec<Vec<u64>> = (0..PROMPTS)
         .map(|prompt| (0..BLOCKS as u64).map(|block| if block < 100 { block } else { prompt << 32 | block }).collect())
@@ -52,7 +67,11 @@ fn round(policies: &PolicyTable, name: &str, workers: u32, seed: u64) -> Result<
     let (mut now, mut spent) = (0.0, Vec::with_capacity(measured));
     for number in 0..warm + measured {
         now += 0.5 / f64::from(workers);
+        for worker in (0..workers).filter(|_| moves) {
+            router.heard(WorkerId(worker), now);
+        }
         let request = Request {
+            tells: true,
             tokens: BLOCKS as u32 * 16 + 7,
             block_size: 16,
             content_hashes: &prompts[number % prompts.len()],
@@ -62,6 +81,10 @@ fn round(policies: &PolicyTable, name: &str, workers: u32, seed: u64) -> Result<
         depths.begin();
         for worker in (number as u32 % 4..workers).step_by(4) {
             depths.set(worker, Depth { device: BLOCKS as u32 / 2, ..Depth::default() });
+            if moves {
+                let blocks = BLOCKS as u32 - worker % 64;
+                depths.set_loadable(worker, blocks - 64, blocks, blocks);
+            }
         }
         let outcome = router.choose(&request, &depths, now);
         if number >= warm {

@@ -8,12 +8,14 @@ from contextlib import AsyncExitStack
 
 from kvatlas.router.check.agents import compare_agents, look_at_rendering
 from kvatlas.router.check.ask import Engine
+from kvatlas.router.check.common import shares
 from kvatlas.router.check.findings import CheckedEngine, EngineReport
 from kvatlas.router.check.handover import hand_over
 from kvatlas.router.check.look import look
 from kvatlas.router.check.model_tokenizers import ModelTokenizers
 from kvatlas.router.check.round_trip import RoundTrip
 from kvatlas.router.check.sites import look_above
+from kvatlas.router.check.tiers import compare_pools, compare_pulls
 from kvatlas.router.check.tokens import compare
 from kvatlas.router.config import RouterConfig
 from kvatlas.service.config import Engine as EngineEntry
@@ -90,11 +92,16 @@ async def _send_prompts(
 
     async def whole(one: CheckedEngine) -> None:
         await _within(few, WORK, one, send)
-        if one.report.role == "both":
+        if one.report.role == "both" and not shares(one, config.pools):
             done(one.report)
 
     async with trip.following(up):
         await asyncio.gather(*map(whole, up))
+    compare_pulls(up)
+    compare_pools(up, config.pools)
+    for one in up:
+        if one.report.role == "both" and shares(one, config.pools):
+            done(one.report)
     in_pairs = [one for one in up if one.report.role != "both"]
     await hand_over(config, [one for one in in_pairs if not one.is_stuck], WORK)
     for one in in_pairs:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvatlas.router.check.ask import Engine as HttpEngine
 from kvatlas.router.check.codes import OK
 from kvatlas.service.config import Engine
+from kvatlas.service.discovery.connectors import Connectors
 from kvatlas.service.discovery.probe import EngineDescription
 
 Level = Literal["ok", "note", "warning", "problem"]
@@ -87,6 +89,25 @@ class EngineReport:
         return self.role not in (GLOBAL, SETTINGS)
 
 
+@dataclass(frozen=True, slots=True)
+class OffloadedBlocks:
+    """Blocks that an engine has announced beyond its device while it was checked.
+
+    Attributes:
+        blocks: Their number on each tier: "cpu", "disk" and "external".
+        named: Number of those without tokens.
+        chunks: Blocks in a chunk of each tier, as stores show.
+    """
+
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    named: int = 0
+    chunks: Mapping[str, int] = field(default_factory=dict)
+
+    def has(self, tier: str) -> bool:
+        """True if any block was announced on a tier."""
+        return self.blocks.get(tier, 0) > 0
+
+
 @dataclass(slots=True)
 class CheckedEngine:
     """Engine under test, with what is known about it.
@@ -99,6 +120,9 @@ class CheckedEngine:
         until: When its check has to end, by the clock of the event loop.
         is_stuck: Whether its check was ended because a request had no answer.
         is_asleep: Whether it says that it sleeps, and so gets no prompts.
+        connectors: What it tells of its tiers.
+        announced: What it announced beyond its device; None if its events are not followed.
+        block_names: Its block hashes of a prompt that all engines got that pull from each other.
     """
 
     entry: Engine
@@ -108,6 +132,9 @@ class CheckedEngine:
     until: float = 0.0
     is_stuck: bool = False
     is_asleep: bool = False
+    connectors: Connectors = field(default_factory=Connectors)
+    announced: OffloadedBlocks | None = None
+    block_names: tuple[int, ...] = ()
 
     @property
     def models(self) -> list[str]:

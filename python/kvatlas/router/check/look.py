@@ -7,6 +7,7 @@ from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import CheckedEngine
 from kvatlas.router.check.sleep import source_of_sleep
 from kvatlas.router.config import RouterConfig
+from kvatlas.service.discovery.connectors import ask_connectors
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import EngineDescription, Prober
 
@@ -31,10 +32,14 @@ async def look(config: RouterConfig, looked: CheckedEngine) -> None:
         )
     await _models(engine, looked)
     if looked.models:
-        async with Asker(config.discovery.request_timeout, config.discovery.bearer()) as asker:
+        key = looked.entry.key_of(config.discovery.bearer())
+        async with Asker(config.discovery.request_timeout, key) as asker:
             await _sleep(looked, asker)
             engine.waits_for = "a question about its events"
             await _events(config, looked, asker)
+            engine.waits_for = "a question about its tiers"
+            kind = looked.found.engine if looked.found is not None else "vllm"
+            looked.connectors = await ask_connectors(asker, looked.entry.url, kind)
             engine.waits_for = ""
 
 

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from kvatlas.client import AsyncClient, StreamStatus
 from kvatlas.errors import ClientError, KvatlasError, ServiceError
 from kvatlas.router.check.ask import Answer, Engine
+from kvatlas.router.check.common import CommonPrompt, prompt_of
 from kvatlas.router.check.findings import CheckedEngine
 from kvatlas.router.check.model_tokenizers import ModelTokenizers
+from kvatlas.router.check.tiers import listen, look_at_pulls, report_tiers
 from kvatlas.router.check.tokens import tokens_of
 from kvatlas.router.config import RouterConfig
 from kvatlas.service import Config, HttpConfig, Service
+from kvatlas.service.discovery.connectors import ask_connectors
+from kvatlas.service.discovery.http import Asker
 
 _EVENTS = 5.0  # seconds for events to arrive; SGLang holds them back for a while
 _MORE = 1.0  # seconds for more of them, once there are some
 _SETTLE = 4.0  # seconds for streams to be live
-_REST = 0.5  # seconds kept for the report, of the time that the engine has
+_REST = 1.0  # seconds kept for the report, of the time that the engine has
 _BLOCK = 16
-_WORDS = ("blue", "stone", "river", "seven", "lamp", "cloud", "paper", "north")
+_LONGEST = 2048  # tokens of a prompt that fills a chunk
 
 
 class RoundTrip:
@@ -36,6 +38,7 @@ class RoundTrip:
         self._config = config
         self._tokenizers = tokenizers
         self._client: AsyncClient | None = None  # of the service, while it follows
+        self._common = CommonPrompt(tokenizers, config.pools)
 
     @contextlib.asynccontextmanager
     async def following(self, looked: Sequence[CheckedEngine]) -> AsyncIterator[None]:
@@ -55,14 +58,14 @@ class RoundTrip:
         )
         try:
             # Settings of an engine that only routers use are left out.
-            entries = [replace(one.entry, role=None, weight=None) for one in followed]
+            entries = [one.entry.as_followed() for one in followed]
             service = Service(engines=entries, config=plain)
         except ServiceError as error:
             for one in followed:
                 one.report.add("index", "problem", str(error), code="not_followed")
             yield
             return
-        async with service, service.async_client() as client:
+        async with service, service.async_client() as client, self._common.following(followed):
             self._client = client
             yield
         self._client = None
@@ -82,8 +85,8 @@ class RoundTrip:
         if client is not None and not await self._live(one, client):
             client = None
         size = one.found.block_size if one.found is not None else config.block_size or _BLOCK
-        before = {} if client is None else {stream.rank: stream.seq for stream in await self._streams(one, client)}
-        text = _prompt(size)
+        before = [] if client is None else await self._streams(one, client)
+        text = prompt_of(max(3 * size, min(size * (one.connectors.host_chunk or 1), _LONGEST)) + 8)
         try:
             first, messages = await self._ask(one.http, one.model, text)
             again, _ = await self._ask(one.http, one.model, text, chat=messages is not None)
@@ -98,9 +101,8 @@ class RoundTrip:
             except KvatlasError as error:
                 report.add("index", "problem", f"the prompt has no tokens here: {error}", code="no_tokens")
         self._cached(one, again, size)
-        if tokens is None:
-            return
-        if first.prompt_tokens not in (None, len(tokens)):
+        await self._connectors(one)
+        if tokens is not None and first.prompt_tokens not in (None, len(tokens)):
             report.add(
                 "template",
                 "problem",
@@ -108,8 +110,34 @@ class RoundTrip:
                 "give the router the tokenizer and chat template that the engine uses",
                 code="token_count_differs",
             )
+        if tokens is not None and client is not None:
+            await self._indexed(one, client, tokens, size, {stream.rank: stream.seq for stream in before})
+        await self._tiers(one, client, before, text, chat=messages is not None)
+
+    async def _connectors(self, one: CheckedEngine) -> None:
+        """Ask for its tiers again, if it has not shown any: engines do with their first step."""
+        is_in_time = asyncio.get_running_loop().time() < one.until - _EVENTS
+        if one.connectors.offloads or not is_in_time:
+            return
+        key = one.entry.key_of(self._config.discovery.bearer())
+        async with Asker(self._config.discovery.request_timeout, key) as asker:
+            kind = one.found.engine if one.found is not None else "vllm"
+            one.connectors = await ask_connectors(asker, one.entry.url, kind)
+
+    async def _tiers(
+        self, one: CheckedEngine, client: AsyncClient | None, before: Sequence[StreamStatus], text: str, *, chat: bool
+    ) -> None:
+        """Report what the engine keeps beyond its device, and whether others can pull it."""
         if client is not None:
-            await self._indexed(one, client, tokens, size, before)
+            await listen(
+                one,
+                before,
+                lambda: self._streams(one, client),
+                lambda: self._ask(one.http, one.model, text, chat=chat),
+            )
+            report_tiers(one, self._config.pools)
+        await look_at_pulls(one)
+        await self._common.through(one)
 
     async def _ask(
         self, engine: Engine, model: str, text: str, *, chat: bool | None = None
@@ -256,10 +284,3 @@ class RoundTrip:
             )
         else:
             report.add("cache", "ok", f"asked again, it found {again.cached_tokens} tokens in its cache")
-
-
-def _prompt(block_size: int) -> str:
-    """A new random text, of three blocks or more."""
-    start = f"Check {secrets.token_hex(8)}."
-    count = 3 * block_size + 8
-    return " ".join([start, *(_WORDS[(i * 5) % len(_WORDS)] for i in range(count))])

@@ -28,7 +28,13 @@ class RunningRouter:
             ConfigError: The engines do not fit together.
         """
         engines = tuple(
-            Engine(str(row["url"]), name=name, role=None if row["role"] == "both" else str(row["role"]))
+            Engine(
+                str(row["url"]),
+                name=name,
+                role=None if row["role"] == "both" else str(row["role"]),
+                pull=(row.get("pull") or {}).get("address"),
+                pull_group=(row.get("pull") or {}).get("group") or None,
+            )
             for name, row in self._workers.items()
         )
         discovery = dataclasses.replace(given.discovery, sources=())

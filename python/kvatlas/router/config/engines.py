@@ -53,7 +53,9 @@ class UpstreamConfig(Section):
     ca: Path | None = field(
         default=None,
         metadata=about(
-            File(), "--upstream-ca", "Certificate authorities in PEM, for engines, --index and --global with https."
+            File(),
+            "--upstream-ca",
+            "Certificate authorities in PEM, for engines, --peer, --peer-snapshot, --index and --global with https.",
         ),
     )
 

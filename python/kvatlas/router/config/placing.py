@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,8 +25,9 @@ from kvatlas.service.config.kinds import (
     Texts,
 )
 from kvatlas.service.config.section import Section, about, one_key, read_secret
-from kvatlas.service.replicas import checked_name, is_name
+from kvatlas.service.replicas import PEERS, checked_name, is_name
 
+_OBJECT_KIND = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/v[0-9a-z]{1,20}", re.ASCII)
 _DECISIONS = routing_defaults()  # what the decision core has, where a setting is one of its own
 
 
@@ -52,6 +54,18 @@ SESSION_SOURCES = (
     "prefix",
 )
 """Places in a request where its session may be named, in order of precedence."""
+
+
+class _ObjectKind(Text):
+    """API group and version, or nothing."""
+
+    wanted = 'an API group and version, such as "llm-d.ai/v1alpha2", or empty'
+    metavar = "GROUP/VERSION"
+
+    def convert(self, value: object) -> str:
+        if value == "" or (isinstance(value, str) and _OBJECT_KIND.fullmatch(value)):
+            return value
+        raise self.bad(value)
 
 
 class _Sources(Texts):
@@ -159,7 +173,8 @@ class RouterSection(Section):
             Texts(),
             "--peer",
             "URL of another router in front of the same engines, to which this one reports its requests; or "
-            "dns:NAME:PORT, for every address of a name but this router's own. Repeatable.",
+            "dns:NAME:PORT, with TLS dns+https:NAME:PORT, for every address of a name but this router's own. "
+            "Repeatable.",
         ),
     )
     peer_key_file: Path | None = field(
@@ -204,6 +219,18 @@ class RouterSection(Section):
             "Request header with the priority of waiting requests: an integer, higher goes first. Empty for none.",
         ),
     )
+    objectives: str = field(
+        default="",
+        metadata=about(
+            _ObjectKind(),
+            "--objectives",
+            "API group and version of InferenceObjectives, `inference.networking.x-k8s.io/v1alpha2` or "
+            "`llm-d.ai/v1alpha2`: a request has the priority of the one that its header x-llm-d-inference-objective or "
+            "x-gateway-inference-objective names. They are followed in the namespace of the engines; with a `pool:`, "
+            "those of the pool. Empty for none.",
+            native=False,
+        ),
+    )
     queue: int = field(
         default=int(_DECISIONS["queue_limit"]),
         metadata=about(
@@ -220,6 +247,24 @@ class RouterSection(Section):
             "--queue-timeout",
             "Longest time that a request waits there: then it is sent, wherever it may go.",
             native="routing.queue_timeout",
+        ),
+    )
+    source_heard: float = field(
+        default=_DECISIONS["source_heard"],
+        metadata=about(
+            ABOVE_0,
+            "--source-heard",
+            "Time within which an engine must have been heard of for others to pull blocks from it.",
+            native="routing.source_heard",
+        ),
+    )
+    pair_out: float = field(
+        default=_DECISIONS["pair_out"],
+        metadata=about(
+            FROM_0,
+            "--pair-out",
+            "Time for which a pair of engines is left alone that did not pull what was expected.",
+            native="routing.pair_out",
         ),
     )
     wait_for_engine: float = field(
@@ -315,6 +360,15 @@ class RouterSection(Section):
             "Maximum number of engines, each counted with its ranks, up to which POST /engines adds more.",
         ),
     )
+    state_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--state-file",
+            "File that keeps which engines were added, removed and drained over HTTP. Each router needs its own.",
+            native=False,
+        ),
+    )
     record: Path | None = field(
         default=None,
         metadata=about(
@@ -327,7 +381,40 @@ class RouterSection(Section):
             Address(),
             "--gateway-bind",
             "Address at which gateways ask over gRPC for the engine of a request (Envoy's external processing, as an "
-            "Endpoint Picker of the Gateway API). Without TLS and without a key.",
+            "Endpoint Picker of the Gateway API). Without a key, and without TLS unless --gateway-tls is given.",
+        ),
+    )
+    gateway_health_bind: str | None = field(
+        default=None,
+        metadata=about(
+            Address(),
+            "--gateway-health-bind",
+            "Address at which probes ask gRPC's health service whether gateways are served; always without TLS.",
+        ),
+    )
+    gateway_tls: bool = field(
+        default=False,
+        metadata=about(
+            Switch(),
+            "--gateway-tls",
+            "Speak TLS with gateways, with a certificate made at the start unless --gateway-tls-cert names one.",
+        ),
+    )
+    gateway_tls_cert: Path | None = field(
+        default=None,
+        metadata=about(File(), "--gateway-tls-cert", "Certificate chain in PEM that gateways are shown."),
+    )
+    gateway_tls_key: Path | None = field(
+        default=None,
+        metadata=about(File(), "--gateway-tls-key", "Private key of that certificate, in PEM."),
+    )
+    gateway_conformance: bool = field(
+        default=False,
+        metadata=about(
+            Switch(),
+            "--gateway-conformance",
+            "Let clients of gateways choose engines by the header test-epp-endpoint-selection, and tell them which one "
+            "answered: for conformance tests of gateways alone.",
         ),
     )
     decisions: int = field(
@@ -351,7 +438,7 @@ class RouterSection(Section):
         try:
             object.__setattr__(self, "peers", tuple(_checked_peer(peer) for peer in self.peers))
         except ValueError as error:
-            raise ConfigError(f"router.peers must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
+            raise ConfigError(f"router.peers must be {PEERS}, but {error}") from None
         if (self.peer_key is not None or self.peer_key_file is not None) and not self.peers:
             raise ConfigError("router.peer_key is for the routers at router.peers, which are not set")
         self._check_service("index", self.index_key, self.index_key_file)
@@ -367,6 +454,19 @@ class RouterSection(Section):
         ]
         if len(given) > 1:
             raise ConfigError(f"{given[0]} and {given[1]} are both set: set one of them")
+        self._check_gateway()
+
+    def _check_gateway(self) -> None:
+        if (self.gateway_tls_cert is None) != (self.gateway_tls_key is None):
+            missing = "router.gateway_tls_key" if self.gateway_tls_key is None else "router.gateway_tls_cert"
+            raise ConfigError(f"{missing} is missing: a certificate for gateways needs both it and its key")
+        if self.gateway_tls_cert is not None and not self.gateway_tls:
+            raise ConfigError(
+                "router.gateway_tls_cert is for TLS with gateways: set router.gateway_tls (--gateway-tls)"
+            )
+        if self.gateway_bind is None and (self.gateway_health_bind is not None or self.gateway_tls):
+            given = "gateway_tls" if self.gateway_tls else "gateway_health_bind"
+            raise ConfigError(f"router.{given} is for gateways that ask at router.gateway_bind, which is not set")
 
     def _check_service(self, name: str, key: str | None, key_file: Path | None) -> None:
         """Check the URL of a service, which a key requires."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from kvatlas.service.config.kinds import FROM_0, shown
 from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
 from kvatlas.service.config.schema import ROUTER_COMMAND, SECTIONS
 from kvatlas.service.config.section import Section, about
+from kvatlas.service.config.sources import PODS, POOL
 
 DEFAULT_BLOCK_SIZE = 16
 _FOLLOWS = (
@@ -37,7 +38,9 @@ class RouterConfig(Config):
 
     drain_timeout: float = field(
         default=60.0,
-        metadata=about(FROM_0, "--drain-timeout", "Time that open requests get to finish when the router stops."),
+        metadata=about(
+            FROM_0, "--drain-timeout", "Time that open requests get to finish when the router stops.", reread="value"
+        ),
     )
     http: RouterHttpConfig = field(default_factory=RouterHttpConfig)
     router: RouterSection = field(default_factory=RouterSection)
@@ -54,6 +57,14 @@ class RouterConfig(Config):
                 "snapshot.dir and snapshot.peer are for a router that follows events itself: "
                 "leave out router.index, router.global_url and router.no_events, or give them to the service at "
                 "router.index"
+            )
+        if self.discovery.pod_deletion_cost and not self.follows_events:
+            raise ConfigError(f"discovery.pod_deletion_cost {_FOLLOWS}")
+        in_cluster = any(text.startswith((PODS, POOL)) for text in self.discovery.sources)
+        if self.router.objectives and not in_cluster:
+            raise ConfigError(
+                "router.objectives are followed where the engines are: give a source k8s: or pool: (--discover), or "
+                "leave it out"
             )
         if not self.follows_events:
             for section in ("streams", "limits", "adopt", "relay"):
@@ -91,34 +102,56 @@ class RouterConfig(Config):
         return True
 
     @property
+    def objectives(self) -> str:
+        """API group and version of the InferenceObjectives whose priorities requests have; empty if they have none."""
+        return self.router.objectives
+
+    @property
     def follows_events(self) -> bool:
         """True if the engines' events are followed here."""
         own = self.router
         return own.index is None and own.global_url is None and not own.no_events
 
-    def engine_for_native(self, engine: Engine, ranks: Collection[int] = ()) -> dict[str, Any]:
+    def engine_for_native(
+        self, engine: Engine, ranks: Collection[int] = (), *, drained: bool | None = None
+    ) -> dict[str, Any]:
         """An engine as the native router takes it.
 
         Args:
             engine: The engine.
             ranks: The ranks whose streams are given by hand.
+            drained: Whether it gets no new requests; None if that stays as it is.
         """
+        models = engine.models or ((engine.model,) if engine.model else ())  # without, it is asked
         about_it = {
             "name": engine.worker,
             "url": engine.url,
             "role": engine.role or "both",
-            "weight": engine.weight,
+            "weight": engine.weight or 1.0,
             "model": engine.model or self.model,
-            "models": [engine.model] if engine.model else [],  # else it is asked
+            "models": list(models),
             "aliases": list(engine.aliases or ()),
             "adapters": list(engine.adapters or ()),
             "block_size": engine.block_size or self.block_size,
-            "ranks": engine.ranks or (sorted(ranks) or None),
+            "ranks": list(engine.ranks) if isinstance(engine.ranks, tuple) else engine.ranks or sorted(ranks) or None,
+            "drain": engine.drain if drained is None else drained,
         }
+        names = ("capacity_blocks", "handover", "version", "bootstrap_port", "pull", "pull_group", "rank_header")
+        about_it |= {name: getattr(engine, name) for name in (*names, "key", "use_key")}
         return {name: value for name, value in about_it.items() if value is not None}
 
+    def ranks_by_hand(self, engine: Engine) -> list[int]:
+        """The ranks of an engine whose streams the configuration has."""
+        return [stream.rank for stream in self.static_streams if stream.worker == engine.worker]
+
     def router_for_native(
-        self, tokenizer: str | None, tokenizers: Mapping[str, str], holds: tuple[str, ...] = (), *, log: bool = False
+        self,
+        tokenizer: str | None,
+        tokenizers: Mapping[str, str],
+        holds: tuple[str, ...] = (),
+        *,
+        engines: Iterable[dict[str, Any]] | None = None,
+        log: bool = False,
     ) -> dict[str, Any]:
         """The configuration of the native router: JSON types, durations in seconds, files by their path.
 
@@ -126,6 +159,7 @@ class RouterConfig(Config):
             tokenizer: `router.tokenizer` as a path, `engine`, or None.
             tokenizers: `router.tokenizers` likewise.
             holds: Conditions that the embedded service waits for before it is ready.
+            engines: The engines at the start, as `engine_for_native` makes them; if not given, the configuration's.
             log: Whether the native part writes its log.
         """
         service = self.for_native(holds, log=log)
@@ -136,12 +170,9 @@ class RouterConfig(Config):
         return {
             **sections,
             **own,
-            "engines": [
-                self.engine_for_native(
-                    engine, [stream.rank for stream in self.static_streams if stream.worker == engine.worker]
-                )
-                for engine in self.engines
-            ],
+            "engines": [self.engine_for_native(engine, self.ranks_by_hand(engine)) for engine in self.engines]
+            if engines is None
+            else list(engines),
             "service": service if self.follows_events else None,
             "routing_group": self.routing_group,
             "block_size": self.block_size or DEFAULT_BLOCK_SIZE,
@@ -193,7 +224,10 @@ ROUTER = Schema(
 
 
 def read_router_config(
-    flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, file: Path | str | None = None
+    flags: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: Path | str | None = None,
+    usual: Mapping[str, str] | None = None,
 ) -> ResolvedConfig[RouterConfig]:
     """Put a router's configuration together, as `kvatlas.service.read_config` does for a service.
 
@@ -201,11 +235,12 @@ def read_router_config(
         flags: Texts of flags by the settings' paths; lists for "engine", "prefill", "decode" and "stream".
         env: The environment variables; the process's own if not given.
         file: The configuration file; else the one that KVATLAS_CONFIG names. Without either, no file is read.
+        usual: Texts by the settings' paths that a command has instead of the settings' defaults.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message says what, where, and what would be right.
     """
-    return read_as(ROUTER, flags, env, file)
+    return read_as(ROUTER, flags, env, file, usual)
 
 
 def show_router_config(resolved: ResolvedConfig[RouterConfig]) -> str:

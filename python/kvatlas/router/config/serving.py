@@ -26,6 +26,7 @@ class RouterHttpConfig(HttpConfig):
             "--admin-key-file",
             "File with the bearer key for changes of the fleet (/engines) and of engines, and for other routers. "
             "Alternatively, set KVATLAS_ADMIN_KEY.",
+            reread="content",
         ),
     )
     origins: tuple[str, ...] = field(
@@ -34,6 +35,7 @@ class RouterHttpConfig(HttpConfig):
             Origins(),
             "--origins",
             "Origins whose web pages may send requests from a browser and read the answers, besides the router's own.",
+            reread="value",
         ),
     )
     max_body: int = field(default=64 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))

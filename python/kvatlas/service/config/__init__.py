@@ -1,12 +1,13 @@
 """The configuration of a service: its settings, their sources, and the values they accept.
 
 `serving`, `following` and `sharing` declare the settings as fields of dataclasses, one a section; `schema` collects all
-sections, `section` is their base, `kinds` has the types of values, `engines` the entries of the two lists, and `read`
-puts a configuration together from flags, the environment and a file.
+sections, `section` is their base, `kinds` has the types of values, `engines` and `pools` the entries of lists, and
+`read` puts a configuration together from flags, the environment and a file.
 """
 
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.following import AdoptConfig, DiscoveryConfig, StreamConfig
+from kvatlas.service.config.pools import Pool
 from kvatlas.service.config.read import ResolvedConfig, read_config, show_config
 from kvatlas.service.config.schema import Config
 from kvatlas.service.config.serving import HttpConfig, LimitsConfig, LogConfig
@@ -20,6 +21,7 @@ __all__ = [
     "HttpConfig",
     "LimitsConfig",
     "LogConfig",
+    "Pool",
     "RelayConfig",
     "ResolvedConfig",
     "SitesConfig",

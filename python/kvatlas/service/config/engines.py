@@ -6,28 +6,34 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from kvatlas._http import checked_url
+from kvatlas._http import checked_url, is_bearer
 from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.kinds import PORT, Choice, Integer, Kind, Names, Number, Switch, Text, shown
+from kvatlas.service.config.section import MAX_KEY
 
 _RANK = Integer(0, (1 << 32) - 1)
 _BLOCK_SIZE = Integer(1, 1 << 20)
 _PASSWORD = re.compile(r"(?<=//)[^/?#]*@")
+_PULL = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[1-9]\d{0,4}", re.ASCII)
 _NAMED_URL = re.compile(r"([^=/?#]+)=(\w+://.*)", re.DOTALL)
 _BOUND = re.compile(r"bind://[0-9]{1,5}", re.ASCII)
 _ENDPOINT = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
 _MAX_NAME = 256
+_MOST_RANKS = 1 << 16
 _STREAM_WANTED = (
     "a stream is WORKER=tcp://HOST:PORT[,replay_endpoint=tcp://HOST:PORT][,rank=N][,topic=T][,model=M][,block_size=N]"
     "[,routing_group=G][,count_copies=false][,aliases=M|M...][,adapters=A|A...]"
 )
 
 
-class _Name(Text):
+class Name(Text):
+    """The name of a worker or of something else that users name."""
+
     wanted = f"a string of 1 to {_MAX_NAME} bytes"
 
     def convert(self, value: object) -> str:
@@ -45,11 +51,72 @@ class _AnyText(Text):
         raise self.bad(value)
 
 
-def _field(kind: Kind, default: Any = None) -> Any:
-    return field(default=default, metadata={"kind": kind})
+class _Ranks(Kind):
+    """A number of data-parallel ranks, or the ranks' own numbers."""
+
+    wanted = f"an integer from 1 to {_MOST_RANKS}, or a list of ranks in ascending order"
+
+    def convert(self, value: object) -> int | tuple[int, ...]:
+        if isinstance(value, list | tuple) and value:
+            numbers = tuple(_RANK.convert(each) for each in value)
+            if all(one < other for one, other in pairwise(numbers)):
+                return numbers
+        elif isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_RANKS:
+            return value
+        raise self.bad(value)
+
+    def parse(self, text: str) -> int | tuple[int, ...]:
+        try:
+            numbers = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise self.bad(text) from None
+        return self.convert(numbers if "," in text else numbers[0])
 
 
-class _Entry:
+class _Secret(Text):
+    """A bearer key, which messages do not repeat."""
+
+    def convert(self, value: object) -> str:
+        if isinstance(value, str) and len(value) <= MAX_KEY and is_bearer(value):
+            return value
+        raise ValueError(f"must be visible ASCII characters without white space, {MAX_KEY} bytes at most")
+
+
+def entry_field(kind: Kind, default: Any = None, *, routing: bool = False) -> Any:
+    """A field of an entry. `routing`: whether it concerns requests only, not how events are followed."""
+    return field(default=default, metadata={"kind": kind, "routing": routing}, repr=not isinstance(kind, _Secret))
+
+
+def parse_fields(parts: Iterable[str], kinds: Mapping[str, Kind], called: str, wanted: str) -> dict[str, Any]:
+    """The fields of an entry that a flag has as `KEY=VALUE`.
+
+    Args:
+        parts: The flag's parts.
+        kinds: The kind of each field by its name.
+        called: The entry's name in messages.
+        wanted: The flag's form, for messages.
+
+    Raises:
+        ConfigError: A part has another form, an unknown key, a key given before, or a wrong value.
+    """
+    given: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals:
+            raise ConfigError(f"{called}: {shown(part)} is not KEY=VALUE; {wanted}")
+        if key not in kinds:
+            raise ConfigError(f"{called}: unknown key {shown(key)}: {nearest(key, kinds)}")
+        if key in given:
+            raise ConfigError(f"{called}: {key} is given twice")
+        try:
+            given[key] = kinds[key].parse(value)
+        except ValueError as error:
+            raise ConfigError(f"{called}: {key} {error}") from None
+    return given
+
+
+class Entry:
     """Common base of engines and streams: fields with kinds, read from a flag or a table of a file."""
 
     def __post_init__(self) -> None:
@@ -98,7 +165,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class Engine(_Entry):
+class Engine(Entry):
     """Engine that is asked for the addresses of its events.
 
     Attributes:
@@ -109,28 +176,53 @@ class Engine(_Entry):
         routing_group: Its routing group, if not the general one.
         events_port: Port of rank 0's events, for engines that do not report it.
         replay_port: Port of rank 0's replay socket, likewise.
-        ranks: Number of data-parallel ranks of an engine with `events_port`, if its metrics do not show it.
+        ranks: Number of data-parallel ranks of an engine with `events_port`, if its metrics do not show it; or a list
+            of those to which a router's requests can be sent.
         count_copies: False if the engine announces blocks again without holding another copy of them, as with
             `kv_cache_report_mode` "full"; asked from the engine by default, else true.
         aliases: Other names of the model, besides those that the engine reports.
         adapters: LoRA adapters that requests may name instead of the model, besides those that the engine reports.
         role: The part of requests that a router sends it: "both" (all of a request), or only "prefill" or "decode".
         weight: Its weight in a router's choice among engines; 1 if not given.
+        drain: True if a router sends it no new requests.
+        models: The models and adapters that it serves, instead of its answer.
+        capacity_blocks: Blocks that its cache has room for, instead of its answer.
+        handover: "vllm" or "sglang": how it hands prompts over between prefill and decode, instead of its answer.
+        version: Its version, on which its prompts depend, instead of its answer.
+        bootstrap_port: Port at which an SGLang prefill engine meets decode engines, instead of its answer.
+        pull: `HOST:PORT` at which other engines can pull blocks from its host memory; further ranks have the next
+            ports.
+        pull_group: A name that is the same for all engines that can pull from each other, if there are several groups.
+        rank_header: The number by which requests name its ranks, "local" (counted from 0) or "global", instead of what
+            is found out.
+        key: The bearer key that it wants, instead of the key of all engines.
+        use_key: False if it is not shown the key of all engines.
     """
 
     url: str = field(metadata={"kind": Text()})
-    name: str | None = _field(_Name())
-    model: str | None = _field(Text())
-    block_size: int | None = _field(_BLOCK_SIZE)
-    routing_group: str | None = _field(Text())
-    events_port: int | None = _field(PORT)
-    replay_port: int | None = _field(PORT)
-    ranks: int | None = _field(Integer(1, 1 << 16))
-    count_copies: bool | None = _field(Switch())
-    aliases: tuple[str, ...] | None = _field(Names())
-    adapters: tuple[str, ...] | None = _field(Names())
-    role: str | None = _field(Choice("both", "prefill", "decode"))
-    weight: float | None = _field(Number(0.001, 1000))
+    name: str | None = entry_field(Name())
+    model: str | None = entry_field(Text())
+    block_size: int | None = entry_field(_BLOCK_SIZE)
+    routing_group: str | None = entry_field(Text())
+    events_port: int | None = entry_field(PORT)
+    replay_port: int | None = entry_field(PORT)
+    ranks: int | tuple[int, ...] | None = entry_field(_Ranks())
+    count_copies: bool | None = entry_field(Switch())
+    aliases: tuple[str, ...] | None = entry_field(Names())
+    adapters: tuple[str, ...] | None = entry_field(Names())
+    role: str | None = entry_field(Choice("both", "prefill", "decode"), routing=True)
+    weight: float | None = entry_field(Number(0.001, 1000), routing=True)
+    drain: bool | None = entry_field(Switch(), routing=True)
+    models: tuple[str, ...] | None = entry_field(Names(), routing=True)
+    capacity_blocks: int | None = entry_field(Integer(1, 1 << 40), routing=True)
+    handover: str | None = entry_field(Choice("vllm", "sglang"), routing=True)
+    version: str | None = entry_field(Text(), routing=True)
+    bootstrap_port: int | None = entry_field(PORT, routing=True)
+    pull: str | None = entry_field(Text(), routing=True)
+    pull_group: str | None = entry_field(Text(), routing=True)
+    rank_header: str | None = entry_field(Choice("local", "global"), routing=True)
+    key: str | None = entry_field(_Secret())
+    use_key: bool | None = entry_field(Switch())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,14 +231,38 @@ class Engine(_Entry):
         except ValueError as error:
             raise ConfigError(f"{self._called()}: an engine is http://HOST:PORT, but {error}") from None
         object.__setattr__(self, "url", url)
+        if self.pull is not None and not _PULL.fullmatch(self.pull):
+            raise ConfigError(f"{self._called()}: pull must be HOST:PORT, got {shown(self.pull)}")
 
     def _called(self) -> str:
         return f"engine {shown(_PASSWORD.sub('***@', self.url))}"
+
+    def table(self) -> dict[str, Any]:
+        """The engine as a table of a file: what is given, with its key."""
+        return {
+            each.name: list(value) if isinstance(value, tuple) else value
+            for each in dataclasses.fields(self)
+            if (value := getattr(self, each.name)) is not None
+        }
+
+    def as_followed(self) -> Engine:
+        """The engine without what only a router's choice and requests depend on."""
+        without: dict[str, Any] = dict.fromkeys(ROUTING_FIELDS)
+        return dataclasses.replace(self, **without)
+
+    def key_of(self, common: str | None) -> str | None:
+        """The key that it is shown, if any; `common` is the key of all engines."""
+        return self.key or (None if self.use_key is False else common)
 
     @property
     def worker(self) -> str:
         """The worker's name."""
         return self.name or urlsplit(self.url).netloc.rpartition("@")[2]
+
+    @property
+    def followed(self) -> Engine:
+        """The entry as far as it concerns events: without its part in requests."""
+        return dataclasses.replace(self, role=None, weight=None)
 
     @property
     def shown_url(self) -> str:
@@ -168,8 +284,12 @@ class Engine(_Entry):
         return f"{self.name}={self.shown_url}" if self.name else self.shown_url
 
 
+ROUTING_FIELDS = tuple(each.name for each in dataclasses.fields(Engine) if each.metadata.get("routing"))
+"""The settings of engines that only a router uses."""
+
+
 @dataclass(frozen=True)
-class Stream(_Entry):
+class Stream(Entry):
     """Events of one rank of a worker, registered by hand.
 
     Attributes:
@@ -187,17 +307,17 @@ class Stream(_Entry):
         adapters: LoRA adapters that requests may name instead of the model.
     """
 
-    worker: str = field(metadata={"kind": _Name()})
+    worker: str = field(metadata={"kind": Name()})
     endpoint: str = field(metadata={"kind": Text()})
-    replay_endpoint: str | None = _field(Text())
-    rank: int = _field(_RANK, 0)
-    topic: str = _field(_AnyText(), "")
-    model: str | None = _field(Text())
-    block_size: int | None = _field(_BLOCK_SIZE)
-    routing_group: str | None = _field(Text())
-    count_copies: bool = _field(Switch(), True)
-    aliases: tuple[str, ...] | None = _field(Names())
-    adapters: tuple[str, ...] | None = _field(Names())
+    replay_endpoint: str | None = entry_field(Text())
+    rank: int = entry_field(_RANK, 0)
+    topic: str = entry_field(_AnyText(), "")
+    model: str | None = entry_field(Text())
+    block_size: int | None = entry_field(_BLOCK_SIZE)
+    routing_group: str | None = entry_field(Text())
+    count_copies: bool = entry_field(Switch(), True)
+    aliases: tuple[str, ...] | None = entry_field(Names())
+    adapters: tuple[str, ...] | None = entry_field(Names())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,21 +355,9 @@ class Stream(_Entry):
             raise ConfigError(f"stream {shown(text)}: {_STREAM_WANTED}")
         kinds = {each.name: each.metadata["kind"] for each in dataclasses.fields(cls)[2:]}
         called = f"stream of worker {shown(name)}"
-        given: dict[str, Any] = {}
-        for part in rest:
-            key, equals, value = part.partition("=")
-            key = _spelled(key.strip())
-            if not equals:
-                raise ConfigError(f"{called}: {shown(part)} is not KEY=VALUE; {_STREAM_WANTED}")
-            if key not in kinds:
-                raise ConfigError(f"{called}: unknown key {shown(key)}: {nearest(key, kinds)}")
-            if key in given:
-                raise ConfigError(f"{called}: {key} is given twice")
-            try:
-                given[key] = kinds[key].parse(value)
-            except ValueError as error:
-                raise ConfigError(f"{called}: {key} {error}") from None
-        return cls(name, endpoint, **given)
+        pairs = ((part, *part.partition("=")) for part in rest)
+        parts = [f"{_spelled(key.strip())}={value}" if equals else part for part, key, equals, value in pairs]
+        return cls(name, endpoint, **parse_fields(parts, kinds, called, _STREAM_WANTED))
 
     def show(self) -> str:
         """The stream as a flag has it."""

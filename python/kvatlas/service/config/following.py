@@ -13,6 +13,7 @@ from kvatlas.service.config.kinds import (
     FROM_0,
     PORT,
     Addresses,
+    Choice,
     Directory,
     File,
     Hosts,
@@ -70,6 +71,15 @@ class StreamConfig(Section):
     replay_timeout: float = field(
         default=2.0,
         metadata=about(ABOVE_0, "--replay-timeout", "Time within which a replay must deliver its next batch."),
+    )
+    resets: str = field(
+        default="unknown",
+        metadata=about(
+            Choice("unknown", "keep", "empty"),
+            "--resets",
+            "What a reset of an engine's prefix cache does to the blocks that it has offloaded: keep or empty them. "
+            "While unknown, they are taken for gone, and answers say that there may be more.",
+        ),
     )
     replay_total_timeout: float = field(
         default=300.0,
@@ -166,7 +176,8 @@ class DiscoveryConfig(Section):
             EngineSources(),
             "--discover",
             "Source of engines that is followed: pods with certain labels, `k8s:NAMESPACE/SELECTOR` (this pod's own "
-            "namespace if empty), or every address of a name, `dns:NAME:PORT`. Repeatable.",
+            "namespace if empty; `:PORT` or `:PORT,PORT` behind it if they do not say where they listen), the pods of "
+            "an InferencePool, `pool:NAMESPACE/NAME`, or every address of a name, `dns:NAME:PORT`. Repeatable.",
         ),
     )
     engine_port: int = field(
@@ -190,6 +201,16 @@ class DiscoveryConfig(Section):
             ABOVE_0,
             "--dns-interval",
             "Time between two questions for the addresses of a `dns:` source: the time to live of a cluster's records.",
+        ),
+    )
+    pod_deletion_cost: float = field(
+        default=0.0,
+        metadata=about(
+            FROM_0,
+            "--pod-deletion-cost",
+            "Time between two looks at what only one pod's engines hold in their caches, which is written into its "
+            "annotation controller.kubernetes.io/pod-deletion-cost: a Deployment that is scaled down ends the pods "
+            "with the lowest. Needs the right to patch pods. 0 turns this off.",
         ),
     )
     kubernetes_url: str | None = field(

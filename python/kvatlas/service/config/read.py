@@ -6,6 +6,8 @@ needed.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from kvatlas._text import closest
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream
-from kvatlas.service.config.kinds import File, Kind, Switch, shown
+from kvatlas.service.config.kinds import File, Kind, shown
+from kvatlas.service.config.pools import Pool
 from kvatlas.service.config.schema import SECTIONS, Config
 from kvatlas.service.config.section import ENV_PREFIX, Key, Section, check_secret, keys_of
 from kvatlas.service.config.toml import read_toml
@@ -27,6 +30,7 @@ LISTS: dict[str, tuple[str, str, EntryKind]] = {
     "engine": ("--engine", "KVATLAS_ENGINES", Engine),
     "stream": ("--stream", "KVATLAS_STREAMS", Stream),
 }
+POOLS: dict[str, tuple[str, str, EntryKind]] = {"pool": ("--pool", "KVATLAS_POOLS", Pool)}
 # Keys themselves are never in a flag, where every user of the machine could read them, nor in the configuration file.
 SECRETS = {
     "http.key": ("KVATLAS_KEY", "http.key_file"),
@@ -43,7 +47,7 @@ C = TypeVar("C", bound=Section)
 class EntryKind(Protocol):
     """Class of entries, which parses a flag's text or a table of a file."""
 
-    def of(self, value: Any, /) -> Engine | Stream:
+    def of(self, value: Any, /) -> Engine | Stream | Pool:
         """Make the entry. Raises `ConfigError`."""
 
 
@@ -71,7 +75,9 @@ class Schema(Generic[C]):
         return {key.path: key for section in self.sections.values() for key in keys_of(section)}
 
 
-SERVICE = Schema(Config, SECTIONS, LISTS, {"engine": "engines", "stream": "static_streams"}, SECRETS)
+SERVICE = Schema(
+    Config, SECTIONS, LISTS | POOLS, {"engine": "engines", "stream": "static_streams", "pool": "pools"}, SECRETS
+)
 """The settings of `kvatlas serve`."""
 
 
@@ -113,13 +119,16 @@ def read_as(
     flags: Mapping[str, str | Sequence[str]] | None = None,
     env: Mapping[str, str] | None = None,
     file: Path | str | None = None,
+    usual: Mapping[str, str] | None = None,
 ) -> ResolvedConfig[C]:
     """Put the configuration of any command together, as `read_config` does for `kvatlas serve`.
+
+    `usual`: texts by the settings' paths that a command has instead of the settings' defaults.
 
     Raises:
         ConfigError: As `read_config` raises it.
     """
-    return _PartialConfig(schema).read(dict(flags or {}), os.environ if env is None else env, file)
+    return _PartialConfig(schema).read(dict(flags or {}), os.environ if env is None else env, file, usual or {})
 
 
 class _PartialConfig(Generic[C]):
@@ -130,7 +139,9 @@ class _PartialConfig(Generic[C]):
         self.values: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
 
-    def read(self, flags: Mapping[str, Any], env: Mapping[str, str], file: Path | str | None) -> ResolvedConfig[C]:
+    def read(
+        self, flags: Mapping[str, Any], env: Mapping[str, str], file: Path | str | None, usual: Mapping[str, str]
+    ) -> ResolvedConfig[C]:
         schema, values, sources = self.schema, self.values, self.sources
         path = Path(file) if file is not None else _config_path(env)
         if path is not None:
@@ -146,6 +157,10 @@ class _PartialConfig(Generic[C]):
                 values[name] = _converted(key.kind.parse, text, key.flag)
                 sources[name] = key.flag
                 self._overrule(name)
+        for name, text in usual.items():
+            if name not in values:
+                key = schema.keys[name]
+                values[name] = _converted(key.kind.parse, text, key.flag)
         return ResolvedConfig(self._build(), sources, path)
 
     def _build(self) -> C:
@@ -293,7 +308,7 @@ def _converted(convert: Any, value: object, where: str) -> Any:
         raise ConfigError(f"{where} {error}") from None
 
 
-def _item(kind: EntryKind, item: object, where: str) -> Engine | Stream:
+def _item(kind: EntryKind, item: object, where: str) -> Engine | Stream | Pool:
     try:
         return kind.of(item)
     except ConfigError as error:
@@ -318,18 +333,24 @@ def show_config(resolved: ResolvedConfig[C], schema: Schema[C] | None = None) ->
         for secret, (variable, _file) in its.secrets.items():
             if secret.rpartition(".")[0] == section and secret in resolved.sources:
                 lines.append(f"# {secret.rpartition('.')[2]} is hidden  # {variable}")
-    for name, entries in (("engine", config.engines), ("stream", config.static_streams)):
+    for name, entries in (("engine", config.engines), ("stream", config.static_streams), ("pool", config.pools)):
         for entry in entries:
             lines += ["", f"[[{name}]]  # {resolved.sources.get(name, 'given')}", *_entry(entry)]
     return "\n".join(lines) + "\n"
 
 
-def _entry(entry: Engine | Stream) -> list[str]:
+def _entry(entry: Engine | Stream | Pool) -> list[str]:
+    kinds: dict[str, Kind] = {each.name: each.metadata["kind"] for each in dataclasses.fields(entry)}
     lines = []
     for name, value in vars(entry).items():
         if value is None or (name == "topic" and not value):
             continue
+        if name == "key":
+            lines.append("# key is hidden")
+            continue
+        if isinstance(value, tuple):
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+            continue
         text = entry.shown_url if name == "url" and isinstance(entry, Engine) else value
-        kind = Switch() if isinstance(text, bool) else File()
-        lines.append(f"{name} = {text if type(text) is int else kind.show(text)}")
+        lines.append(f"{name} = {kinds[name].show(text)}")
     return lines

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvatlas.errors import ConfigError
-from kvatlas.service.config.engines import Engine, Stream, check_names
+from kvatlas.service.config.engines import ROUTING_FIELDS, Engine, Stream, check_names
 from kvatlas.service.config.following import AdoptConfig, DiscoveryConfig, StreamConfig
 from kvatlas.service.config.kinds import (
     FROM_0,
     File,
     Integer,
+    Switch,
     Text,
     shown,
 )
+from kvatlas.service.config.pools import Pool, check_pools
 from kvatlas.service.config.section import DEFAULT_GROUP, Key, Section, about, keys_of
 from kvatlas.service.config.serving import HttpConfig, LimitsConfig, LogConfig
 from kvatlas.service.config.sharing import RelayConfig, SitesConfig, SnapshotConfig
@@ -41,9 +43,21 @@ class Config(Section):
 
     engines: tuple[Engine, ...] = ()
     static_streams: tuple[Stream, ...] = ()
+    pools: tuple[Pool, ...] = ()
     engines_file: Path | None = field(
         default=None,
-        metadata=about(File(), "--engines-file", "TOML file of engines and streams, reloaded when it changes."),
+        metadata=about(
+            File(), "--engines-file", "TOML file of engines and streams, reloaded when it changes.", reread="content"
+        ),
+    )
+    allow_empty: bool = field(
+        default=False,
+        metadata=about(
+            Switch(),
+            "--allow-empty",
+            "Take an engines file that has become empty at its word, and remove its engines. Otherwise they are kept: "
+            "a file that is being written, or was cut off, is empty too.",
+        ),
     )
     model: str | None = field(
         default=None,
@@ -62,7 +76,9 @@ class Config(Section):
     )
     drain_timeout: float = field(
         default=10.0,
-        metadata=about(FROM_0, "--drain-timeout", "Time that open requests get to finish when the service stops."),
+        metadata=about(
+            FROM_0, "--drain-timeout", "Time that open requests get to finish when the service stops.", reread="value"
+        ),
     )
     drain_delay: float = field(
         default=0.0,
@@ -70,6 +86,7 @@ class Config(Section):
             FROM_0,
             "--drain-delay",
             "Time for which a stopping service reports not ready but still accepts requests.",
+            reread="value",
         ),
     )
     http: HttpConfig = field(default_factory=HttpConfig)
@@ -87,8 +104,12 @@ class Config(Section):
         for name, kind in SECTIONS.items():
             if name and not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
+        if self.allow_empty and self.engines_file is None:
+            raise ConfigError("allow_empty is for the file of engines: set engines_file, or leave it out")
         object.__setattr__(self, "engines", tuple(map(Engine.of, self.engines)))
         object.__setattr__(self, "static_streams", tuple(map(Stream.of, self.static_streams)))
+        object.__setattr__(self, "pools", tuple(map(Pool.of, self.pools)))
+        check_pools(self.pools)
         check_names(self.engines, self.static_streams, shared=self.sends_requests)
         for engine in self.engines:
             self.check_engine(engine)
@@ -124,6 +145,11 @@ class Config(Section):
         return False
 
     @property
+    def objectives(self) -> str:
+        """API group and version of the InferenceObjectives whose priorities requests have; empty if they have none."""
+        return ""
+
+    @property
     def follows_events(self) -> bool:
         """True if the engines' events are followed here."""
         return True
@@ -143,7 +169,7 @@ class Config(Section):
         """
         return {
             name: f"is for {ROUTER_COMMAND}, which sends requests: leave it out"
-            for name in ("role", "weight")
+            for name in ROUTING_FIELDS
             if getattr(engine, name) is not None
         }
 
@@ -153,6 +179,7 @@ class Config(Section):
         sections = ("http", "streams", "adopt", "snapshot", "relay", "sites", "log")
         native = {name: getattr(self, name).for_native() for name in sections}
         native["streams"]["limits"] = self.limits.for_native()
+        native["streams"]["pools"] = [pool.for_native() for pool in self.pools]
         if not log:
             native["log"]["level"] = "off"
         return {**native, "holds": list(holds)}

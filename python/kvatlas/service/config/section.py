@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from kvatlas._http import is_bearer
 from kvatlas.errors import ConfigError
@@ -17,6 +17,8 @@ from kvatlas.service.config.kinds import (
 )
 
 logger = logging.getLogger("kvatlas.config")
+
+Reread: TypeAlias = Literal["value", "content"]
 
 ENV_PREFIX = "KVATLAS_"
 MAX_KEY = 8 << 10  # bytes of a key, which is part of each request's head
@@ -36,6 +38,8 @@ class Key:
         help: Its meaning.
         default: Its default; None if there is none.
         optional: Whether None is a valid value.
+        reread: What is read again without a restart: the setting's `value`, the `content` of the file that it names, or
+            None for nothing.
     """
 
     path: str
@@ -44,6 +48,7 @@ class Key:
     help: str
     default: Any
     optional: bool
+    reread: Reread | None = None
 
     @property
     def env(self) -> str:
@@ -55,13 +60,16 @@ class Key:
         return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
-def about(kind: Kind, flag: str, text: str, *, native: bool | str = True) -> dict[str, Any]:
+def about(
+    kind: Kind, flag: str, text: str, *, native: bool | str = True, reread: Reread | None = None
+) -> dict[str, Any]:
     """Make the metadata of a field of a section: the kind of its values, its flag and its help.
 
     `native`: whether the native part reads it, in its struct of the section, under the same name; or, as `part.name`,
-    under that name in another struct inside it. Otherwise only Python does.
+    under that name in another struct inside it. Otherwise only Python does. `reread`: what SIGHUP reads
+    again, as in `Key`.
     """
-    return {"kind": kind, "flag": flag, "help": text, "native": native}
+    return {"kind": kind, "flag": flag, "help": text, "native": native, "reread": reread}
 
 
 class Section:
@@ -99,9 +107,9 @@ def keys_of(section: type[Section]) -> Iterator[Key]:
     for each in dataclasses.fields(section):  # type: ignore[arg-type]
         about = each.metadata
         if "kind" in about:
-            yield Key(
-                prefix + each.name, about["kind"], about["flag"], about["help"], each.default, each.default is None
-            )
+            optional = each.default is None
+            path = prefix + each.name
+            yield Key(path, about["kind"], about["flag"], about["help"], each.default, optional, about["reread"])
 
 
 def one_key(name: str, key: str | None, file: Path | None) -> None:

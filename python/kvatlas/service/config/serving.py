@@ -48,7 +48,10 @@ class HttpConfig(Section):
     key_file: Path | None = field(
         default=None,
         metadata=about(
-            File(), "--key-file", "File with the bearer key that clients must send. Alternatively, set KVATLAS_KEY."
+            File(),
+            "--key-file",
+            "File with the bearer key that clients must send. Alternatively, set KVATLAS_KEY.",
+            reread="content",
         ),
     )
     admin_key_file: Path | None = field(
@@ -58,6 +61,7 @@ class HttpConfig(Section):
             "--admin-key-file",
             "File with the bearer key for /register, /unregister and /dump. With it, the other key only allows "
             "queries. Alternatively, set KVATLAS_ADMIN_KEY.",
+            reread="content",
         ),
     )
     hosts: tuple[str, ...] = field(
@@ -67,16 +71,22 @@ class HttpConfig(Section):
             "--hosts",
             "Host names that requests may name, besides localhost and addresses. Without any, names are checked only "
             "where the server listens on loopback without a key.",
+            reread="value",
         ),
     )
     tls_cert: Path | None = field(
         default=None,
         metadata=about(
-            File(), "--tls-cert", "Certificate chain in PEM. Together with --tls-key, enables TLS.", native=False
+            File(),
+            "--tls-cert",
+            "Certificate chain in PEM. Together with --tls-key, enables TLS.",
+            native=False,
+            reread="content",
         ),
     )
     tls_key: Path | None = field(
-        default=None, metadata=about(File(), "--tls-key", "Private key of the certificate, in PEM.", native=False)
+        default=None,
+        metadata=about(File(), "--tls-key", "Private key of the certificate, in PEM.", native=False, reread="content"),
     )
     tls_client_ca: Path | None = field(
         default=None,
@@ -85,6 +95,7 @@ class HttpConfig(Section):
             "--tls-client-ca",
             "Certificate authorities in PEM. Clients must send a certificate signed by one.",
             native=False,
+            reread="content",
         ),
     )
     max_body: int = field(default=8 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
@@ -123,7 +134,7 @@ class HttpConfig(Section):
         ),
     )
     access_log: Literal["off", "on"] = field(
-        default="off", metadata=about(OnOff("off", "on"), "--access-log", "Log each request.")
+        default="off", metadata=about(OnOff("off", "on"), "--access-log", "Log each request.", reread="value")
     )
     untrusted: Literal["leave-out", "flag"] = field(
         default="leave-out",
@@ -223,5 +234,10 @@ class LogConfig(Section):
     )
     level: Literal["debug", "info", "warning", "error"] = field(
         default="info",
-        metadata=about(Choice("debug", "info", "warning", "error"), "--log-level", "Lowest severity that is logged."),
+        metadata=about(
+            Choice("debug", "info", "warning", "error"),
+            "--log-level",
+            "Lowest severity that is logged.",
+            reread="value",
+        ),
     )

@@ -57,8 +57,8 @@ class SnapshotConfig(Section):
         metadata=about(
             Text(),
             "--peer-snapshot",
-            "URL of a running kvatlas service whose snapshot this one begins with. Or dns:NAME:PORT: of any replica "
-            "at the addresses of NAME that is ready.",
+            "URL of a running kvatlas service whose snapshot this one begins with. Or dns:NAME:PORT, with TLS "
+            "dns+https:NAME:PORT: of any replica at the addresses of NAME that is ready.",
             native=False,
         ),
     )
@@ -103,7 +103,7 @@ class SnapshotConfig(Section):
             else:
                 object.__setattr__(self, "peer", checked_url(self.peer))
         except ValueError as error:
-            raise ConfigError(f"snapshot.peer must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
+            raise ConfigError(f"snapshot.peer must be {replicas.PEERS}, but {error}") from None
 
     def for_native(self) -> dict[str, Any]:
         """The settings for the native service, with a flag if a peer's snapshot will come."""

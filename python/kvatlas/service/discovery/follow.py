@@ -30,8 +30,11 @@ _WHOLE_EVERY = 6  # every sixth look is a full one; the others ask for the event
 class Watcher(Protocol):
     """Observer of engines besides the service: a router, which sends them requests even if they publish no events."""
 
-    def listed(self, engine: Engine, ranks: Collection[int], /) -> None:
-        """Note that an engine is in the list, or that its entry has changed, with its streams given by hand."""
+    def listed(self, engine: Engine, ranks: Collection[int], drained: bool, /) -> None:
+        """Note that an engine is in the list, or that its entry has changed, with its streams given by hand.
+
+        `drained`: whether an operator wants it to get no new requests.
+        """
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
         """Note an engine's answer: `found` is to be registered; None if the engine did not answer."""
@@ -39,8 +42,11 @@ class Watcher(Protocol):
     def held(self, engine: Engine, held: bool, /) -> None:
         """Note whether an engine is to get no new requests, as its source says."""
 
-    def left(self, engine: Engine, /) -> None:
-        """Note that an engine has left the list."""
+    def left(self, engine: Engine, comes_back: bool, /) -> None:
+        """Note that an engine has left the list; or only that it will be listed with other settings."""
+
+    def objectives(self, priorities: str, /) -> None:
+        """Replace the priorities of requests by the objectives that they name, in JSON."""
 
 
 class Follower(ABC):
@@ -143,8 +149,8 @@ class Follower(ABC):
     async def leave(self) -> None:
         """Unregister the entry, after `run` has ended."""
 
-    async def left(self) -> None:
-        """Unregister an entry that has left the list, as `leave` does."""
+    async def left(self, *, comes_back: bool = False) -> None:
+        """Unregister an entry that has left the list, as `leave` does, or that will be listed with other settings."""
         await self.leave()
         self.native.forget_engine(self.name, self._rank)
 
@@ -281,35 +287,50 @@ class EngineFollower(Follower):
         self._registered: dict[int, Source] = {}
         self._light = 0
         self._other_size: int | None = None
+        self._asked_size: int | None = None
+        self._has_restarted = False
 
     async def look(self) -> EngineDescription | None:
-        light, self._light = self._light, 0  # after a failure all is asked anew: the engine may be another one
+        size = await self._size_of_events()
+        # After a failure, a restart or other events all is asked anew: the engine may be another one.
+        is_other = self._has_restarted or size != self._asked_size
+        light, self._light = 0 if is_other else self._light, 0
+        self._has_restarted, self._asked_size = False, size
         try:
             found = await self._prober.whole() if light == 0 or await self._prober.changed() else None
         except DiscoveryError:
             await self._tell(None)
             raise
         self._said = found or self._said
-        found = await self._with_size(found)
+        found = self._with_size(found, size)
         if found is not None:
             await self._tell(found)
         self._light = light
         return found
 
-    async def _with_size(self, found: EngineDescription | None) -> EngineDescription | None:
+    def restarted(self) -> None:
+        """Ask the engine for its whole description now, as its events show that it restarted."""
+        self._has_restarted = True
+        self.wake()
+
+    async def _size_of_events(self) -> int | None:
+        """The block size of most of its events, if it differs from the registered one and none is configured."""
+        if self._found is None or self._is_size_set or not self.registers:
+            return None
+        return await asyncio.to_thread(self.native.other_block_size, self.name)
+
+    def _with_size(self, found: EngineDescription | None, size: int | None) -> EngineDescription | None:
         """The description to register, with the block size of the events, which overrides the announced one."""
         if self._said is None or self._is_size_set or not self.registers:
             return found
-        if self._found is not None:
-            await self._note_size(self._found, self._said)
+        # Events of the size that it announces by now say nothing of other engines of its model.
+        if self._found is not None and size not in (None, self._found.block_size, self._said.block_size):
+            self._note_size(size, self._found, self._said)
         wanted = self._sizes.apply(self._said, self._group)
         is_other = self._found is not None and self._found.block_size != wanted.block_size
         return wanted if found is not None or is_other else None
 
-    async def _note_size(self, registered: EngineDescription, said: EngineDescription) -> None:
-        size = await asyncio.to_thread(self.native.other_block_size, self.name)
-        if size is None or size == registered.block_size:
-            return
+    def _note_size(self, size: int, registered: EngineDescription, said: EngineDescription) -> None:
         if self._sizes.note((said.model, self._group), size, self.name):
             logger.warning(
                 "%s: announces blocks of %d tokens, and its events have blocks of %d: %d is taken for model %s",
@@ -331,11 +352,11 @@ class EngineFollower(Follower):
         if self._watcher is not None:
             await asyncio.to_thread(self._watcher.found, self.engine, found)
 
-    async def left(self) -> None:
-        await super().left()
+    async def left(self, *, comes_back: bool = False) -> None:
+        await super().left(comes_back=comes_back)
         self._sizes.forget(self.name)
         if self._watcher is not None:
-            await asyncio.to_thread(self._watcher.left, self.engine)
+            await asyncio.to_thread(self._watcher.left, self.engine, comes_back)
 
     async def apply(self, found: EngineDescription | None) -> float:
         light, self._light = self._light, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -35,13 +36,24 @@ class Asker:
             timeout=httpx.Timeout(timeout, pool=None),
             limits=httpx.Limits(max_keepalive_connections=_AT_ONCE, keepalive_expiry=_KEEP),
             # As it is: what an encoding becomes has no bound.
-            headers={"Accept-Encoding": "identity", **authorization(key)},
+            headers={"Accept-Encoding": "identity"},
             verify=ssl.create_default_context(),
             trust_env=False,
             follow_redirects=False,
         )
         # Waiting here is cheaper than in httpx's pool, which looks through all who wait, each time.
         self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._shown = authorization(key)
+
+    def showing(self, key: str | None) -> Asker:
+        """The same client, which shows another key."""
+        other = copy.copy(self)
+        other.show(key)
+        return other
+
+    def show(self, key: str | None) -> None:
+        """Show a key from now on, or none."""
+        self._shown = authorization(key)
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,9 +107,12 @@ class Asker:
         return answer.status_code, body.decode(errors="replace")
 
     @asynccontextmanager
-    async def _answer(self, method: str, url: str, **more: Any) -> AsyncIterator[httpx.Response]:
+    async def _answer(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> AsyncIterator[httpx.Response]:
+        shown = {**(headers or {}), **self._shown}
         try:
-            async with self._turn, self._http.stream(method, url, **more) as answer:
+            async with self._turn, self._http.stream(method, url, headers=shown, **more) as answer:
                 yield answer
         except (httpx.HTTPError, OSError) as error:
             code, words = failure(error)

@@ -342,8 +342,11 @@ class Prober:
         replay = engine.replay_port or discovery.replay_port
         if events is None:
             raise DiscoveryError(_ports_wanted(version, self._config.command), "unknown_address")
+        given = engine.ranks
         ranks = (
-            range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if _is_number(name)) or [0]
+            range(given)
+            if isinstance(given, int)
+            else given or sorted(int(name) for name in metrics if _is_number(name)) or [0]
         )
         counts = self._counts_copies({})
         return tuple(

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
-from typing import Any
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
+from kvatlas.errors import ServiceError
 from kvatlas.service.config import Config, Engine, Stream
-from kvatlas.service.config.sources import HostName, PodSelection, selection
+from kvatlas.service.config.sources import HostName, PoolName, selection
 from kvatlas.service.discovery.follow import EngineFollower, Follower, StreamFollower, Watcher
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
 from kvatlas.service.discovery.sizes import EmittedSizes
 from kvatlas.service.discovery.sources.account import Account
 from kvatlas.service.discovery.sources.base import EngineSource, Entry, Member, Name, name_of
+from kvatlas.service.discovery.sources.deletion_costs import DeletionCosts
 from kvatlas.service.discovery.sources.files import FileOfEngines, GivenEngines
 from kvatlas.service.discovery.sources.names import EnginesOfName
+from kvatlas.service.discovery.sources.objectives import Objectives
 from kvatlas.service.discovery.sources.pods import EnginesOfPods
+from kvatlas.service.discovery.sources.pool import EnginesOfPool
 from kvatlas.service.native import Native
 
 logger = logging.getLogger("kvatlas.discovery")
@@ -26,20 +32,40 @@ logger = logging.getLogger("kvatlas.discovery")
 HOLD = "discovery"  # what readiness waits for, until the first engines were asked
 _LOOKS = 25  # looks at engines a second, at most: each costs about 2 ms
 _REPORTS = 1.0  # seconds between reports on sources whose list does not change
+_RESTARTS = 1.0  # seconds between questions for restarted streams
+
+
+class Overlay(Protocol):
+    """Changes of what the sources list: engines added, removed and drained over HTTP."""
+
+    def apply(self, listed: Mapping[Name, Member], /) -> dict[Name, Member]:
+        """The members to follow, by name, for those that the sources list."""
 
 
 class Discovery:
-    """Follows all engines and streams until it is stopped."""
+    """Follows all engines and streams until it is stopped.
 
-    def __init__(self, config: Config) -> None:
+    Attributes:
+        watcher: Notified of engines; set before `run`.
+        listed: The members that the sources list, each name once, as last looked at.
+        wanted: The members that are followed: these with the overlay's changes.
+        has_begun: Set once the first of them are followed.
+    """
+
+    def __init__(self, config: Config, overlay: Overlay | None = None) -> None:
         """Make a discovery. Nothing is asked yet.
+
+        Args:
+            config: The configuration, with the sources of engines.
+            overlay: Changes of what these list.
 
         Raises:
             ConfigError: The engines' file or key file cannot be read or is wrong, or a source cannot be reached from
                 here.
         """
         self._config = config
-        self.watcher: Watcher | None = None  # notified of engines; set before `run`
+        self.watcher: Watcher | None = None
+        self._overlay = overlay
         self._key = config.discovery.bearer()
         self._sources = _sources(config)
         self._followers: dict[Name, _Membership] = {}
@@ -49,16 +75,24 @@ class Discovery:
         self._leaving: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
+        self.listed: dict[Name, Member] = {}
+        self.wanted = self._look()
+        self.has_begun = threading.Event()
 
     @property
     def has_any(self) -> bool:
         """True if there is something to follow, or may be later."""
-        return len(self._sources) > 1 or bool(self.entries)
+        return len(self._sources) > 1 or bool(self.wanted)
+
+    @property
+    def knows_all_lists(self) -> bool:
+        """True once each source has said what it lists, or will not soon."""
+        return all(source.first.is_set() for source in self._sources)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The engines and streams that the sources list now, those of the configuration first."""
-        return tuple(member.entry for source in self._sources for member in source.members)
+        """The engines and streams that are followed, those of the configuration first."""
+        return tuple(member.entry for member in self.wanted.values())
 
     async def look(self) -> tuple[Entry, ...]:
         """List the entries that get requests, once every source has been asked or `discovery.timeout` has passed."""
@@ -73,8 +107,8 @@ class Discovery:
             for each in running:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        members = [member for source in self._sources for member in source.members]
-        return tuple(member.entry for member in members if member.why_held is None)
+        self.wanted = self._look()
+        return tuple(member.entry for member in self.wanted.values() if member.why_held is None)
 
     async def run(self, native: Native) -> None:
         """Follow the entries until `stop`. Registrations stay."""
@@ -83,27 +117,51 @@ class Discovery:
             self._asker = asker
             for source in self._sources:
                 source.changed = self._changed.set
+                if isinstance(source, Objectives) and self.watcher is not None:
+                    source.tell = self.watcher.objectives
             running = [asyncio.create_task(self._run(source)) for source in self._sources]
+            if every := self._config.discovery.pod_deletion_cost:
+                running.append(asyncio.create_task(DeletionCosts(_pods(self._sources), every).run(native)))
             self._follow()
+            self.has_begun.set()
             self._report()
             settle = asyncio.create_task(self._settle())
+            restarts = asyncio.create_task(self._notice_restarts())
             try:
                 while not await self._stopped_or_changed():
                     self._follow()
                     self._report()
             finally:
                 settle.cancel()
+                restarts.cancel()
                 for each in running:
                     each.cancel()
                 for followed in self._followers.values():
                     followed.follower.stop()
                 tasks = [followed.task for followed in self._followers.values()]
-                await asyncio.gather(settle, *running, *tasks, *self._leaving, return_exceptions=True)
+                await asyncio.gather(settle, restarts, *running, *tasks, *self._leaving, return_exceptions=True)
+
+    def replace_given(self, config: Config) -> None:
+        """Take the engines and streams of another configuration. To be called in the loop of `run`."""
+        for source in self._sources:
+            if isinstance(source, GivenEngines):
+                source.replace(config)
 
     def stop(self) -> None:
         """Ask `run` to end. To be called in its loop."""
         self._stop.set()
         self._changed.set()
+
+    async def follow_now(self, name: str) -> None:
+        """Take in a change of the overlay, and wait until an engine that has left by it is unregistered.
+
+        Raises:
+            ServiceError: It has been stopped (code "closed").
+        """
+        if self._stop.is_set():
+            raise ServiceError("the router is closing", "closed")
+        self._follow()
+        await asyncio.gather(*(task for task in self._leaving if task.get_name() == name), return_exceptions=True)
 
     async def _stopped_or_changed(self) -> bool:
         """Wait for a change, or for the time of the next report. True if `stop` was called."""
@@ -149,6 +207,15 @@ class Discovery:
             else:  # it sends them requests all the same
                 logger.warning("no configured engine's events can be followed: engines are chosen by load only")
 
+    async def _notice_restarts(self) -> None:
+        """Wake the followers of engines whose events show a restart, until cancelled."""
+        while True:
+            await asyncio.sleep(_RESTARTS)
+            restarted = set(await asyncio.to_thread(self._native.restarted))
+            for name, its in self._followers.items():
+                if name[0] in restarted and isinstance(its.follower, EngineFollower):
+                    its.follower.restarted()
+
     def _report(self) -> None:
         """Tell the native part what is known of each source."""
         for source in self._sources:
@@ -159,24 +226,32 @@ class Discovery:
 
     def _follow(self) -> None:
         """Start and stop followers to match the lists."""
-        wanted = self._wanted()
+        wanted = self.wanted = self._look()
         by_hand: dict[str, set[int]] = {}
         for member in wanted.values():
             if isinstance(member.entry, Stream):
                 by_hand.setdefault(member.entry.worker, set()).add(member.entry.rank)
-        self._drop(name for name, its in self._followers.items() if not its.is_same(wanted.get(name)))
+        self._drop((name for name, its in self._followers.items() if not its.is_same(wanted.get(name))), wanted)
         self._drop(
-            name
-            for name, its in self._followers.items()
-            if isinstance(its.follower, EngineFollower) and its.follower.registers is (name[0] in by_hand)
+            (
+                name
+                for name, its in self._followers.items()
+                if isinstance(its.follower, EngineFollower) and its.follower.registers is (name[0] in by_hand)
+            ),
+            wanted,
         )
         for name, member in wanted.items():
             if name not in self._followers:
                 self._add(name, member, by_hand.get(name[0], set()))
             elif self._followers[name].member != member:
-                self._update(self._followers[name], member)
+                self._update(self._followers[name], member, by_hand.get(name[0], set()))
 
-    def _wanted(self) -> dict[Name, Member]:
+    def _look(self) -> dict[Name, Member]:
+        """Look at the lists of all sources: each name once, with the overlay's changes."""
+        self.listed = self._listed_once()
+        return dict(self.listed) if self._overlay is None else self._overlay.apply(self.listed)
+
+    def _listed_once(self) -> dict[Name, Member]:
         """The members of all sources, each name once."""
         wanted: dict[Name, Member] = {}
         names: dict[str, type[Entry]] = {}
@@ -187,7 +262,7 @@ class Discovery:
                 kind = type(member.entry)
                 is_of_its_kind = self._config.sends_requests or names.setdefault(name[0], kind) is kind
                 if name not in wanted and is_of_its_kind:
-                    wanted[name] = member
+                    wanted[name] = _without_drain(member)
                     continue
                 refused.add((source.shown, name))
                 if (source.shown, name) not in self._refused:
@@ -204,15 +279,15 @@ class Discovery:
         before = [task for task in self._leaving if task.get_name() == name[0]]
         is_watched = isinstance(entry, Engine) and self.watcher is not None
         if is_watched and not before:
-            self._tell(entry, by_hand, follower)
-        task = asyncio.create_task(self._run_after(before, follower, by_hand if is_watched else None, entry))
+            self._tell(member, by_hand, follower)
+        task = asyncio.create_task(self._run_after(before, follower, by_hand if is_watched else None, name))
         self._followers[name] = _Membership(member, follower, task)
 
     def _follower(self, entry: Entry, by_hand: set[int]) -> Follower:
         if isinstance(entry, Stream):
             return StreamFollower(self._native, self._config, entry)
         check, routes = self._native.check_allowed, self.watcher is not None
-        prober = Prober(self._asker, entry, self._config, check, names_ranks=routes)
+        prober = Prober(self._asker.showing(entry.key_of(self._key)), entry, self._config, check, names_ranks=routes)
         return EngineFollower(
             *(self._native, self._config, prober, entry, self.pace, self.watcher),
             registers=not by_hand,
@@ -220,23 +295,24 @@ class Discovery:
         )
 
     async def _run_after(
-        self, before: list[asyncio.Task[None]], follower: Follower, by_hand: set[int] | None, entry: Entry
+        self, before: list[asyncio.Task[None]], follower: Follower, by_hand: set[int] | None, name: Name
     ) -> None:
         """Run the follower of a changed entry once the old follower has left."""
         if before:
             await asyncio.gather(*before, return_exceptions=True)
-            if by_hand is not None:
-                self._tell(entry, by_hand, follower)
+            its = self._followers.get(name)
+            if by_hand is not None and its is not None:
+                self._tell(its.member, by_hand, follower)
         await follower.run()
 
-    def _tell(self, entry: Entry, by_hand: set[int], follower: Follower) -> None:
+    def _tell(self, member: Member, by_hand: Collection[int], follower: Follower) -> None:
         """Tell the watcher of an engine that is new to the list."""
-        if self.watcher is not None and isinstance(entry, Engine):
+        if self.watcher is not None and isinstance(member.entry, Engine):
             if follower.why_held is not None:
-                self.watcher.held(entry, True)
-            self.watcher.listed(entry, by_hand)
+                self.watcher.held(member.entry, True)
+            self.watcher.listed(member.entry, by_hand, bool(member.drained))
 
-    def _update(self, followed: _Membership, member: Member) -> None:
+    def _update(self, followed: _Membership, member: Member, by_hand: Collection[int]) -> None:
         """Take in what has changed of an entry that stays."""
         before, followed.member = followed.member, member
         followed.follower.hold(member.why_held)
@@ -244,6 +320,10 @@ class Discovery:
         is_news = is_held is not (before.why_held is not None)
         if is_news and self.watcher is not None and isinstance(member.entry, Engine):
             self.watcher.held(member.entry, is_held)
+        if isinstance(member.entry, Engine) and isinstance(followed.follower, EngineFollower):
+            followed.follower.engine = member.entry
+            if self.watcher is not None and (member.entry, member.drained) != (before.entry, before.drained):
+                self.watcher.listed(member.entry, by_hand, bool(member.drained))
         if not is_held or before.starts != member.starts:
             followed.follower.wake()
 
@@ -251,10 +331,11 @@ class Discovery:
         """The seconds between two looks at an engine, longer in large fleets to limit the load."""
         return max(self._config.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
 
-    def _drop(self, names: Iterable[Name]) -> None:
+    def _drop(self, names: Iterable[Name], wanted: Mapping[Name, Member]) -> None:
         for name in list(names):
             followed = self._followers.pop(name)
-            leaving = asyncio.create_task(_leave(followed.follower, followed.task), name=name[0])
+            comes_back = name in wanted and wanted[name].life == followed.member.life
+            leaving = asyncio.create_task(_leave(followed.follower, followed.task, comes_back), name=name[0])
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
@@ -266,8 +347,8 @@ class _Membership:
         self.member, self.follower, self.task = member, follower, task
 
     def is_same(self, other: Member | None) -> bool:
-        """True if the member is the same engine in the same life, with the same settings."""
-        return other is not None and (other.entry, other.life) == (self.member.entry, self.member.life)
+        """True if the member is the same engine in the same life, and followed in the same way."""
+        return other is not None and (_followed(other), other.life) == (_followed(self.member), self.member.life)
 
 
 def _sources(config: Config) -> list[EngineSource]:
@@ -275,21 +356,52 @@ def _sources(config: Config) -> list[EngineSource]:
     if config.engines_file is not None:
         found.append(FileOfEngines(config.engines_file, config))
     chosen = [(text, selection(text)) for text in config.discovery.sources]
-    namespaces = {it.namespace for _text, it in chosen if isinstance(it, PodSelection)}
+    namespaces = {it.namespace for _text, it in chosen if not isinstance(it, HostName)}
     account = Account(config.discovery) if namespaces else None
     for text, it in chosen:
         if isinstance(it, HostName):
             found.append(EnginesOfName(text, it, config))
         elif account is not None:
-            found.append(EnginesOfPods(text, it, config, account, qualified=len(namespaces) > 1))
+            qualified = len(namespaces) > 1
+            if isinstance(it, PoolName):
+                found.append(EnginesOfPool(text, it, config, account, qualified=qualified))
+            else:
+                found.append(EnginesOfPods(text, it, config, account, qualified=qualified))
+    if config.objectives and account is not None:
+        # Those of the first source: engines of others get the same requests.
+        first = next(it for _text, it in chosen if not isinstance(it, HostName))
+        pool = first if isinstance(first, PoolName) else PoolName(first.namespace, "")
+        found.append(Objectives(config.objectives, pool, config, account))
     return found
 
 
-async def _leave(follower: Follower, task: asyncio.Task[None]) -> None:
+def _pods(sources: Iterable[EngineSource]) -> Iterator[EnginesOfPods]:
+    for source in sources:
+        if isinstance(source, EnginesOfPool):
+            yield source.pods
+        elif isinstance(source, EnginesOfPods):
+            yield source
+
+
+async def _leave(follower: Follower, task: asyncio.Task[None], comes_back: bool) -> None:
     follower.stop()
     await asyncio.gather(task, return_exceptions=True)
-    await follower.left()
-    logger.info("%s: no longer listed; unregistered", follower.shown)
+    await follower.left(comes_back=comes_back)
+    why = "its entry has changed" if comes_back else "no longer listed"
+    logger.info("%s: %s; unregistered", follower.shown, why)
+
+
+def _without_drain(member: Member) -> Member:
+    """The member with `drain` of its entry as what an operator wants, so that it is no other entry by it."""
+    entry = member.entry
+    if not isinstance(entry, Engine) or entry.drain is None:
+        return member
+    return replace(member, entry=replace(entry, drain=None), drained=entry.drain)
+
+
+def _followed(member: Member) -> Entry:
+    """The entry as far as its events depend on it."""
+    return member.entry.as_followed() if isinstance(member.entry, Engine) else member.entry
 
 
 def _shown(entry: Entry) -> str:

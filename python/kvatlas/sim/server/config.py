@@ -13,6 +13,8 @@ from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.server.events import Dialect, Engine
 from kvatlas.sim.server.faults import Faults
 from kvatlas.sim.server.names import HashAlgorithm, Names, SglangNames, VllmNames
+from kvatlas.sim.tiers import TierConfig
+from kvatlas.sim.transfers import Transfer
 
 ReplaySocket = Literal["current", "old", "none"]
 Role = Literal["both", "prefill", "decode"]
@@ -43,6 +45,13 @@ class ServerConfig:
         replay_socket: Replies to replays: "current", "old" (without a topic frame), or "none": there is no such socket.
         step: Least real seconds from one step to the next; a step's events are one batch.
         max_model_len: The longest prompt with its answer, in tokens.
+        tiers: Tiers behind each rank's cache. A pool is set by `pool_folder` instead.
+        pool_folder: A folder that engines share as a pool; "" without one.
+        describes: Whether vLLM's offloading announces the tokens of blocks, or only their names, which is its default.
+        announces_pool: Whether what is put into the pool is announced: vLLM's `enable_kv_events` of a tier.
+        pool_locality: Whether events say that the pool is not the engine's own: vLLM's `locality` of a tier.
+        dev_mode: Whether it tells its settings at `/server_info`, as vLLM does with `VLLM_SERVER_DEV_MODE`.
+        pull_port: Port at which peers pull from rank 0; rank r has this + r. 0 for any free ones.
         role: "prefill" if it hands prompts over, "decode" if it takes them; "both" may do either, or neither.
         faults: Chances of its faults.
         seed: Seed of all random choices.
@@ -68,6 +77,13 @@ class ServerConfig:
     replay_socket: ReplaySocket = "current"
     step: float = 0.005
     max_model_len: int = 131_072
+    tiers: TierConfig = field(default_factory=TierConfig)
+    pool_folder: str = ""
+    describes: bool = True
+    announces_pool: bool = True
+    pool_locality: bool = True
+    dev_mode: bool = False
+    pull_port: int = 0
     role: Role = "both"
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
@@ -95,11 +111,16 @@ class ServerConfig:
             ("http_port", 0, 65_535),
             ("events_port", 0, 65_536 - self.ranks),
             ("replay_port", 0, 65_536 - self.ranks),
+            ("pull_port", 0, 65_536 - self.ranks),
         ):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} must be from {low} to {high}, got {getattr(self, name)}")
         if 0 < abs(self.events_port - self.replay_port) < self.ranks and self.events_port and self.replay_port:
             raise ConfigError(f"events_port and replay_port must be at least {self.ranks} apart, one port per rank")
+        if self.tiers.pool_tokens != 0:
+            raise ConfigError("a served engine's pool is a folder: set pool_folder, not pool_tokens")
+        if self.dialect != "vllm" and (self.tiers.pulls or self.pool_folder or self.tiers.chunk != 1):
+            raise ConfigError("pulls, a pool_folder and chunks of several blocks require the vllm dialect")
         if self.model in self.loras:
             raise ConfigError(f"an adapter has the name of the model, {self.model!r}: give it another name")
 
@@ -130,7 +151,14 @@ class ServerConfig:
         """Make a configuration from the result of `as_dict`."""
         rest = dict(data)
         engine, faults = EngineConfig(**rest.pop("engine")), Faults(**rest.pop("faults"))
-        return cls(**{**rest, "loras": tuple(rest["loras"])}, engine=engine, faults=faults)
+        tiers = rest.pop("tiers")
+        tiers |= {name: Transfer(**tiers[name]) for name in ("host", "pool", "pull")}
+        return cls(
+            **{**rest, "loras": tuple(rest["loras"])},
+            engine=engine,
+            faults=faults,
+            tiers=TierConfig(**tiers),
+        )
 
 
 def _one_of(name: str, value: str, among: tuple[str, ...]) -> None:

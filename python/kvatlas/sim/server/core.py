@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from kvatlas._hashes import Hashes
 from kvatlas.sim.engine import Engine
+from kvatlas.sim.offload import Offload
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig, Listener
-from kvatlas.sim.server.events import Batch, Stored
+from kvatlas.sim.server.events import Batch, Medium, Placeholder, Stored
 from kvatlas.sim.server.events import Engine as Dialect
 from kvatlas.sim.server.names import Names
+from kvatlas.types import Tier
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -41,7 +43,20 @@ class ServedRequest(Request):
 class Announcer:
     """Sink that turns the pool's announcements into events with the engine's names."""
 
-    def __init__(self, names: Names, dialect: Dialect, block_size: int) -> None:
+    def __init__(
+        self,
+        names: Names,
+        dialect: Dialect,
+        block_size: int,
+        *,
+        describes: bool = True,
+        announces_pool: bool = True,
+        pool_locality: bool = True,
+    ) -> None:
+        """Create it. See `ServerConfig` for what is announced of offloaded blocks."""
+        self._describes = describes
+        self._announces_pool = announces_pool
+        self._pool_locality = "REMOTE" if pool_locality else None
         self.batch = Batch(dialect)
         self.core: Core | None = None
         self.copies = 0  # copies held according to the announcements
@@ -82,6 +97,39 @@ class Announcer:
             self.copies -= len(block_hashes)
             self.batch.remove([self._names.wire(name) for name in block_hashes])
 
+    def store_tier(
+        self, worker: str, tier: Tier, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes
+    ) -> None:
+        """Announce each chunk on its own, as vLLM does, with its tokens but without the salt."""
+        offload = self.core.offload if self.core is not None else None
+        if offload is None or offload.storing is None:
+            raise RuntimeError("blocks offloaded by no request")
+        (request, begin), k, size = offload.storing, offload.config.chunk, self._size
+        if not isinstance(request, ServedRequest):
+            raise TypeError(f"a request with tokens is wanted, not a {type(request).__name__}")
+        if tier == "external" and not self._announces_pool:
+            return
+        medium, locality = self._medium(tier), self._pool_locality if tier == "external" else None
+        wire = [self._names.wire(name) for name in block_hashes]
+        above = None if parent is None else self._names.wire(parent)
+        for start in range(0, len(wire), k):
+            names, first = wire[start : start + k], begin + start
+            if self._describes or self.batch.engine == "sglang":
+                content = request.tokens[first * size : (first + k) * size]
+                salt = request.salt if self.batch.engine == "sglang" else None
+                self.batch.store(Stored(names, above, content, request.lora, salt, medium, locality))
+            else:
+                self.batch.store_placeholder(Placeholder(names[-1:], medium, locality))
+            above = names[-1]
+
+    def remove_tier(self, worker: str, tier: Tier, block_hashes: Sequence[int]) -> None:
+        self.batch.remove_chunk([self._names.wire(name) for name in block_hashes], self._medium(tier))
+
+    def _medium(self, tier: Tier) -> Medium:
+        if tier == "external":
+            return "STORAGE"
+        return "CPU_PINNED" if self.batch.engine == "sglang" else "CPU"
+
     def clear(self, worker: str) -> None:
         self.copies = 0
         self._copies.clear()
@@ -91,8 +139,10 @@ class Announcer:
 class Core(Engine):
     """Engine of the replay that also knows the request of each announcement, and can abort requests."""
 
-    def __init__(self, worker: str, config: EngineConfig, sink: Announcer, listener: Listener) -> None:
-        super().__init__(worker, config, sink, listener)
+    def __init__(
+        self, worker: str, config: EngineConfig, sink: Announcer, listener: Listener, offload: Offload | None = None
+    ) -> None:
+        super().__init__(worker, config, sink, listener, offload)
         self.storing: tuple[ServedRequest, int] | None = None  # and the first of the blocks
         sink.core = self
 
@@ -108,6 +158,10 @@ class Core(Engine):
             return
         if request.state is State.WAITING:
             self.waiting.remove(request)
+        elif request.state is State.LOADING:
+            self._drop_load(request)
+            self.pool.release(request.blocks)
+            request.blocks = []
         elif request.state is State.DECODE:
             self.running.remove(request)
             self.pool.release(request.blocks)

@@ -17,8 +17,10 @@ from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.faults import Faults
 from kvatlas.sim.server.handover import Handover
+from kvatlas.sim.server.peers import AnsweredPull
 from kvatlas.sim.server.ports import free_block
 from kvatlas.sim.server.rank import Rank
+from kvatlas.sim.server.transfer import TransferOrder
 from kvatlas.sim.server.truth import RankState, Truth
 
 TRIES = 20  # to find free ports
@@ -50,6 +52,7 @@ class ServedEngine:
         self._next = 0
         self.http_port = self.config.http_port
         self.events_port = self.config.events_port
+        self.pull_port: int | None = self.config.pull_port if self.config.tiers.pulls else None
         self.replay_port: int | None = None if self.config.replay_socket == "none" else self.config.replay_port
 
     # Life
@@ -106,10 +109,13 @@ class ServedEngine:
         rank: int | None = None,
         seed: int | None = None,
         received: bool = False,
+        order: TransferOrder | None = None,
+        pull: AnsweredPull | None = None,
     ) -> tuple[Rank, ServedRequest]:
         """Queue a request at a rank, or at the least loaded one. Raises `RequestRefusedError` if it can never run.
 
-        `received`: whether another engine has computed the prompt, whose blocks are here.
+        `received`: whether another engine has computed the prompt, whose blocks are here. `order`: its sender's order
+        about loads; `pull`: the answer of the rank's `ask_peer`.
         """
         if not prompt or output < 1:
             raise RequestRefusedError("a request needs at least one prompt token and one token to generate")
@@ -121,11 +127,15 @@ class ServedEngine:
             )
         if self.down:
             raise SimulatedEngineError("the engine is starting", "down")
-        chosen = self._rank(rank) if rank is not None else self._idlest()
-        request = chosen.submit(prompt, output, lora, salt, seed, received=received)
+        chosen = self.choose_rank(rank)
+        request = chosen.submit(prompt, output, lora, salt, seed, received=received, order=order, pull=pull)
         if request.state is State.REFUSED:
             raise RequestRefusedError("the request does not fit in the cache", "too_long")
         return chosen, request
+
+    def choose_rank(self, rank: int | None) -> Rank:
+        """The rank of a number, or the least loaded one. Raises `InvalidArgumentError` if there is no such rank."""
+        return self._rank(rank) if rank is not None else self._idlest()
 
     async def complete(
         self,
@@ -147,7 +157,9 @@ class ServedEngine:
         """The blocks of a prompt that a rank holds, which it has published if it is quiet."""
         chosen = self._rank(rank)
         held, usable = chosen.depths(tokens, lora, salt)
-        return Truth(held, usable, self.epoch, chosen.last_seq, chosen.quiet and not self.down)
+        host, loadable = chosen.offloaded(tokens, lora, salt)
+        quiet = chosen.quiet and not self.down
+        return Truth(held, usable, self.epoch, chosen.last_seq, quiet, host, loadable)
 
     def state(self) -> list[RankState]:
         """The state of each rank."""
@@ -159,7 +171,7 @@ class ServedEngine:
                 held=rank.core.pool.cached,
                 copies=rank.announcer.copies,
                 running=len(rank.core.running),
-                waiting=len(rank.core.waiting),
+                waiting=len(rank.core.waiting) + len(rank.core.loading),
                 quiet=rank.quiet and not self.down,
                 counts=dict(rank.counts + self.counts),
             )
@@ -175,11 +187,11 @@ class ServedEngine:
             for rank in self.ranks:
                 rank.watch()
 
-    def reset(self, *, with_next: bool = False) -> bool:
-        """Clear the cache of every rank. Refused (False) while a request uses any of them."""
-        if any(rank.core.running for rank in self.ranks):
+    def reset(self, *, with_next: bool = False, with_host: bool = False) -> bool:
+        """Clear the cache of every rank, and host memory `with_host`. Refused (False) while a request uses any."""
+        if any(rank.core.running or rank.core.loading for rank in self.ranks):
             return False
-        done = [rank.reset(with_next=with_next) for rank in self.ranks]
+        done = [rank.reset(with_next=with_next, with_host=with_host) for rank in self.ranks]
         return all(done)
 
     def pause(self, seconds: float | None = None) -> None:

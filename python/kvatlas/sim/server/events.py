@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Engine = Literal["vllm", "sglang"]
+Medium = Literal["GPU", "CPU", "STORAGE", "CPU_PINNED"]
+"""Names of tiers in events: the device's memory, the host's (in SGLang's events the last one) and a shared folder."""
+
 Dialect = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
 
 
@@ -24,6 +27,17 @@ class Stored:
     tokens: list[int]
     lora: str | None
     salt: str | None
+    medium: Medium = "GPU"
+    locality: str | None = None  # what is said of the tier's place
+
+
+@dataclass(slots=True)
+class Placeholder:
+    """Event: chunks were stored, with the names of their last blocks only, as vLLM announces by default."""
+
+    names: list[int | bytes]
+    medium: Medium
+    locality: str | None = None
 
 
 @dataclass(slots=True)
@@ -31,6 +45,7 @@ class Removed:
     """Event: blocks were evicted, one copy each."""
 
     names: list[int | bytes]
+    medium: Medium = "GPU"
 
 
 @dataclass(slots=True)
@@ -38,7 +53,7 @@ class Cleared:
     """Event: all blocks were dropped."""
 
 
-Event = Stored | Removed | Cleared
+Event = Stored | Placeholder | Removed | Cleared
 
 
 @dataclass(slots=True)
@@ -54,6 +69,7 @@ class Batch:
             self.engine == "sglang"
             and isinstance(last, Stored)
             and (last.names[-1], last.lora, last.salt) == (event.parent, event.lora, event.salt)
+            and last.medium == event.medium
         ):
             last.names += event.names
             last.tokens += event.tokens
@@ -65,10 +81,17 @@ class Batch:
             self.events.extend(Removed([name]) for name in names)
             return
         last = self.events[-1] if self.events else None
-        if isinstance(last, Removed):
+        if isinstance(last, Removed) and last.medium == "GPU":
             last.names += names
         else:
             self.events.append(Removed(list(names)))
+
+    def store_placeholder(self, event: Placeholder) -> None:
+        self.events.append(event)
+
+    def remove_chunk(self, names: Sequence[int | bytes], medium: Medium) -> None:
+        """Remove the blocks of a chunk from a tier behind the device."""
+        self.events.append(Removed(list(names), medium))
 
     def clear(self) -> None:
         self.events.append(Cleared())

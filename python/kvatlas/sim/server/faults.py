@@ -19,6 +19,9 @@ ReplaySocket = Literal["on", "closed", "silent", "slow"]
 "closed": not bound; "silent": bound but unanswered; "slow": one batch every `SLOW` seconds.
 """
 
+Pulls = Literal["on", "closed", "silent"]
+"""Behaviour of the port at which peers pull."""
+
 _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtake it
 
 
@@ -56,6 +59,7 @@ class Faults:
     http_early: float = 0.0  # a streamed answer begins before the prompt is computed: with a comment, and a chat's role
     http_retry_after: int = 1  # seconds, in refusals
     replay_socket: ReplaySocket = "on"  # see `ReplaySocket`
+    pulls: Pulls = "on"  # to peers that pull from it: "closed": it refuses connections; "silent": it never answers
 
     def __post_init__(self) -> None:
         for name in CHANCES:
@@ -67,6 +71,8 @@ class Faults:
         if self.replay_socket not in get_args(ReplaySocket):
             known = ", ".join(get_args(ReplaySocket))
             raise ConfigError(f"replay_socket must be one of {known}, not {self.replay_socket!r}")
+        if self.pulls not in get_args(Pulls):
+            raise ConfigError(f"pulls must be one of {', '.join(get_args(Pulls))}, not {self.pulls!r}")
 
     def changed(self, changes: Mapping[str, object]) -> Faults:
         """A copy with some faults changed. Raises `ConfigError` for unknown names and invalid values."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +52,12 @@ class EngineHandle:
         if self.config.replay_socket == "none":
             return None
         return f"tcp://{reachable(self.config.host)}:{self.config.replay_port + self._rank(rank)}"
+
+    def pull_endpoint(self, rank: int = 0) -> str | None:
+        """The host and port at which peers pull from a rank; None if they cannot."""
+        if not self.config.tiers.pulls:
+            return None
+        return f"{reachable(self.config.host)}:{self.config.pull_port + self._rank(rank)}"
 
     # The truth
 
@@ -99,13 +106,15 @@ class EngineHandle:
         lora: str | None = None,
         salt: str | None = None,
         rank: int | None = None,
+        transfer: Mapping[str, object] | None = None,
     ) -> Completion:
-        """Send a request, by OpenAI's completions, and wait for its end."""
+        """Send a request, by OpenAI's completions, and wait for its end. `transfer`: its `kv_transfer_params`."""
         body = {
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": max_tokens,
             "model": lora or self.config.model,
             **({"cache_salt": salt} if salt else {}),
+            **({"kv_transfer_params": dict(transfer)} if transfer is not None else {}),
         }
         headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
         answer = self._control.call("POST", "/v1/completions", body, headers)
@@ -116,6 +125,12 @@ class EngineHandle:
             usage["completion_tokens"],
             usage["prompt_tokens_details"]["cached_tokens"],
         )
+
+    def pull_from(self, source: EngineHandle, rank: int = 0) -> dict[str, object]:
+        """The `kv_transfer_params` of a request that pulls from a rank of another engine, under a fresh id."""
+        host, _, port = (source.pull_endpoint(rank) or "").rpartition(":")
+        name = secrets.token_hex(8)
+        return {"remote_kv_source": {"kv_request_id": name, "remote_host": host, "remote_port": int(port or 0)}}
 
     # What goes wrong
 
@@ -142,9 +157,13 @@ class EngineHandle:
         """Serve another model from now on with an empty cache, like a restarted engine."""
         self._post("/sim/model", {"model": model})
 
-    def reset(self, *, with_next: bool = False) -> bool:
-        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only."""
-        return bool(self._post("/sim/reset", {"with_next": with_next}, ok=(200, 409))["reset"])
+    def reset(self, *, with_next: bool = False, with_host: bool = False) -> bool:
+        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only.
+
+        `with_host`: host memory too, which is not announced.
+        """
+        body = {"with_next": with_next, "with_host": with_host}
+        return bool(self._post("/sim/reset", body, ok=(200, 409))["reset"])
 
     # Its process
 
@@ -215,9 +234,14 @@ class _Process:
             raise SimulatedEngineError("the process is running: kill it first", "running")
         self.finish()
         command = [sys.executable, "-m", "kvatlas.sim.server.process"]
-        self.running = subprocess.Popen(  # noqa: S603  # this very interpreter
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-        )
+        # Ctrl-C in a terminal reaches all processes: this one inherits that it is blocked, and its parent stops it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.running = subprocess.Popen(  # noqa: S603  # this very interpreter
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         plan = {
             "engines": {engine.number: engine.config.as_dict() for engine in self.engines},
             "count": self.count,
@@ -247,6 +271,7 @@ class _Process:
                 http_port=ports["http_port"],
                 events_port=ports["events_port"],
                 replay_port=ports["replay_port"] or 0,
+                pull_port=ports["pull_port"] or 0,
             )
 
     def kill(self) -> None:
@@ -380,8 +405,15 @@ class Fleet:
         return [engine for engine in self.engines if not engine.alive]
 
     def write_engines_file(self, path: str | Path) -> None:
-        """Write the engines' URLs for `kvatlas serve --engines-file`, at once or not at all. Raises `OSError`."""
+        """Write the engines' URLs for `kvatlas serve --engines-file`, at once or not at all. Raises `OSError`.
+
+        Where engines pull from each other, their addresses for that are written too.
+        """
         path = Path(path)
         fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text("".join(f'[[engine]]\nurl = "{url}"\n' for url in self.urls), encoding="utf-8")
+        rows = []
+        for engine in self.engines:
+            row = f'[[engine]]\nurl = "{engine.url}"\n'
+            rows.append(row if (pull := engine.pull_endpoint()) is None else f'{row}pull = "{pull}"\n')
+        fresh.write_text("".join(rows), encoding="utf-8")
         fresh.replace(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvatlas.sim.server.events import Cleared, Dialect, Event, Removed, Stored
+from kvatlas.sim.server.events import Cleared, Dialect, Event, Placeholder, Removed, Stored
 from kvatlas.sim.server.names import lora_id
 
 _MEDIUM = "GPU"
@@ -76,45 +76,54 @@ class _Cleared(_Map, tag="AllBlocksCleared"):
 
 def _vllm(event: Event, size: int) -> object:
     match event:
-        case Stored(names, parent, tokens, lora):
+        case Stored(names, parent, tokens, lora, _, medium, locality):
             return _VllmStored(
-                names, parent, tokens, size, _number(lora), _MEDIUM, lora, extra_keys(event), 0, _KIND
+                names, parent, tokens, size, _number(lora), medium, lora, extra_keys(event), 0, _KIND,
+                locality=locality,
             )  # fmt: skip
-        case Removed(names):
-            return _VllmRemoved(names, _MEDIUM, 0)
+        case Placeholder(names, medium, locality):
+            return _VllmStored(names, None, [], 0, None, medium, None, None, 0, locality=locality)
+        case Removed(names, medium):
+            return _VllmRemoved(names, medium, 0)
         case Cleared():
             return _Cleared()
 
 
 def _vllm_array(event: Event, size: int) -> object:
     match event:
-        case Stored(names, parent, tokens, lora):
-            head = ["BlockStored", names, parent, tokens, size, _number(lora), _MEDIUM]
+        case Stored(names, parent, tokens, lora, _, medium):
+            head = ["BlockStored", names, parent, tokens, size, _number(lora), medium]
             return [*head, lora, extra_keys(event), 0, _KIND, None]
-        case Removed(names):
-            return ["BlockRemoved", names, _MEDIUM, 0]
+        case Placeholder(names, medium):
+            return ["BlockStored", names, None, [], 0, None, medium, None, None, 0, None, None]
+        case Removed(names, medium):
+            return ["BlockRemoved", names, medium, 0]
         case Cleared():
             return ["AllBlocksCleared"]
 
 
 def _sglang(event: Event, size: int) -> object:
     match event:
-        case Stored(names, parent, tokens, lora, salt):
-            return _SglangStored(names, parent, tokens, size, None, _MEDIUM, cache_salt=salt, lora_name=lora)
-        case Removed(names):
-            return _SglangRemoved(names, _MEDIUM)
+        case Stored(names, parent, tokens, lora, salt, medium):
+            return _SglangStored(names, parent, tokens, size, None, medium, cache_salt=salt, lora_name=lora)
+        case Removed(names, medium):
+            return _SglangRemoved(names, medium)
+        case Placeholder():
+            raise ValueError("SGLang describes all that it stores")
         case Cleared():
             return _Cleared()
 
 
 def _sglang_array(event: Event, size: int) -> object:
     match event:
-        case Stored(names, parent, tokens, lora, salt):
-            head = ["BlockStored", names, parent, tokens, size, None, _MEDIUM]
+        case Stored(names, parent, tokens, lora, salt, medium):
+            head = ["BlockStored", names, parent, tokens, size, None, medium]
             more = {key: value for key, value in (("cache_salt", salt), ("lora_name", lora)) if value}
             return [*head, more] if more else head
-        case Removed(names):
-            return ["BlockRemoved", names, _MEDIUM]
+        case Removed(names, medium):
+            return ["BlockRemoved", names, medium]
+        case Placeholder():
+            raise ValueError("SGLang describes all that it stores")
         case Cleared():
             return ["AllBlocksCleared"]
 
@@ -139,8 +148,13 @@ def encode(rows: Sequence[object], *, timestamp: float, rank: int) -> bytes:
     return _encoder.encode((timestamp, rows, rank))
 
 
-def extra_keys(event: Stored) -> Keys:
-    """The extra keys of vLLM, one entry a block: the adapter on every block, the salt on a chain's first only."""
+def extra_keys(event: Stored) -> Keys | None:
+    """The extra keys of vLLM, one entry a block: the adapter on every block, the salt on a chain's first only.
+
+    Its offloading leaves them out.
+    """
+    if event.medium != "GPU":
+        return None
     adapter = [event.lora] if event.lora else None
     keys: Keys = [adapter] * len(event.names)
     if event.salt and event.parent is None:

@@ -37,8 +37,7 @@ async def serve(plan: dict[str, Any]) -> None:
     started: list[EngineServer] = []
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     feeding: asyncio.Task[None] | None = None
     try:
         trace = traffic.read() if traffic else None
@@ -64,8 +63,6 @@ async def serve(plan: dict[str, Any]) -> None:
 
 def main() -> int:
     """Read the engines from standard input, and run them."""
-    # Ctrl-C in a terminal reaches this process too; the parent process stops it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = sys.stdin.readline()
     if not line:
         return 0
@@ -78,7 +75,12 @@ def main() -> int:
 
 
 def _where(engine: EngineServer) -> dict[str, object]:
-    return {"http_port": engine.http_port, "events_port": engine.events_port, "replay_port": engine.replay_port}
+    return {
+        "http_port": engine.http_port,
+        "events_port": engine.events_port,
+        "replay_port": engine.replay_port,
+        "pull_port": engine.pull_port,
+    }
 
 
 def _say(message: dict[str, object]) -> None:

@@ -11,12 +11,16 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import zmq
 
 from kvatlas import content_hashes
-from kvatlas.errors import RequestFailedError
+from kvatlas.errors import RequestFailedError, SimulatedEngineError
+from kvatlas.sim.chunks import leading_blocks
+from kvatlas.sim.offload import Offload
 from kvatlas.sim.request import Request, State, cacheable_tokens
 from kvatlas.sim.server import payload, tokens
 from kvatlas.sim.server.addresses import zmq_endpoint
@@ -24,7 +28,11 @@ from kvatlas.sim.server.clock import Clock
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.core import Announcer, Core, ServedRequest
 from kvatlas.sim.server.faults import SLOW, Faults, Link
+from kvatlas.sim.server.folder import ChunkFolder
+from kvatlas.sim.server.peers import AnsweredPull, PullClient
 from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
+from kvatlas.sim.server.transfer import RemoteSource, TransferOrder
+from kvatlas.sim.tiers import SharedPool
 
 
 class Owner(Protocol):
@@ -37,6 +45,22 @@ class Owner(Protocol):
     def begin_restart(self, down: float = 0.0) -> asyncio.Task[None]: ...
 
     def pause(self, seconds: float | None = None) -> None: ...
+
+
+_REMEMBERED = 1_024  # pulls that are kept before those that have ended are dropped
+
+
+@dataclass(slots=True)
+class _Pull:
+    """Request that pulls, or has pulled and is not over."""
+
+    prompt: list[int]
+    asks: bool = True
+    request: ServedRequest | None = None
+
+    @property
+    def over(self) -> bool:
+        return not self.asks and (self.request is None or self.request.over)
 
 
 class Rank:
@@ -60,11 +84,27 @@ class Rank:
         self._slow: asyncio.TimerHandle | None = None  # the next batch of a slow replay
         self._strays = 0  # batches of another publisher
         self._lazy = False  # what is to be announced can wait for something else to announce
+        self._pulling: dict[str, _Pull] = {}  # by the id that their senders gave them
+        self._pool: SharedPool | None = None
+        if folder := self.config.pool_folder:
+            self._pool = SharedPool(self.config.tiers.pool, chunks=ChunkFolder(Path(folder)))
         self._begin()
 
     def _begin(self) -> None:
-        self.announcer = Announcer(self._names, self.config.dialect, self.config.engine.block_size)
-        self.core = Core(f"{self.config.name}/{self.number}", self.config.engine, self.announcer, self)
+        config, size = self.config, self.config.engine.block_size
+        self.announcer = Announcer(
+            self._names,
+            config.dialect,
+            size,
+            describes=config.describes,
+            announces_pool=config.announces_pool,
+            pool_locality=config.pool_locality,
+        )
+        name, offload = f"{config.name}/{self.number}", None
+        if config.tiers.host_tokens or self._pool is not None:
+            offload = Offload(name, size, config.tiers, self.announcer, self._pool)
+        self.core = Core(name, config.engine, self.announcer, self, offload)
+        self._peers = PullClient(name, offload, config.speed) if offload is not None and config.tiers.pulls else None
 
     # The sockets
 
@@ -168,10 +208,13 @@ class Rank:
         seed: int | None,
         *,
         received: bool = False,
+        order: TransferOrder | None = None,
+        pull: AnsweredPull | None = None,
     ) -> ServedRequest:
         """Queue a request, whose output is known from now on; a request that cannot fit is refused.
 
         `received`: whether its prompt's blocks come from another engine; without room for them, they are computed.
+        `order`: its sender's order about loads; `pull`: the answer of `ask_peer`.
         """
         size = self.config.engine.block_size
         everything = [*prompt, *tokens.answer((list(prompt[-64:]), len(prompt), lora, seed), output)]
@@ -187,6 +230,10 @@ class Rank:
             lora=lora or None,
             salt=salt or None,
         )
+        if order is not None:
+            request.max_load, request.load_pool, request.pull = order.max_load, order.load_pool, pull
+            if order.source is not None and (pulling := self._pulling.get(order.source.request_id)) is not None:
+                pulling.request = request
         now = self.clock.now()
         if received:
             self.core.run_until(now)
@@ -195,6 +242,49 @@ class Rank:
         self.core.submit(request, now)
         self._plan()
         return request
+
+    async def ask_peer(
+        self, source: RemoteSource, prompt: Sequence[int], lora: str | None, salt: str | None
+    ) -> AnsweredPull | None:
+        """Ask a peer what it has of a prompt. Returns None if it does not answer, or nothing is to be pulled.
+
+        Raises `SimulatedEngineError` if another prompt pulls under the same id: vLLM ends, and this engine restarts.
+        """
+        peers, offload = self._peers, self.core.offload
+        if peers is None or offload is None:
+            return None
+        if (other := self._pulling.get(source.request_id)) is not None and not other.over:
+            if other.prompt != prompt:
+                self._count("pull_id_crashes")
+                _ = self.engine.begin_restart()
+                raise SimulatedEngineError(f"symmetric fetch for {source.request_id} has keys but no probes", "down")
+            return None
+        size, k = self.config.engine.block_size, self.config.tiers.chunk
+        names = self._names.chain(prompt, size, lora or None, salt or None)
+        own = self.core.usable(names)[0]
+        if own // k == len(names) // k:
+            return None
+        if len(self._pulling) >= _REMEMBERED:
+            self._pulling = {name: pulling for name, pulling in self._pulling.items() if not pulling.over}
+        pulling = self._pulling[source.request_id] = _Pull(list(prompt))
+        try:
+            return await peers.ask(source, names[k - 1 :: k], own // k)
+        finally:
+            pulling.asks = False
+
+    def answer_peer(self, consumer: str, chunks: list[int], own: int) -> tuple[int, float]:
+        """Answer a peer how many leading chunks are in host memory, and the seconds to send those that it lacks."""
+        offload, now = self.core.offload, self.clock.now()
+        if offload is None or offload.host is None:
+            return 0, 0.0
+        self.core.run_until(now)
+        host, k = offload.host, self.config.tiers.chunk
+        held = next((at for at, name in enumerate(chunks) if at >= own and name not in host), len(chunks))
+        if held <= own:
+            return held, 0.0
+        offload.use([name for name in chunks[:held] for _ in range(k)])
+        tokens = (held - own) * k * self.config.engine.block_size
+        return held, offload.send(consumer, self.config.tiers.pull, tokens, now) - now
 
     async def output(self, request: ServedRequest) -> AsyncGenerator[list[int]]:
         """Generated tokens as they come. Raises `RequestFailedError`; aborts the request when closed."""
@@ -253,10 +343,17 @@ class Rank:
         held = self.core.pool.depth(self._names.chain(prompt, size, lora or None, salt or None))
         return held, min(held, max(len(prompt) - 1, 0) // size)
 
+    def offloaded(self, prompt: Sequence[int], lora: str | None, salt: str | None) -> tuple[int, int]:
+        """Numbers of leading full blocks: in whole chunks of host memory; and held or loadable, so not computed."""
+        names = self._names.chain(prompt, self.config.engine.block_size, lora or None, salt or None)
+        offload = self.core.offload
+        host = [offload.host] if offload is not None and offload.host is not None else []
+        return leading_blocks(names, 0, self.config.tiers.chunk, host), self.core.usable(names)[0]
+
     @property
     def load(self) -> int:
-        """Numbers of running and of waiting requests."""
-        return len(self.core.running) + len(self.core.waiting)
+        """Numbers of running, of loading and of waiting requests."""
+        return len(self.core.running) + len(self.core.loading) + len(self.core.waiting)
 
     @property
     def quiet(self) -> bool:
@@ -270,10 +367,15 @@ class Rank:
 
     # Steps
 
-    def reset(self, *, with_next: bool) -> bool:
-        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only."""
+    def reset(self, *, with_next: bool, with_host: bool = False) -> bool:
+        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only.
+
+        `with_host`: host memory too, which is not announced.
+        """
         if not self.core.reset():
             return False
+        if with_host and self.core.offload is not None and self.core.offload.host is not None:
+            self.core.offload.host.clear()
         self._lazy = with_next
         if not with_next:
             self._publish()
@@ -293,7 +395,7 @@ class Rank:
 
     def end(self, why: str) -> None:
         """Lose requests, cache and batches under way, like a process that dies."""
-        requests = [*self.core.running, *self.core.waiting]
+        requests = [*self.core.running, *self.core.loading, *self.core.waiting]
         self.close()
         self._begin()
         for request in requests:

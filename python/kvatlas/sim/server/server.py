@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,7 @@ from kvatlas.sim.server.addresses import bindable
 from kvatlas.sim.server.api import make_app
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.engine import TRIES, ServedEngine
+from kvatlas.sim.server.peers import PullPort
 
 
 class EngineServer(ServedEngine):
@@ -27,6 +29,7 @@ class EngineServer(ServedEngine):
     ) -> None:
         super().__init__(config, context=context)
         self._runner: web.AppRunner | None = None
+        self._pull_ports: list[PullPort] = []
 
     async def start(self) -> None:
         """Bind everything and serve. Raises `SimulatedEngineError` if a port is taken."""
@@ -36,11 +39,15 @@ class EngineServer(ServedEngine):
             self._runner = runner
             await runner.setup()
             await self._listen(runner)
+            await self._serve_peers()
         except BaseException:
             await self.close()
             raise
 
     async def _disconnect(self) -> None:
+        for port in self._pull_ports:
+            await port.close()
+        self._pull_ports = []
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -53,6 +60,26 @@ class EngineServer(ServedEngine):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _serve_peers(self) -> None:
+        if self.pull_port is None:
+            return
+        self.pull_port = self.pull_port or self.free_port(self.config.ranks)
+        for rank in self.ranks:
+            port = PullPort(rank.answer_peer, self._answers_peers)
+            try:
+                await port.open(bindable(self.config.host), self.pull_port + rank.number)
+            except OSError as error:
+                where = f"{self.config.host}, port {self.pull_port + rank.number}"
+                raise SimulatedEngineError(f"cannot serve pulls on {where}: {error.strerror}", "port_in_use") from error
+            self._pull_ports.append(port)
+
+    async def _answers_peers(self) -> bool:
+        """Wait while the engine hangs. Returns False if it is down, or refuses."""
+        await self.going.wait()
+        while self.faults.pulls == "silent":
+            await asyncio.sleep(0.02)
+        return not self.down and self.faults.pulls == "on"
 
     async def _listen(self, runner: web.AppRunner) -> None:
         host = bindable(self.config.host)

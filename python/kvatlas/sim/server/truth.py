@@ -26,6 +26,8 @@ class Truth:
         epoch: The engine's restarts so far.
         seq: The last batch published in this epoch; None before the first.
         quiet: Whether nothing is under way. Then a reader of all batches up to `seq` has the same blocks.
+        host: Leading full blocks in whole chunks of host memory, which peers can pull.
+        loadable: Leading full blocks that are held, or can be loaded from host memory or a pool.
     """
 
     held: int
@@ -33,6 +35,8 @@ class Truth:
     epoch: int
     seq: int | None
     quiet: bool
+    host: int = 0
+    loadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)

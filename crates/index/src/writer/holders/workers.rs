@@ -43,6 +43,8 @@ pub(in crate::writer) struct Rank {
     pub(in crate::writer) clears: [u32; 4],
     /// A view that comes together.
     pub(in crate::writer) new_view: Option<Box<NewView>>,
+    /// True if it is in the book of what can be loaded.
+    pub(in crate::writer) is_tracked: bool,
     /// A tier that is being cleared: first of all to be done when anything happens to the rank.
     pub(in crate::writer) clearing: Option<Box<TierClear>>,
 }

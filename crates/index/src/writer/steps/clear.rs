@@ -31,6 +31,9 @@ impl Writer {
         let mut ranks: SmallVec<[u32; 4]> =
             ranks.filter(|(n, _)| rank.is_none_or(|r| r == *n)).map(|(_, rank)| *rank).collect();
         ranks.retain(|&mut rank| {
+            if self.rank_mut(rank).is_tracked {
+                self.loading.write().clear(rank, tier);
+            }
             match tier {
                 // It all goes.
                 None => self.rank_mut(rank).clearing = None,
@@ -119,11 +122,15 @@ impl Writer {
     /// A worker is gone.
     pub(crate) fn drop_worker(&mut self, worker: &str) {
         self.counters.drops += 1;
+        self.loading.write().forget_chunks(worker);
         if !self.workers.by_name.contains_key(worker) {
             return;
         }
         self.clear(worker, None, None);
         self.counters.clears -= 1;
+        for (_, rank) in self.workers.by_name.get(worker).into_iter().flatten() {
+            self.loading.write().drop_rank(*rank);
+        }
         if let Some(&[(_, first), ..]) = self.workers.by_name.get(worker).map(|ranks| &ranks[..]) {
             self.roster.name(first, None);
         }

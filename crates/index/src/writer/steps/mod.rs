@@ -10,6 +10,7 @@
 //! | `ranks.rs`, `tiers.rs` | a rank becomes known; the holders of its views beyond the device |
 //! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
 //! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
+//! | `loading.rs` | what is told to the book of what can be loaded |
 //! | `slices.rs` | what a rank holds, in slices |
 //!
 //! Events leave work to be done: a share of it is done at the end of each.
@@ -20,6 +21,7 @@ mod chains;
 mod clear;
 mod cover;
 mod gain;
+mod loading;
 mod lookup;
 mod lose;
 mod private;

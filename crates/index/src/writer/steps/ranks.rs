@@ -64,6 +64,7 @@ impl Writer {
             clears: [0; 4],
             new_view: None,
             clearing: None,
+            is_tracked: false,
         };
         let number = self.workers.add(name.clone(), rank, books);
         // A worker has the number of its first rank.
@@ -74,6 +75,9 @@ impl Writer {
         let member = Member { worker: name, worker_number, rank, views: ALL_VIEWS, is_only_rank };
         self.roster.set(device, Some(member));
         self.publish_roster();
+        if self.loading.read().is_member(worker) {
+            self.track(number);
+        }
         number
     }
 }

@@ -81,12 +81,18 @@ impl Writer {
         };
         self.finish_clearing(rank);
         let names = self.inner_names(block_hashes);
+        if let Some(pool) = self.pool_at(rank, tier) {
+            self.counters.unknown_removals += self.loading.write().remove_from_pool(pool, &names) as u64;
+            self.names_done(names);
+            return;
+        }
         self.touch(self.device_of(rank), names.iter().copied());
         if tier == Tier::Gpu {
             self.remove_from_device(rank, &names);
         } else {
             self.remove_elsewhere(rank, tier, &names);
         }
+        self.tell_loading(rank, &names, false);
         self.names_done(names);
     }
 

@@ -109,16 +109,21 @@ impl Writer {
         self.finish_clearing(rank);
         let parent = chain.parent.map(inner);
         let names = self.inner_names(chain.block_hashes);
+        if tier != Tier::Gpu && self.store_in_pool(rank, tier, parent, &names, chain.content_hashes) {
+            self.names_done(names);
+            return;
+        }
         self.touch(self.device_of(rank), names.iter().copied());
         self.coming = chain.promised;
         match tier {
             Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),
             tier => {
                 self.add_view(rank, tier);
-                self.store_elsewhere(rank, tier, parent, &names, chain.content_hashes);
+                self.store_as_pools_say(rank, tier, parent, &names, chain.content_hashes);
             }
         }
         self.coming = 0;
+        self.tell_loading(rank, &names, tier == Tier::Gpu);
         self.names_done(names);
     }
 
@@ -168,7 +173,8 @@ impl Writer {
         }
         for &block_hash in block_hashes {
             let widest = self.number_of(rank).and_then(|rank| self.workers.get(rank)).map(Rank::widest);
-            let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {
+            let known = widest.and_then(|widest| self.block(widest, inner(block_hash)));
+            let Some((parent, content)) = known.or_else(|| self.block_in_pools(rank, block_hash)) else {
                 unknown.push(block_hash);
                 continue;
             };

@@ -202,7 +202,7 @@ impl Writer {
         if has_views && !self.gather_places(device, steps, &mut 0) {
             return true;
         }
-        stores && self.prepare_view(rank, tier as usize - 1, steps)
+        stores && self.pool_at(rank, tier).is_none() && self.prepare_view(rank, tier as usize - 1, steps)
     }
 
     /// Goes on with the view that a rank will need for its first block on a tier.

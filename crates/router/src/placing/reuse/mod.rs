@@ -6,7 +6,6 @@ mod last_uses;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use kvatlas_index::hash::next_prefix_hash;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -20,6 +19,9 @@ const DECAY_EVERY: f64 = 10.0;
 
 /// Sizes of caches between one and twice its tokens: the curve has a step for each.
 const STEPS: f64 = 8.0;
+
+/// Factor by which a size is above another one if it has the next step.
+const ABOVE: f64 = 1.0 + 1e-9;
 
 /// A prompt whose request has ended.
 #[derive(Debug, Clone, Copy)]
@@ -141,22 +143,36 @@ impl Measurement {
             self.sums.told_cached += f64::from(cached.min(prompt.tokens));
         }
         self.sample.clear();
-        let (mut chain, mut start) = (seed_of(prompt.model), 0u32);
-        for &content in prompt.hashes {
-            chain = next_prefix_hash(chain, content);
-            let usable = usable.saturating_sub(start).min(size);
-            self.sums.usable += f64::from(usable);
+        let mut chain = seed_of(prompt.model);
+        for (at, &content) in prompt.hashes.iter().enumerate() {
+            chain = next_chain(chain, content);
             if self.uses.is_sampled(chain) {
+                let start = u32::try_from(at).unwrap_or(u32::MAX).saturating_mul(size);
+                let usable = usable.saturating_sub(start).min(size);
                 self.sums.usable_by_sample += f64::from(usable) * scale;
                 self.sample.push(UsedBlock { chain, tokens: size, usable });
             }
-            start = start.saturating_add(size);
         }
-        let unnamed = f64::from(prompt.tokens.saturating_add(prompt.output).saturating_sub(start)) / scale;
+        let named = u32::try_from(prompt.hashes.len()).unwrap_or(u32::MAX).saturating_mul(size);
+        self.sums.usable += f64::from(usable.min(named));
+        let unnamed = f64::from(prompt.tokens.saturating_add(prompt.output).saturating_sub(named)) / scale;
+        // Blocks that follow each other were mostly used one after the other, and so have the same step.
+        let (mut step, mut sizes, mut there) = (0, 0.0..0.0, 0.0);
         let found = &mut self.sums.found;
         self.uses.use_prompt(&self.sample, unnamed as u32, |usable, tokens| {
-            *found.entry(step_of(tokens as f64 * scale)).or_default() += f64::from(usable) * scale;
+            let tokens = tokens as f64 * scale;
+            if !sizes.contains(&tokens) {
+                if there > 0.0 {
+                    *found.entry(step).or_default() += std::mem::take(&mut there);
+                }
+                step = step_of(tokens);
+                sizes = size_of(step) * (-1.0 / STEPS).exp2() * ABOVE..size_of(step);
+            }
+            there += f64::from(usable) * scale;
         });
+        if there > 0.0 {
+            *found.entry(step).or_default() += there;
+        }
     }
 }
 
@@ -187,6 +203,12 @@ fn seed_of(model: Option<&str>) -> u64 {
     hasher.finish()
 }
 
+/// Hash of a block and all before it, by its content hash. That is mixed well already, so one product is enough.
+fn next_chain(before: u64, content: u64) -> u64 {
+    let product = u128::from(before.rotate_left(1) ^ content) * 0x9e37_79b9_7f4a_7c15;
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
 /// The step of the smallest size on the curve that is not below a number of tokens.
 fn step_of(tokens: f64) -> u32 {
     (tokens.max(1.0).log2() * STEPS - 1e-9).ceil() as u32
@@ -204,6 +226,8 @@ fn rounded(rate: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+
+    use kvatlas_index::hash::next_prefix_hash;
 
     use super::*;
 

@@ -88,7 +88,13 @@ impl Bounds {
         for engine in engines {
             let blocks = self.of(&engine.name).map_or(0, |(at_least, _)| at_least / block_size.max(1));
             let ids = engine.ids.get().into_iter().flatten().filter(|_| blocks > 0);
-            held.extend(ids.map(|id| RankDepths { number: id.0, device: blocks, host: blocks, any: blocks }));
+            held.extend(ids.map(|id| RankDepths {
+                number: id.0,
+                device: blocks,
+                host: blocks,
+                any: blocks,
+                pullable: 0,
+            }));
         }
         held
     }

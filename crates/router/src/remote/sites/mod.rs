@@ -116,7 +116,10 @@ impl SitesService {
         let at = self.at.clone();
         let asking = tokio::spawn(async move {
             let asking = tokio::time::timeout(LIMIT, post(&at, shard, "/sites", JSON, &body));
-            asking.await.unwrap_or_else(|_| Err("it took too long".to_owned()))
+            match asking.await {
+                Ok(answered) => answered.map_err(|fault| fault.to_string()),
+                Err(_) => Err("it took too long".to_owned()),
+            }
         });
         let answered = match tokio::time::timeout(self.patience, asking).await {
             Ok(Ok(answered)) => answered,

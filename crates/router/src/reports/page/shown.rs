@@ -84,7 +84,7 @@ impl PageSource for PageState {
             "waiting_here": summary.waiting + summary.waiting_for_engine,
             "errors": counts.refused.errors(),
             "refused": counts.refused.by_code(),
-            "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+            "retries": counts.all_retries(),
             "connections": app.front.connections(),
             "changing_prompts": app.proxy.sessions.habits(),
             "engines": rows,
@@ -168,13 +168,14 @@ impl PageState {
                 "waiting": known["waiting"],
                 "queued_tokens": number("queued_tokens").map(f64::round),
                 "requests": known["sent"],
-                "failures": engine.counts.faults.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+                "failures": engine.counts.faults().iter().sum::<u64>(),
                 "prefill_rate": number("prefill_rate").map(f64::round),
                 "step_ms": number("step_time").map(millis),
                 "reported_running": known["reported_running"],
                 "reported_waiting": known["reported_waiting"],
                 "reported_kv_usage": number("reported_kv_usage").map(|share| (share * 1e3).round() / 1e3),
                 "capacity": number("capacity_blocks"),
+                "transfers": known["transfers"],
                 "hit_real": figures.real,
                 "hit_predicted": figures.predicted,
                 "ttft_ms": figures.first_token.map(millis),
@@ -248,7 +249,8 @@ impl Figures {
 impl PageCounts {
     fn of(app: &App) -> Self {
         let counts = app.places.summary().counts;
-        let prompt = app.fleet.engines().iter().map(|engine| engine.counts.prompt_tokens.load(Relaxed)).sum();
+        let engines = app.fleet.engines();
+        let prompt = engines.iter().map(|engine| engine.counts.models.total(|model| &model.prompt_tokens)).sum();
         Self {
             requests: app.counts.all_requests(),
             prompt,

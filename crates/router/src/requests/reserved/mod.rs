@@ -68,12 +68,17 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// Refuses a body with names or fields reserved for the router. `may_write_fields`: whether its client may write
-/// fields.
+/// fields; `takes_long`: whether that work on the body [does](crate::requests::long_work::takes_long).
 ///
 /// # Errors
 /// A refusal that names the header or field, if there is one.
-pub(crate) async fn check_body(threads: &LongWork, may_write_fields: bool, body: &Bytes) -> Result<(), Refusal> {
-    let found = threads.run_on(body, move |body| find(body, may_write_fields)).await?;
+pub(crate) async fn check_body(
+    threads: &LongWork,
+    may_write_fields: bool,
+    body: &Bytes,
+    takes_long: bool,
+) -> Result<(), Refusal> {
+    let found = threads.run_on(body, takes_long, move |body| find(body, may_write_fields)).await?;
     found.map_or(Ok(()), |found| Err(found.refusal("field")))
 }
 

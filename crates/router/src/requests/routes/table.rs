@@ -62,6 +62,11 @@ pub(crate) enum ForwardCondition {
 }
 
 impl Route {
+    /// The pattern of its paths.
+    pub(crate) fn pattern(&self) -> &'static str {
+        if self.path.text.is_empty() { "/{path*}" } else { self.path.text }
+    }
+
     /// Returns the parameter in a matching path.
     pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
         self.path.parameter(bare(path)).unwrap_or_default()
@@ -117,6 +122,7 @@ pub(crate) enum RouterAnswer {
     Explain,
     Snapshot,
     PeersRequests,
+    FleetChanges,
     AddEngine,
     RemoveEngine,
     Drain,
@@ -255,6 +261,13 @@ pub(super) static ROUTES: &[Route] = &[
         Admin,
         RouterAnswer::Snapshot,
         "for other routers and services: every block that the index holds",
+    ),
+    own(
+        GET,
+        "/peers/engines",
+        Admin,
+        RouterAnswer::FleetChanges,
+        "for other routers: engines that were added, removed and drained over HTTP",
     ),
     own(POST, "/engines", Admin, RouterAnswer::AddEngine, "add an engine: {\"url\": \"http://host:port\", …}"),
     own(POST, "/engines/{name*}/drain", Admin, RouterAnswer::Drain, "send an engine no new requests"),

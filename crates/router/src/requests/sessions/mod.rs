@@ -5,7 +5,7 @@
 //! | `source.rs` | where a request may name its session |
 //! | `headers.rs`, `body.rs` | sessions that headers and fields of the body name |
 //! | `identity.rs` | the session that a request names |
-//! | `chains.rs` | sessions that nobody names |
+//! | `chains.rs` | sessions without names |
 //! | `memory.rs` | the sessions that were seen last |
 //! | `habits.rs` | sessions whose prompts begin differently each time |
 //! | `turn.rs` | a request as a part of its session |
@@ -141,7 +141,7 @@ impl Sessions {
 
     /// Detects sessions whose prompts begin differently each time, so that no cache helps.
     fn watch(&self, turn: &Turn, prompt: Prompt<'_>) {
-        // Sessions that nobody names are those that do not do that.
+        // Sessions without names are recognized by their beginnings.
         if turn.source == Source::Prefix || turn.hints.class == Some(Class::Auxiliary) {
             return;
         }

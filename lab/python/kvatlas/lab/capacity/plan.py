@@ -134,7 +134,7 @@ def make_variants(config: ReplayConfig, host_tokens: int = 0) -> list[Variant]:
         Variant("4 x the cache", cache(4)),
     ]
     if host_tokens:
-        made.append(Variant("a host tier", replace(first, host_tokens=host_tokens)))
+        made.append(Variant("a host tier", replace(first, tiers=replace(first.tiers, host_tokens=host_tokens))))
     # A bound of the replay: it knows all engines, so that it says what sharing could be worth at best.
     made.append(Variant(SHARED, replace(first, policies=("shared-cache",))))
     more = math.ceil(1.5 * fleet.engines)

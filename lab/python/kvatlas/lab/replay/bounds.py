@@ -18,8 +18,12 @@ from kvatlas.lab.replay.misbehaviour import EngineReport
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 
-BOUNDS = ("greedy", "shared-cache", "infinite-cache")
-"""Names of the bounds: `GreedyBound` with each engine's own cache, one cache as large as all, and one without limit."""
+BOUNDS = ("greedy", "shared-cache", "infinite-cache", "all-memory-free", "all-memory-paid")
+"""Names of the bounds: `GreedyBound` with each engine's own cache, one cache as large as all, and one without limit.
+
+With the last two, each engine has its own cache, and behind it is a pool as large as the device and host memory of all
+engines, which costs nothing to load from, or what a transfer costs (a pull, where engines pull, else the pool's).
+"""
 
 
 @dataclass(slots=True)
@@ -56,8 +60,9 @@ class GreedyBound:
         for number, engine in enumerate(self.engines):
             if number in self._down or number in without:
                 continue
-            mine = uncached[number] = request.prompt_tokens - engine.depth(names) * self.block_size
-            cost = self._cost(engine, mine)
+            depth, seconds = engine.usable(names)
+            mine = uncached[number] = request.prompt_tokens - depth * self.block_size
+            cost = seconds + self._cost(engine, mine, request.prompt_tokens)
             if cost < least - 1e-9:
                 best, least = [number], cost
             elif cost <= least + 1e-9:
@@ -66,13 +71,13 @@ class GreedyBound:
         self._uncached[request.number] = uncached[chosen]
         return chosen
 
-    def _cost(self, engine: SteppedEngine, uncached: int) -> float:
+    def _cost(self, engine: SteppedEngine, uncached: int, prompt: int) -> float:
         """Seconds to the first token on an engine, plus the delay of the other requests there."""
         steps, chunk = engine.steps, engine.config.chunk or 8_192
         alone = steps.of(0, engine.decoding + 1, engine.context)
         each = (alone + steps.prefill * chunk) / chunk  # seconds a token
         waiting = sum(self._uncached.get(other.number, other.target) for other in engine.waiting)
-        own = uncached * each
+        own = uncached * each + steps.attention * uncached * (prompt - uncached / 2)
         # Requests whose answers end before are not delayed.
         delayed = sum(
             min(own, alone * (other.cacheable_tokens - other.computed)) for other in engine.running if other.computed

@@ -10,9 +10,11 @@ from typing import Any
 from kvatlas.errors import ConfigError
 from kvatlas.lab.replay.drive import Limits
 from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.tiers import MIN_DELTA
 from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.hardware import StepTime
 from kvatlas.sim.scheduler import EngineConfig
+from kvatlas.sim.tiers import TierConfig
 
 MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
 
@@ -48,7 +50,8 @@ class ReplayConfig:
         routers: Number of routers. They take requests by turns, and report their requests at the engines to each other.
         guess: The estimate that replaces the index without events: one of `GUESSES`.
         loop: "open" or "closed"; None: closed if requests of the trace wait for each other.
-        host_tokens: Tokens of a host tier behind each engine's cache, announced as its copies; 0: there is none.
+        tiers: Tiers behind each engine's cache.
+        pull_delta: Tokens by which a source must be ahead in the fixed rule of policies that end in `+pull`.
         speedup: Speed factor of the trace's clock.
         check: Share of the queries whose answers are compared with the reference, from 0 to 1.
         check_seconds: Time limit for the checked queries of one policy, in seconds.
@@ -64,7 +67,8 @@ class ReplayConfig:
     routers: int = 1
     guess: str = "mock"
     loop: str | None = None
-    host_tokens: int = 0
+    tiers: TierConfig = field(default_factory=TierConfig)
+    pull_delta: int = MIN_DELTA
     speedup: float = 1.0
     check: float = 0.01
     check_seconds: float = 3.0
@@ -76,8 +80,12 @@ class ReplayConfig:
                 f"{self.fleet.engines} engines of {engine.blocks} blocks are more than the {MOST_BLOCKS} blocks that "
                 "fit in memory: use larger blocks, smaller pools or fewer engines"
             )
-        if self.host_tokens < 0:
-            raise ConfigError(f"host_tokens must not be negative, got {self.host_tokens}")
+        if self.fleet.own_names and (self.tiers.pulls or self.tiers.pool_tokens != 0):
+            raise ConfigError(
+                "engines that share a pool or pull from each other must name blocks alike, without own_names"
+            )
+        if self.pull_delta < 0:
+            raise ConfigError(f"pull_delta must not be negative, got {self.pull_delta}")
         if not (math.isfinite(self.speedup) and self.speedup > 0):
             raise ConfigError(f"speedup must be above 0, got {self.speedup}")
         if not 0 <= self.check <= 1:

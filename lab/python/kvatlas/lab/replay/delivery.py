@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from kvatlas._hashes import Hashes
 from kvatlas.lab.replay.scenario import Scenario
-from kvatlas.sim.events import Sink
+from kvatlas.sim.events import TierSink
+from kvatlas.types import Tier
 
-# A delayed call: method, worker, parent, names, contents.
-_Call = tuple[str, str, int | None, Sequence[int], Hashes | None]
+# A call that is made later: method, worker, tier, parent, names, contents.
+_Call = tuple[str, str, Tier, int | None, Sequence[int], Hashes | None]
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class DeliveryCounters:
 class Delivery:
     """Sink that passes announcements on to `index` when they are due. Set `now` before engines run."""
 
-    index: Sink
+    index: TierSink
     scenario: Scenario
     seed: int = 0
     now: float = 0.0
@@ -54,15 +55,25 @@ class Delivery:
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
         """Announce a store."""
-        self._announce(("store", worker, parent, block_hashes, content_hashes))
+        self._announce(("store", worker, "gpu", parent, block_hashes, content_hashes))
+
+    def store_tier(
+        self, worker: str, tier: Tier, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes
+    ) -> None:
+        """Announce a copy on a tier."""
+        self._announce(("store", worker, tier, parent, block_hashes, content_hashes))
+
+    def remove_tier(self, worker: str, tier: Tier, block_hashes: Sequence[int]) -> None:
+        """Announce the blocks that a tier evicted."""
+        self._announce(("remove", worker, tier, None, block_hashes, None))
 
     def remove(self, worker: str, block_hashes: Sequence[int]) -> None:
         """Announce removals."""
-        self._announce(("remove", worker, None, block_hashes, None))
+        self._announce(("remove", worker, "gpu", None, block_hashes, None))
 
     def clear(self, worker: str) -> None:
         """Announce a clear."""
-        self._announce(("clear", worker, None, (), None))
+        self._announce(("clear", worker, "gpu", None, (), None))
 
     def gone(self, worker: str) -> None:
         """Drop an engine that is gone from the index. Its undelivered announcements are lost."""
@@ -102,10 +113,16 @@ class Delivery:
         heapq.heappush(self._due, (max(arrives, stream.until), counters.announced, call))
 
     def _apply(self, call: _Call) -> None:
-        kind, worker, parent, names, contents = call
+        kind, worker, tier, parent, names, contents = call
         if kind == "store" and contents is not None:
-            self.index.store(worker, parent, names, contents)
+            if tier == "gpu":
+                self.index.store(worker, parent, names, contents)
+            else:
+                self.index.store_tier(worker, tier, parent, names, contents)
         elif kind == "remove":
-            self.index.remove(worker, names)
+            if tier == "gpu":
+                self.index.remove(worker, names)
+            else:
+                self.index.remove_tier(worker, tier, names)
         else:
             self.index.clear(worker)

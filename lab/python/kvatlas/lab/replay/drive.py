@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 from kvatlas._hashes import Hashes
@@ -17,11 +17,12 @@ from kvatlas.lab.replay.scenario import Scenario, Trouble
 from kvatlas.lab.replay.trouble import SLOW
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
-from kvatlas.sim.host import HostTier
+from kvatlas.sim.offload import Offload
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.stepped import SteppedEngine
+from kvatlas.sim.tiers import SharedPool, TierConfig
 
 Change = Callable[[int, float], None]  # with the engine's number and the time
 Find = Callable[[Hashes], IndexMatch]
@@ -51,18 +52,20 @@ class Waits:
         router: Until the request was sent to the engine that answered.
         queue: In the engine's queue, behind other requests.
         room: In the engine's queue, while its first request found too few free blocks or too many running requests.
+        load: While blocks of its prompt were loaded or pulled.
         compute: From the start of its prompt to the first token.
     """
 
     router: float = 0.0
     queue: float = 0.0
     room: float = 0.0
+    load: float = 0.0
     compute: float = 0.0
 
     def over(self, requests: int) -> Waits:
         """The means over a number of requests."""
         count = max(requests, 1)
-        return Waits(self.router / count, self.queue / count, self.room / count, self.compute / count)
+        return Waits(*(getattr(self, f.name) / count for f in fields(self)))
 
 
 @dataclass(slots=True)
@@ -112,14 +115,16 @@ class Drive:
         limits: Limits | None = None,
         pool: BlockPool | None = None,
         prepare: Callable[[Request, int], None] | None = None,
-        host_blocks: int = 0,
+        tiers: TierConfig | None = None,
+        store: SharedPool | None = None,
     ) -> None:
         """Create a replay. `find` queries the index (None: no policy uses it); `pool` is one cache for all engines.
 
-        `host_blocks`: the size of a host tier behind each engine's own cache; 0: there is none.
+        `tiers`: those behind each engine's own cache. `store`: a pool that all engines share behind them.
 
         `prepare` is called with a request and its engine's number before it is sent.
         """
+        tiers, size = tiers or TierConfig(), config.block_size
         self.placer = placer
         self.outcome = Outcome()
         self.engines = [
@@ -130,7 +135,7 @@ class Drive:
                 delivery,
                 self,
                 pool,
-                HostTier(host_blocks, delivery) if host_blocks and pool is None else None,
+                Offload(name, size, tiers, delivery, store) if tiers.host_tokens or store is not None else None,
             )
             for n, name in enumerate(workers)
         ]
@@ -173,7 +178,8 @@ class Drive:
             waits.router += life.sent - life.arrived
             waits.queue += admitted - life.sent - request.room
             waits.room += request.room
-            waits.compute += now - admitted
+            waits.load += request.loading
+            waits.compute += now - admitted - request.loading
 
     def finished(self, request: Request) -> None:
         """Note that a request's last token is generated."""
@@ -368,6 +374,8 @@ class Drive:
 
     def _dies(self, n: int, now: float) -> None:
         self.placer.leaves(n, now)
+        if (offload := self.engines[n].offload) is not None:
+            offload.refuses = True
         self._lose(n, self.engines[n].die(now), now)
 
     def _lose(self, n: int, lost: list[Request], now: float) -> None:
@@ -386,12 +394,17 @@ class Drive:
     def _begins(self, trouble: Trouble, n: int, now: float) -> None:
         engine = self.engines[n]
         self._trouble.begin(trouble, engine)
-        if trouble.kind == "stops":
+        offload = engine.offload
+        if trouble.kind == "mute" and offload is not None:
+            offload.frozen_until = trouble.end
+        elif trouble.kind == "stops":
             engine.hang(now, trouble.end)
         elif trouble.kind == "slow":
             engine.set_speed(self._steps[n].slower(SLOW), now)
         elif trouble.kind == "restarts":
             self._lose(n, engine.restart(now), now)
+            if offload is not None:
+                offload.refuses = True
         self._wake(n)
 
     def _ends(self, trouble: Trouble, n: int, now: float) -> None:
@@ -400,6 +413,8 @@ class Drive:
             self.engines[n].set_speed(self._steps[n], now)
         elif trouble.kind == "sleeps":
             self.engines[n].forget()
+        elif trouble.kind == "restarts" and (offload := self.engines[n].offload) is not None:
+            offload.refuses = False
         self._freed = True
         self._wake(n)
 
@@ -408,4 +423,4 @@ def _again(request: Request) -> None:
     """Reset a request whose engine is gone: its computed blocks are lost."""
     request.state, request.first_token, request.preempted = State.WAITING, None, 0
     request.blocks, request.stored, request.computed = [], 0, 0
-    request.admitted, request.room, request.loaded = None, 0.0, 0
+    request.admitted, request.room, request.load, request.loading = None, 0.0, None, 0.0

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvatlas._hashes import Hashes
 from kvatlas.routing import Depths
+from kvatlas.types import Tier
 
 
 class IndexMatch(Depths, Protocol):
@@ -31,9 +32,11 @@ class IndexMatch(Depths, Protocol):
 class Index(Protocol):
     """Methods of `kvatlas.BlockIndex` that a replay needs; `kvatlas.reference.ReferenceIndex` has them too."""
 
-    def store(self, worker: str, *, block_hashes: Any, content_hashes: Any = None, parent: Any = None) -> None: ...
+    def store(
+        self, worker: str, *, block_hashes: Any, content_hashes: Any = None, parent: Any = None, tier: Tier = "gpu"
+    ) -> None: ...
 
-    def remove(self, worker: str, *, block_hashes: Any) -> None: ...
+    def remove(self, worker: str, *, block_hashes: Any, tier: Tier = "gpu") -> None: ...
 
     def clear(self, worker: str) -> None: ...
 
@@ -45,11 +48,20 @@ class Index(Protocol):
 class TimedIndex:
     """Index that is fed as a sink and queried, with the time of each call recorded.
 
-    `shadow` gets the same events of the workers in `watched`, timed separately.
+    `shadow` gets the same events of the workers in `watched`, timed separately. Events of tiers behind the device are
+    not timed.
     """
 
-    def __init__(self, index: Index, shadow: Index | None = None, watched: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        index: Index,
+        shadow: Index | None = None,
+        watched: Collection[str] = (),
+        publish_pool_as: Sequence[str] = (),
+    ) -> None:
+        """Create an index. `publish_pool_as`: workers that all count as holders of the pool's blocks."""
         self.index = index
+        self._publish_pool_as = publish_pool_as
         self.shadow = shadow
         self.watched = frozenset(watched) if shadow is not None else frozenset()
         self.shadow_ns = 0
@@ -79,6 +91,22 @@ class TimedIndex:
             start = perf_counter_ns()
             self.shadow.remove(worker, block_hashes=block_hashes)
             self.shadow_ns += perf_counter_ns() - start
+
+    def store_tier(
+        self, worker: str, tier: Tier, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes
+    ) -> None:
+        for holder in self._publish_pool_as if tier == "external" and self._publish_pool_as else (worker,):
+            for index in self._told_of(holder):
+                index.store(
+                    holder, block_hashes=block_hashes, content_hashes=content_hashes.tolist(), parent=parent, tier=tier
+                )
+
+    def remove_tier(self, worker: str, tier: Tier, block_hashes: Sequence[int]) -> None:
+        for index in self._told_of(worker):
+            index.remove(worker, block_hashes=block_hashes, tier=tier)
+
+    def _told_of(self, worker: str) -> list[Index]:
+        return [self.index, self.shadow] if self.shadow is not None and worker in self.watched else [self.index]
 
     def clear(self, worker: str) -> None:
         self.index.clear(worker)

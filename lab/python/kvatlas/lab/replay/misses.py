@@ -24,7 +24,7 @@ class Holdings:
         """Record what the engines hold when a request arrives."""
         self._forget_answered()
         names = request.block_hashes[: (request.prompt_tokens - 1) // self._size]
-        held = max(engine.depth(names) for engine in self._engines)
+        held = max(engine.usable(names)[0] for engine in self._engines)
         end = next((n for n in range(held, len(names)) if names[n] not in self._under_way), len(names))
         self._held[request.number] = held * self._size, end * self._size
         computes = request.block_hashes[held : request.prompt_tokens // self._size]

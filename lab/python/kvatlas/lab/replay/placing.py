@@ -10,6 +10,7 @@ from kvatlas.errors import PolicyError
 from kvatlas.lab.replay.blind import Guess
 from kvatlas.lab.replay.measure import IndexMatch
 from kvatlas.lab.replay.misbehaviour import EngineReport
+from kvatlas.lab.replay.tiers import FixedPulls, TierView
 from kvatlas.routing import Decision, Router
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
@@ -83,10 +84,12 @@ class RouterPlacer:
         guess: Guess | None = None,
         *,
         label: str | None = None,
+        fixed_pulls: FixedPulls | None = None,
     ) -> None:
         """Create a placer. Raises `PolicyError`, `ConfigError`.
 
-        `guess` replaces the index without events. `label`: the name in results, by default the policy's.
+        `guess` replaces the index without events. `label`: the name in results, by default the policy's. `fixed_pulls`:
+        a rule that chooses what is pulled, once the policy has chosen the engine.
         """
         self.name = label or policy
         self._workers = list(workers)
@@ -104,6 +107,9 @@ class RouterPlacer:
             self._router.add_worker(name, now=0.0)
         self._block_size = block_size
         self._guess = guess
+        self._fixed_pulls = fixed_pulls
+        self._view: TierView | None = None  # of the engines' tiers
+        self._plans = False  # whether the policy decides on loads and pulls
         self._sent: dict[int, Decision] = {}
         self._away: set[int] = set()
         self._observed = -REPORT_EVERY
@@ -112,6 +118,14 @@ class RouterPlacer:
     @property
     def uses_index(self) -> bool:
         return self._router.uses_index
+
+    def use_tiers(self, view: TierView) -> None:
+        """Let the policy see what engines can load. Only our policy plans loads; others leave them to the engines."""
+        self._view = view
+        self._plans = self.name.partition(" ")[0] == "kvatlas"
+        if self._plans and view.tiers.pulls:
+            for worker in self._workers:
+                self._router.set_pulls(worker, group="all")
 
     def choose(
         self,
@@ -125,11 +139,17 @@ class RouterPlacer:
         found: Any = match
         if self._guess is not None:
             found = self._guessed(request, now)
+        loadable = None
+        if self._view is not None and self._plans:
+            for name in self._view.answering(now):
+                self._router.heard(name, now=now)
+            loadable = self._view.find(query)
         allowed = [name for n, name in enumerate(self._workers) if n not in without] if without else None
         decision = self._router.choose(
             content_hashes=query,
             prompt_tokens=request.prompt_tokens,
             match=found,
+            loadable=loadable,
             session=request.session,
             allowed=allowed,
             now=now,
@@ -143,7 +163,7 @@ class RouterPlacer:
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         if not self._waiting:
             return ()
-        self._router.bind(now=now)
+        self._router.bind(self._view.find_all if self._view is not None and self._plans else None, now=now)
         placed = [request for number, request in self._waiting.items() if not self._sent[number].waits]
         for request in placed:
             del self._waiting[request.number]
@@ -155,6 +175,10 @@ class RouterPlacer:
     def finished(self, request: Request, now: float) -> None:
         """See `Placer`. The router gets the usage that engines report, as in reality."""
         decision = self._sent.pop(request.number)
+        if self._view is not None and self._plans:
+            query = request.content_hashes[: request.prompt_tokens // self._block_size]
+            expected = decision.load_tokens and decision.cached_tokens
+            self._view.lose(query, request.hit_tokens, expected, self._block_size)
         decision.finish(cached_tokens=request.hit_tokens, output_tokens=request.output_tokens, now=now)
         if self._guess is not None:
             self._guess.ended(request, now)
@@ -199,9 +223,20 @@ class RouterPlacer:
         if decision.worker is None:
             raise PolicyError(f"policy {self.name!r} refused request {request.number}: {decision.refused}")
         engine = self._numbers[decision.worker]
+        if self._view is not None and self._fixed_pulls is not None:
+            self._fixed_pulls.apply(request, engine, self._view)
+        elif self._view is not None and self._plans:
+            self._order(request, decision, self._view)
         if self._guess is not None:
             self._guess.sent(request, request.block_hashes[: request.prompt_tokens // self._block_size], engine, now)
         return engine
+
+    def _order(self, request: Request, decision: Decision, view: TierView) -> None:
+        """Write the planned loads and pulls into the request, as a router's `kv_transfer_params` do."""
+        request.max_load, request.pull, request.pull_blocks = decision.max_load_tokens, None, 0
+        if decision.pull_source is not None:
+            request.pull = view.source(self._numbers[decision.pull_source[0]])
+            request.pull_blocks = decision.cached_tokens // self._block_size
 
     def _guessed(self, request: Request, now: float) -> dict[str, int]:
         if self._guess is None:
@@ -215,12 +250,12 @@ class RoutersPlacer:
 
     def __init__(self, routers: Sequence[RouterPlacer]) -> None:
         self.name = routers[0].name
-        self._routers = list(routers)
+        self.routers = list(routers)
         self._told = 0.0
 
     @property
     def uses_index(self) -> bool:
-        return self._routers[0].uses_index
+        return self.routers[0].uses_index
 
     def choose(
         self,
@@ -236,7 +271,7 @@ class RoutersPlacer:
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         self._tell(now)
-        return [placed for router in self._routers for placed in router.bound(now)]
+        return [placed for router in self.routers for placed in router.bound(now)]
 
     def first_token(self, request: Request, now: float) -> None:
         self._of(request).first_token(request, now)
@@ -248,25 +283,25 @@ class RoutersPlacer:
         self._of(request).failed(request, now)
 
     def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
-        for router in self._routers:
+        for router in self.routers:
             router.observe(engines, now)
 
     def joins(self, engine: int, now: float) -> None:
-        for router in self._routers:
+        for router in self.routers:
             router.joins(engine, now)
 
     def leaves(self, engine: int, now: float) -> None:
-        for router in self._routers:
+        for router in self.routers:
             router.leaves(engine, now)
 
     def _of(self, request: Request) -> RouterPlacer:
-        return self._routers[request.number % len(self._routers)]
+        return self.routers[request.number % len(self.routers)]
 
     def _tell(self, now: float) -> None:
         if now < self._told + TELL_EVERY:
             return
         self._told = now
-        for router in self._routers:
-            for other in self._routers:
+        for router in self.routers:
+            for other in self.routers:
                 if other is not router:
                     router.tell(other, now)

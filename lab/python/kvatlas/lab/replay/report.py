@@ -11,7 +11,8 @@ from kvatlas.lab.replay import summary
 from kvatlas.lab.replay.results import PolicyResult, ReplayResult
 
 ROUTING = ("policy", "cache hits", "busy", "peak", "TTFT mean", "p50", "p99", "between", "p99", "good")
-WAITS = ("policy", "TTFT mean", "in the router", "in the queue", "for room", "computing")
+WAITS = ("policy", "TTFT mean", "in the router", "in the queue", "for room", "loading", "computing")
+LOADED = ("policy", "from host", "pool", "peers", "pulls", "failed", "short", "dropped")
 INDEX = ("policy", "finds /s", "find p50", "p99", "events /s", "store ns", "remove ns", "held", "bytes /block")
 # Left out in this order where the terminal is too narrow.
 _EXPENDABLE_ROUTING = (3, 8, 5, 7, 2)
@@ -65,10 +66,25 @@ def wait_rows(result: ReplayResult) -> list[tuple[str, ...]]:
             p.policy,
             *(
                 first_token(p, value)
-                for value in (p.ttft.mean, p.waits.router, p.waits.queue, p.waits.room, p.waits.compute)
+                for value in (p.ttft.mean, p.waits.router, p.waits.queue, p.waits.room, p.waits.load, p.waits.compute)
             ),
         )
         for p in result.policies
+    ]
+
+
+def load_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """Rows of the table of loads: one for each policy whose engines have tiers behind their caches."""
+    return [
+        (
+            p.policy,
+            *(_text.short(value) for value in (p.loaded.host_tokens, p.loaded.pool_tokens, p.loaded.pulled_tokens)),
+            *(_text.count(value) for value in (p.loaded.pulls, p.loaded.pulls_failed)),
+            _text.short(p.loaded.short_tokens),
+            _text.count(p.loaded.dropped_chunks),
+        )
+        for p in result.policies
+        if p.loaded is not None
     ]
 
 
@@ -112,6 +128,10 @@ def print_report(result: ReplayResult, console: Console) -> None:
     console.print(make_table(WAITS, wait_rows(result), console.width, title="Waiting"))
     console.print(Padding(summary.WAITING, (0, 1)), style="dim", highlight=False)
     console.print()
+    if rows := load_rows(result):
+        console.print(make_table(LOADED, rows, console.width, title="Loading"))
+        console.print(Padding(summary.LOADING, (0, 1)), style="dim", highlight=False)
+        console.print()
     console.print(make_table(INDEX, index_rows(result), console.width, title="Index", expendable=_EXPENDABLE_INDEX))
     console.print(Padding(summary.about_index(result), (0, 1)), style="dim", highlight=False)
     console.print()

@@ -52,6 +52,29 @@ class MissShares:
     elsewhere: float  # held when the request came: by another engine, or by the same and gone when it began
 
 
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """Tokens that engines loaded beyond their own caches, and chunks that they could not keep.
+
+    Attributes:
+        host_tokens: Tokens loaded from the engines' own host memory.
+        pool_tokens: Tokens loaded from the pool.
+        pulled_tokens: Tokens pulled from peers.
+        pulls: Requests that asked a peer.
+        pulls_failed: Requests that asked a peer and got no answer.
+        short_tokens: Tokens that a peer had when the request was sent to its engine, and no longer when it was asked.
+        dropped_chunks: Chunks that found no slot in host memory.
+    """
+
+    host_tokens: int
+    pool_tokens: int
+    pulled_tokens: int
+    pulls: int
+    pulls_failed: int
+    short_tokens: int
+    dropped_chunks: int
+
+
 MOST_SLOWDOWN = 1.5
 """Highest slowdown at which a session counts as served well."""
 
@@ -79,10 +102,12 @@ class PolicyResult:
     slowdown: Slowdown | None  # None: the trace has no sessions
     goodput: float  # requests per second within both limits, until the last token
     good: float  # the same as a share of the requests
+    throughput: float  # answered requests per second, until the last token
     waited: int  # requests held back in the router for a while
     longest_wait: float  # the longest time that one was
     retried: int  # requests sent again because their engine died or answered with an error
     lost_events: int  # events lost
+    loaded: LoadFigures | None  # None: the engines have no tiers behind their caches
     index: IndexFigures
     agreement: Agreement
     seconds: float  # real time that the replay took

@@ -8,13 +8,16 @@ of its own; policies that do not use it ignore its answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import kvatlas
 from kvatlas import BlockIndex
 from kvatlas._hashes import Hashes
-from kvatlas.errors import KvatlasError, PolicyError
+from kvatlas.errors import ConfigError, KvatlasError, PolicyError
 from kvatlas.lab.replay.blind import Guess, MockCaches, TtlCaches
 from kvatlas.lab.replay.bounds import BOUNDS, GreedyBound
 from kvatlas.lab.replay.check import Checker, watched_workers
@@ -25,16 +28,21 @@ from kvatlas.lab.replay.loop import closed_arrivals, open_arrivals
 from kvatlas.lab.replay.measure import Index, IndexMatch, TimedIndex, clock_cost, index_figures
 from kvatlas.lab.replay.misses import Holdings
 from kvatlas.lab.replay.placing import Placer, RouterPlacer, RoutersPlacer
-from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
+from kvatlas.lab.replay.results import Latency, LoadFigures, PolicyResult, ReplayResult, latency, spread
 from kvatlas.lab.replay.sessions import session_slowdown, time_alone
+from kvatlas.lab.replay.tiers import PULL, FixedPulls, TierView
 from kvatlas.lab.replay.variants import split_policy
 from kvatlas.reference import ReferenceIndex
 from kvatlas.sim.curve import hit_curve
+from kvatlas.sim.loads import Source
 from kvatlas.sim.loop import choose_loop
+from kvatlas.sim.offload import Offload
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request
 from kvatlas.sim.statistics import infinite_cache, trace_statistics
+from kvatlas.sim.tiers import SharedPool, TierConfig
 from kvatlas.sim.trace import Trace, check_block_size, make_request, use_own_names
+from kvatlas.sim.transfers import TRANSFERS
 
 Progress = Callable[[str, int], None]  # policy, requests done
 
@@ -93,6 +101,8 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
     Raises `PolicyError`, `ConfigError`.
     """
     fleet = config.fleet
+    if policy.partition(" ")[0].endswith(PULL) and not config.tiers.pulls:
+        raise ConfigError(f"policy {policy!r} pulls, and engines do not: set pulls (--pulls)")
     if policy in BOUNDS:
         return GreedyBound(policy, fleet.engine.block_size, fleet.seed)
     guess: Guess | None = None
@@ -103,9 +113,11 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
     name, own = split_policy(policy)
     options = {**(config.options or {}), **own}
     size, seed, settings = fleet.engine.block_size, fleet.seed, config.settings
+    rule = FixedPulls(size, config.pull_delta, seed) if name.endswith(PULL) else None
+    name = name.removesuffix(PULL)
     try:
         routers = [
-            RouterPlacer(name, workers, size, seed + nth, options, settings, guess, label=policy)
+            RouterPlacer(name, workers, size, seed + nth, options, settings, guess, label=policy, fixed_pulls=rule)
             for nth in range(config.routers)
         ]
         return RoutersPlacer(routers) if len(routers) > 1 else routers[0]
@@ -127,6 +139,24 @@ def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
     return None
 
 
+def _store(policy: str, config: ReplayConfig) -> SharedPool | None:
+    """The pool behind the engines' own caches: the configured one, or the one that a bound has instead."""
+    engine, tiers = config.fleet.engine, config.tiers
+    if not policy.startswith("all-memory-"):
+        return None if policy in BOUNDS[1:] else tiers.make_pool(engine.block_size)
+    transfer = TRANSFERS["free"] if policy == "all-memory-free" else tiers.pull if tiers.pulls else tiers.pool
+    tokens = config.fleet.engines * (engine.cache_tokens + tiers.host_tokens)
+    return SharedPool(transfer, tokens // engine.block_size)
+
+
+def _describe(loading: Any, tiers: TierConfig, workers: list[str], *, has_pool: bool) -> None:
+    """Tell an index how the engines offload."""
+    for worker in workers:
+        loading.set_offloading(worker, host_chunk=tiers.chunk, external_chunk=tiers.chunk)
+    if has_pool:
+        loading.add_pool("pool", members=workers, chunk=tiers.chunk)
+
+
 def _replay_policy(
     trace: Trace,
     loop: str,
@@ -141,11 +171,19 @@ def _replay_policy(
     requests = trace.requests
     name, its = placer.name, config.fleet
     size, workers = its.engine.block_size, its.workers()
-    # Late or lost events and a second tier make depths differ without an error of the index: nothing to check.
-    exact = config.scenario.exact_events and not config.scenario.loses_caches and not config.host_tokens
+    # Late or lost events make depths differ without an error of the index: nothing to check.
+    exact = config.scenario.exact_events and not config.scenario.loses_caches
     check = config.check if exact and name not in BOUNDS else 0.0
     watched = watched_workers(workers, its.engine.blocks, its.seed)
-    timed = TimedIndex(index, ReferenceIndex(block_size=size) if check else None, watched)
+    tiers = config.tiers
+    store = _store(name, config)
+    # For other routers every engine holds the pool's blocks; ours asks the index what each engine can load.
+    counted = workers if store is not None and not name.startswith("kvatlas") else ()
+    timed = TimedIndex(index, ReferenceIndex(block_size=size) if check else None, watched, counted)
+    loading = getattr(index, "loading", None) if tiers.any else None
+    for each in (loading, timed.shadow.loading if isinstance(timed.shadow, ReferenceIndex) else None):
+        if each is not None:
+            _describe(each, tiers, workers, has_pool=store is not None and not counted)
     checker = Checker(name, check, config.check_seconds, len(requests), its.seed)
     delivery = Delivery(timed, config.scenario, its.seed)
     drive = Drive(
@@ -159,8 +197,14 @@ def _replay_policy(
         config.limits,
         _pool(name, config, trace),
         prepare=use_own_names if its.own_names else None,
-        host_blocks=config.host_tokens // size,
+        tiers=replace(tiers, host_tokens=0, pulls=False) if name in BOUNDS[1:] else tiers,
+        store=store,
     )
+    if loading is not None:
+        view = TierView(index, drive.engines, tiers)  # type: ignore[arg-type]  # it has `loading`
+        for each in placer.routers if isinstance(placer, RoutersPlacer) else [placer]:
+            if isinstance(each, RouterPlacer):
+                each.use_tiers(view)
     if isinstance(placer, GreedyBound):
         placer.engines = drive.engines
 
@@ -207,6 +251,7 @@ def _replay_policy(
     checker.agreement.reference_workers = len(timed.watched)
     checker.agreement.feed_seconds = timed.shadow_ns / 1e9
     outcome, gaps = drive.outcome, drive.gaps()
+    offloads = [engine.offload for engine in drive.engines if engine.offload is not None]
     return PolicyResult(
         policy=name,
         requests=done,
@@ -227,13 +272,32 @@ def _replay_policy(
         slowdown=session_slowdown(requests, alone, came, outcome.ends),
         goodput=outcome.good / outcome.end if outcome.end else 0.0,
         good=outcome.good / done if done else 0.0,
+        throughput=len(outcome.ends) / outcome.end if outcome.end else 0.0,
         waited=outcome.waited,
         longest_wait=outcome.longest_wait,
         retried=outcome.retried,
         lost_events=delivery.counters.lost,
+        loaded=_loaded(offloads),
         index=index_figures(timed, stats, clock_cost()),
         agreement=checker.agreement,
         seconds=perf_counter() - started,
         partial=partial,
         find_ns=timed.find_ns.tolist(),
+    )
+
+
+def _loaded(offloads: Sequence[Offload]) -> LoadFigures | None:
+    """Summarize what engines loaded; None if they have no tiers."""
+    if not offloads:
+        return None
+    each = [offload.counters for offload in offloads]
+    tokens = sum((counters.tokens for counters in each), Counter[Source]())
+    return LoadFigures(
+        host_tokens=tokens["host"],
+        pool_tokens=tokens["disk"],
+        pulled_tokens=tokens["p2p"],
+        pulls=sum(counters.pulls for counters in each),
+        pulls_failed=sum(counters.pulls_failed for counters in each),
+        short_tokens=sum(counters.short for counters in each),
+        dropped_chunks=sum(counters.dropped for counters in each),
     )

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from kvatlas.errors import ConfigError
 
-Kind = Literal["stops", "slow", "errors", "busy", "restarts", "sleeps", "stale"]
+Kind = Literal["stops", "slow", "errors", "busy", "restarts", "sleeps", "stale", "mute"]
 """Kind of misbehaviour of an engine; `kvatlas.lab.replay.trouble.TROUBLES` describes them."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, without their whole parts, are spread evenly

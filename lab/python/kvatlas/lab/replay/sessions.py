@@ -20,7 +20,8 @@ def time_alone(line: TraceRequest, cached: int, steps: StepTime, chunk: int | No
     # A step's time is linear in all three, so that sums over the steps will do.
     read = count * cached + uncached * (count - 1) // 2
     read += others * line.input_length + others * (others - 1) // 2
-    return steps.of(uncached, count + others, read) + (count + others - 1) * steps.base
+    pairs = uncached * (cached + uncached / 2)
+    return steps.of(uncached, count + others, read, pairs) + (count + others - 1) * steps.base
 
 
 def session_slowdown(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from kvatlas._text import count, duration, percent, seconds
+from kvatlas._text import count, counted, duration, percent, seconds
 from kvatlas.lab.replay.results import MOST_SLOWDOWN, PolicyResult, ReplayResult
+from kvatlas.sim.transfers import Transfer
 
 
 def about_trace(result: ReplayResult) -> list[str]:
@@ -59,8 +60,26 @@ def about_fleet(result: ReplayResult) -> str:
         f"{config.fleet.engines} simulated engines, each with room for {count(engine.cache_tokens)} tokens of KV in "
         f"blocks of {engine.block_size}. A step of at most {engine.chunk or 'any number of'} tokens takes "
         f"{1e3 * steps.base:g} ms, {1e6 * steps.prefill:g} us more for each prompt token, {1e6 * steps.running:g} us "
-        f"for each request and {1e9 * steps.context:g} ns for each token of KV read{speed}."
+        f"for each request and {1e9 * steps.context:g} ns for each token of KV read{speed}.{_about_tiers(result)}"
     )
+
+
+def _about_tiers(result: ReplayResult) -> str:
+    """Describe the tiers behind the engines' caches."""
+    tiers = result.config.tiers
+    told = (
+        [f"{count(tiers.host_tokens)} tokens of host memory each ({_about(tiers.host)})"] if tiers.host_tokens else []
+    )
+    if tiers.pool_tokens != 0:
+        size = "without a limit" if tiers.pool_tokens is None else f"of {count(tiers.pool_tokens)} tokens"
+        told.append(f"a pool {size} ({_about(tiers.pool)})")
+    if tiers.pulls:
+        told.append(f"pulls from each other's host memory ({_about(tiers.pull)})")
+    return f" Behind the caches: {', '.join(told)}; in chunks of {counted(tiers.chunk, 'block')}." if told else ""
+
+
+def _about(transfer: Transfer) -> str:
+    return f"{1e3 * transfer.floor:g} ms and {1e6 * transfer.per_token:g} us a token"
 
 
 LEGEND = (
@@ -73,8 +92,15 @@ LEGEND = (
 
 WAITING = (
     "Parts of the mean TTFT. in the queue: of the engine, for its turn; for room: in that queue, while the first "
-    "request of it found too few free blocks or too many others running; computing: from the start of the prompt to "
-    "the first token."
+    "request of it found too few free blocks or too many others running; loading: while blocks came from host memory, "
+    "the pool or a peer; computing: from the start of the prompt to the first token, without that."
+)
+
+
+LOADING = (
+    "Tokens loaded instead of computed; they count as cache hits. pulls: requests that asked a peer; failed: those "
+    "without an answer; short: tokens that the peer had when the request was sent, and no longer when it "
+    "was asked; dropped: chunks for which host memory had no slot."
 )
 
 

@@ -52,6 +52,7 @@ TROUBLES: Mapping[str, TroubleKind] = {
         "an engine refuses requests for 60 s, ends those that it has, and forgets its cache", 0.02, 60.0
     ),
     "stale": TroubleKind("what an engine reports of itself is what it was up to 60 s before", 0.1, 60.0),
+    "mute": TroubleKind("an engine does not answer peers that pull from it for 60 s; it works on", 0.02, 60.0),
 }
 """All kinds by name."""
 

@@ -1,4 +1,4 @@
-"""Policies with values of their options: `kvatlas hold=0.5 later=0` is the policy `kvatlas` with two options."""
+"""Policies with values of their options: `kvatlas hold=0.5 price=0` is the policy `kvatlas` with two options."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import httpx
 from kvatlas._http import authorization, is_bearer
 from kvatlas.errors import ConfigError, DiscoveryError
 from kvatlas.service.config.following import DiscoveryConfig
+from kvatlas.service.config.kinds import PORT
 from kvatlas.service.replicas import url_at
 
 _HOST, _PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
@@ -32,12 +33,12 @@ class Account:
         """Find the API server.
 
         Raises:
-            ConfigError: It is not known.
+            ConfigError: It is not known, or the environment has a port for it that is none.
         """
         env = os.environ if env is None else env
         url = config.kubernetes_url
         if url is None and (host := env.get(_HOST)):
-            url = url_at(host, int(env.get(_PORT) or 443), "https")
+            url = url_at(host, _port(env.get(_PORT) or "443"), "https")
         if url is None:
             raise ConfigError(
                 "discovery.sources has k8s: but this is not in a cluster: set discovery.kubernetes_url "
@@ -98,3 +99,10 @@ class Account:
             why = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not text"
             wanted = "the pod needs automountServiceAccountToken: true, or set --kubernetes-account"
             raise DiscoveryError(f"cannot read {path}: {why}: {wanted}", code) from error
+
+
+def _port(text: str) -> int:
+    try:
+        return PORT.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"the environment variable {_PORT} {error}") from None

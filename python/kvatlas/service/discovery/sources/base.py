@@ -35,12 +35,14 @@ class Member:
         life: Changes when another engine has taken the place of this one under the same name: its cache is empty.
         starts: Changes when the engine has been started again, as far as the source knows.
         state: `ready` if it gets new requests, else the reason why not.
+        drained: Whether an operator wants it to get no new requests; None if none has said.
     """
 
     entry: Entry
     life: str = ""
     starts: int = 0
     state: str = READY
+    drained: bool | None = None
 
     @property
     def why_held(self) -> tuple[str, str] | None:
@@ -98,7 +100,7 @@ class RemoteSource(EngineSource):
         return [member for members in self._known.values() for member in members]
 
     def report(self) -> dict[str, Any] | None:
-        states = self._states()
+        states = self.states()
         code, reason = self._problem or (None, None)
         return {
             "source": self.shown,
@@ -170,6 +172,10 @@ class RemoteSource(EngineSource):
         if self._state != "following" or self._problem is not None:
             self._state, self._problem = "following", None
             self.changed()
+        self.settle()
+
+    def settle(self) -> None:
+        """Note that the source has been read for the first time, so that readiness need not wait for it any more."""
         self.first.set()
 
     def is_away(self, code: str, reason: str) -> None:
@@ -185,9 +191,9 @@ class RemoteSource(EngineSource):
         self.changed()
 
     def _counted(self) -> str:
-        return ", ".join(f"{count} {state}" for state, count in sorted(self._states().items())) or "nothing is listed"
+        return ", ".join(f"{count} {state}" for state, count in sorted(self.states().items())) or "nothing is listed"
 
-    def _states(self) -> Counter[str]:
+    def states(self) -> Counter[str]:
         """The number of members in each state, and of what is left out by reason."""
         states = Counter(member.state for member in self.members)
         states.update(self._left_out.values())

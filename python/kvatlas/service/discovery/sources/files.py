@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from kvatlas.errors import ConfigError
+from kvatlas.errors import ConfigError, DiscoveryError
 from kvatlas.service.config import Config, Engine, Stream
 from kvatlas.service.config.engines import check_names
 from kvatlas.service.config.read import LISTS, read_list
 from kvatlas.service.config.toml import parse_toml
-from kvatlas.service.discovery.sources.base import EngineSource, Entry, Member, Name, name_of
+from kvatlas.service.discovery.sources.base import READY, EngineSource, Entry, Member, Name, name_of
 
 logger = logging.getLogger("kvatlas.discovery")
 
@@ -55,13 +57,18 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
 
 
 class GivenEngines(EngineSource):
-    """The engines and streams of the configuration, which stay as they are."""
+    """The engines and streams of the configuration, which stay as they are until it is read again."""
 
     def __init__(self, config: Config) -> None:
         super().__init__("the configuration")
+        self.replace(config)
+        self.first.set()
+
+    def replace(self, config: Config) -> None:
+        """Take the engines and streams of another configuration."""
         entries: list[Entry] = [*config.engines, *config.static_streams]
         self._members = [Member(entry) for entry in entries]
-        self.first.set()
+        self.changed()
 
     @property
     def members(self) -> Iterable[Member]:
@@ -82,9 +89,12 @@ class FileOfEngines(EngineSource):
         """
         super().__init__(str(path))
         self._path, self._config = path, config
-        self._refused: str | None = None
+        self._refused: ConfigError | DiscoveryError | None = None
+        self._counts: Counter[str] = Counter({"read": 1})
         self._content = self._seen = _read(path)
         self._listed = read_engines(self._content, path, config)
+        if not self._listed and not config.allow_empty:
+            logger.warning("%s lists no engines", path)
         self.first.set()
 
     @property
@@ -95,6 +105,16 @@ class FileOfEngines(EngineSource):
         while True:
             await asyncio.sleep(_POLL)
             self._reread()
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "source": self.shown,
+            "state": "following" if self._refused is None else "away",
+            "code": None if self._refused is None else self._refused.code,
+            "reason": None if self._refused is None else str(self._refused),
+            "members": {READY: len(self._listed)},
+            "counts": dict(self._counts),
+        }
 
     def _reread(self) -> None:
         path = self._path
@@ -107,24 +127,31 @@ class FileOfEngines(EngineSource):
             if content == self._content or content != seen:
                 return
             listed = read_engines(content, path, self._config)
-        except ConfigError as error:
-            self._say(str(error))
+            if self._listed and not listed and not self._config.allow_empty:
+                raise DiscoveryError(
+                    f"{path} lists nothing any more: to remove all engines, start with --allow-empty", "empty_file"
+                )
+        except (ConfigError, DiscoveryError) as error:
+            self._say(error)
             return
         before = {name_of(entry): entry for entry in self._listed}
         now = {name_of(entry): entry for entry in listed}
         self._content, self._listed = content, listed
         self._refused = None
+        self._counts["read"] += 1
         logger.info("%s: %s", path, _difference(before, now))
         self.changed()
 
-    def _say(self, refused: str | None) -> None:
-        """Log once that the file is wrong, or right again."""
-        if refused != self._refused:
+    def _say(self, refused: ConfigError | DiscoveryError | None) -> None:
+        """Log and count once that the file is wrong, or right again."""
+        if str(refused) != str(self._refused):
             self._refused = refused
             if refused is None:
                 logger.info("%s: unchanged again", self._path)
             else:
+                self._counts[f"refused_{refused.code}"] += 1
                 logger.error("%s; keeping the previous content", refused)
+            self.changed()
 
 
 def _read(path: Path) -> bytes:

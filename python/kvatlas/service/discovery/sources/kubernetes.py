@@ -1,4 +1,4 @@
-"""Questions to the Kubernetes API server about pods: lists, and watches of their changes. Answers are bounded."""
+"""Questions to the Kubernetes API server about objects: lists, and watches of their changes. Answers are bounded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from kvatlas._http import failure
 from kvatlas.errors import DiscoveryError
 from kvatlas.service.discovery.sources.account import Account
 
-PAGE = 250  # pods of one answer
+PAGE = 250  # objects of one answer
 _LONGEST_LINE = 4 << 20  # bytes of an event; the largest object is 1.5 MB
 _LONGEST_PAGE = 64 << 20
 _LONGEST_PROBLEM = 64 << 10
@@ -24,14 +25,37 @@ GONE, NO_WATCH_LIST = "gone", "no_watch_list"  # codes
 OPEN = "OPEN"  # the type of what comes before the first event, once the server has agreed to a watch
 
 
-class PodApi:
-    """Lists and watches the pods of a namespace with certain labels, within `async with connection()`."""
+@dataclass(frozen=True)
+class ObjectSelection:
+    """Objects of a namespace.
 
-    def __init__(self, account: Account, namespace: str, selector: str, timeout: float) -> None:
+    Attributes:
+        kind: Their kind in the plural, as messages have it.
+        resource: Their kind's path below a namespace, after the group's: `pods`.
+        namespace: Their namespace.
+        query: Parameters that select them.
+        group: The path of their kind's group and version.
+    """
+
+    kind: str
+    resource: str
+    namespace: str
+    query: tuple[tuple[str, str], ...]
+    group: str = "/api/v1"
+
+    @property
+    def path(self) -> str:
+        """The path of their list."""
+        return f"{self.group}/namespaces/{self.namespace}/{self.resource}"
+
+
+class ObjectApi:
+    """Lists and watches objects of a namespace, within `async with connection()`."""
+
+    def __init__(self, account: Account, objects: ObjectSelection, timeout: float) -> None:
         self._account = account
-        self._path = f"/api/v1/namespaces/{namespace}/pods"
-        self._what = f"pods in namespace {namespace}"
-        self._selector = selector
+        self._objects = objects
+        self._what = f"{objects.kind} in namespace {objects.namespace}"
         self._timeout = timeout
 
     @asynccontextmanager
@@ -47,7 +71,7 @@ class PodApi:
             raise DiscoveryError(f"the API server at {self._account.url} did not return JSON", "bad_answer") from error
 
     async def pages(self, http: httpx.AsyncClient) -> AsyncIterator[tuple[list[Any], str]]:
-        """The pods that are there, page by page, each with the version of the list.
+        """The objects that are there, page by page, each with the version of the list.
 
         Raises:
             DiscoveryError: The server refuses; with the code "gone", the list has changed too much meanwhile.
@@ -68,6 +92,19 @@ class PodApi:
             DiscoveryError: The server does not answer.
         """
         await self._whole(http, limit="1")
+
+    async def annotate(self, http: httpx.AsyncClient, name: str, annotations: dict[str, str]) -> None:
+        """Set annotations of an object.
+
+        Raises:
+            DiscoveryError: The server refuses.
+        """
+        body = json.dumps({"metadata": {"annotations": annotations}})
+        headers = self._account.headers() | {"Content-Type": "application/merge-patch+json"}
+        path, timeout = f"{self._objects.path}/{name}", httpx.Timeout(self._timeout, pool=None)
+        async with http.stream("PATCH", path, content=body, headers=headers, timeout=timeout) as answer:
+            await self._check(answer, "patch")
+            await _read(answer, _LONGEST_PAGE)
 
     async def events(
         self, http: httpx.AsyncClient, version: str | None, seconds: int
@@ -117,12 +154,12 @@ class PodApi:
     async def _asked(
         self, http: httpx.AsyncClient, query: dict[str, str], timeout: httpx.Timeout
     ) -> AsyncIterator[httpx.Response]:
-        params = {"labelSelector": self._selector, **query}
+        params = {**dict(self._objects.query), **query}
         headers = self._account.headers()
-        async with http.stream("GET", self._path, params=params, headers=headers, timeout=timeout) as answer:
+        async with http.stream("GET", self._objects.path, params=params, headers=headers, timeout=timeout) as answer:
             yield answer
 
-    async def _check(self, answer: httpx.Response) -> None:
+    async def _check(self, answer: httpx.Response, verb: str = "get, list and watch") -> None:
         if answer.status_code == httpx.codes.OK:
             return
         try:
@@ -130,15 +167,19 @@ class PodApi:
         except (ValueError, RecursionError):
             about = {}
         about = about if isinstance(about, dict) else {}
-        raise self._problem(answer.status_code, about, answer.headers.get("Retry-After"))
+        raise self._problem(answer.status_code, about, answer.headers.get("Retry-After"), verb)
 
-    def _problem(self, status: int, about: dict[str, Any], after: str | None) -> DiscoveryError:
+    def _problem(
+        self, status: int, about: dict[str, Any], after: str | None, verb: str = "get, list and watch"
+    ) -> DiscoveryError:
         message = str(about.get("message") or about.get("reason") or f"status {status}")[:500]
         if status == httpx.codes.GONE:
             return DiscoveryError(message, GONE, temporary=True)
         words = f"the API server refuses {self._what} with status {status}: {message}"
         if status in (401, 403):
-            words += "; its Role must allow get, list and watch of pods there"
+            words += f"; its Role must allow {verb} of {self._objects.resource} there"
+        elif status == httpx.codes.NOT_FOUND:
+            words += f"; it knows no {self._objects.kind}: install their CustomResourceDefinition"
         details = about.get("details")
         seconds = after if after is not None else (details or {}).get("retryAfterSeconds")
         wait = float(str(seconds)) if str(seconds).isdecimal() else None

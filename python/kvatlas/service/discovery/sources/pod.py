@@ -13,11 +13,12 @@ from kvatlas.service.discovery.sources.base import NOT_READY, READY, TERMINATING
 from kvatlas.service.replicas import url_at
 
 ANNOTATION = "kvatlas.dev/"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 _LEADER = "leaderworkerset.sigs.k8s.io/worker-index"
 _FIELDS: dict[str, Kind] = {
     each.name.replace("_", "-"): each.metadata["kind"]
     for each in dataclasses.fields(Engine)
-    if each.name not in ("url", "name")
+    if each.name not in ("url", "name", "key")  # annotations are no place for secrets
 }
 _SCHEMES = ("http", "https")
 
@@ -28,8 +29,15 @@ class Pod:
     def __init__(self, about: dict[str, Any]) -> None:
         meta, self.spec, self.status = (_table(about, name) for name in ("metadata", "spec", "status"))
         self.name, self.namespace, self.uid = (_text(meta, name) for name in ("name", "namespace", "uid"))
+        self.version = _text(meta, "resourceVersion")
         self.labels, self.annotations = _table(meta, "labels"), _table(meta, "annotations")
         self.is_terminating = meta.get("deletionTimestamp") is not None
+
+    @property
+    def deletion_cost(self) -> int | None:
+        """Number in its annotation that says how much it would be missed; None if there is none."""
+        text = str(self.annotations.get(DELETION_COST, ""))
+        return int(text) if text.removeprefix("-").isdecimal() and len(text) < 12 else None
 
     @property
     def is_ready(self) -> bool:
@@ -82,13 +90,14 @@ class Pod:
         return found
 
 
-def members_of(pod: Pod, config: Config, *, qualified: bool) -> tuple[Member, ...]:
+def members_of(pod: Pod, config: Config, *, qualified: bool, target_ports: tuple[int, ...] = ()) -> tuple[Member, ...]:
     """The engines of a pod.
 
     Args:
         pod: The pod.
         config: The configuration.
         qualified: Whether names have the namespace, as pods of several are followed.
+        target_ports: The ports at which all pods have engines; if empty, each pod says which.
 
     Raises:
         DiscoveryError: It is not used; temporary if that is as it should be.
@@ -103,7 +112,15 @@ def members_of(pod: Pod, config: Config, *, qualified: bool) -> tuple[Member, ..
     scheme = str(pod.annotations.get(ANNOTATION + "scheme", "http"))
     if scheme not in _SCHEMES:
         raise DiscoveryError(f"{ANNOTATION}scheme must be http or https, got {shown(scheme)}", "bad_annotation")
-    ports, fields = pod.http_ports(config.discovery.engine_port), pod.fields()
+    ports, fields = list(target_ports) or pod.http_ports(config.discovery.engine_port), pod.fields()
+    if target_ports and (given := pod.annotations.get(ANNOTATION + "port")) is not None:
+        wanted = ",".join(map(str, target_ports))
+        if str(given) != wanted:
+            raise DiscoveryError(
+                f"{ANNOTATION}port is {shown(given)}, but the ports of these pods are given as {wanted}: leave the "
+                "annotation out",
+                "bad_annotation",
+            )
     if len(ports) == 1:
         declared = dict(pod.ports())
         for field, name in (("events_port", "kv-events"), ("replay_port", "kv-replay")):

@@ -92,10 +92,13 @@ class _Control:
         return web.json_response({"paused": self.engine.clock.stopped})
 
     async def reset(self, request: web.Request) -> web.Response:
-        """Clear the cache. With `with_next` the clear is announced together with the next events."""
+        """Clear the cache. With `with_next` the clear is announced together with the next events.
+
+        `with_host` clears host memory too, which is not announced.
+        """
         body = await read_object(request)
-        only(body, ("with_next",))
-        done = self.engine.reset(with_next=flag(body, "with_next"))
+        only(body, ("with_next", "with_host"))
+        done = self.engine.reset(with_next=flag(body, "with_next"), with_host=flag(body, "with_host"))
         return web.json_response({"reset": done}, status=200 if done else 409)
 
     async def model(self, request: web.Request) -> web.Response:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from aiohttp import web
 
 import kvatlas
+from kvatlas.sim.loads import Source
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
 
@@ -28,6 +31,7 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
             web.get("/ping", answers.health),
             web.get("/kv_event_sources", answers.kv_event_sources),
             web.post("/reset_prefix_cache", answers.reset),
+            *([web.get("/server_info", answers.settings)] if engine.config.dev_mode else ()),
         ]
     return [
         *common,
@@ -122,11 +126,35 @@ class _Discovery:
                 "disaggregation_bootstrap_port": engine.http_port,
                 "enable_lora": bool(config.loras),
                 "lora_paths": list(config.loras),
+                "enable_hierarchical_cache": bool(config.tiers.host_tokens),
+                "hicache_write_policy": "write_through",
+                "hicache_storage_backend": None,
                 "version": _VERSIONS["sglang"],
                 "status": "ready",
                 "kv_events": events,
             }
         )
+
+    async def settings(self, _request: web.Request) -> web.Response:
+        """The settings that vLLM tells in development mode, as far as they are about offloading."""
+        transfer: dict[str, object] | None = None
+        if self.engine.ranks[0].core.offload is not None:
+            transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+            transfer["kv_connector_extra_config"] = self._extra()
+        env = {"VLLM_P2P_HANDSHAKE_TIMEOUT_S": 30.0, "VLLM_SERVER_DEV_MODE": True}
+        return web.json_response({"vllm_config": {"kv_transfer_config": transfer}, "vllm_env": env, "system_env": {}})
+
+    def _extra(self) -> dict[str, object]:
+        config = self.config
+        tiers: list[dict[str, object]] = []
+        if self.engine.pull_port is not None:
+            tiers.append({"type": "p2p", "host": config.host, "port": self.engine.pull_port})
+        if config.pool_folder:
+            folder: dict[str, object] = {"type": "fs", "root_dir": config.pool_folder}
+            folder |= {"enable_kv_events": True} if config.announces_pool else {}
+            tiers.append(folder | ({"locality": "REMOTE"} if config.pool_locality else {}))
+        described = {"self_describing_kv_events": True} if config.describes else {}
+        return {"spec_name": "TieringOffloadingSpec", "secondary_tiers": tiers, **described}
 
     async def model_info(self, _request: web.Request) -> web.Response:
         return web.json_response(
@@ -139,8 +167,8 @@ class _Discovery:
             }
         )
 
-    async def reset(self, _request: web.Request) -> web.Response:
-        done = self.engine.reset()
+    async def reset(self, request: web.Request) -> web.Response:
+        done = self.engine.reset(with_host=request.query.get("reset_external", "").lower() in ("1", "true"))
         return web.json_response({"success": done}, status=200 if done else 400)
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -164,12 +192,28 @@ def _vllm_metrics(engine: ServedEngine) -> str:
         out.add("vllm:prefix_cache_queries_total", "counter", labels, counters.prompt_tokens)
         out.add("vllm:prefix_cache_hits_total", "counter", labels, counters.hit_tokens)
         out.add("vllm:prompt_tokens_total", "counter", labels, counters.prompt_tokens)
+        if core.offload is not None:
+            loaded = counters.loaded_tokens
+            by_source = {"device": counters.hit_tokens - sum(loaded.values()), **dict.fromkeys(get_args(Source), 0)}
+            for source, tokens in (by_source | loaded).items():
+                what = {**labels, "source": source}
+                out.add("vllm:prompt_tokens_cached_by_source_total", "counter", what, tokens)
+            kinds = ["p2p"] * (engine.pull_port is not None) + ["fs"] * bool(engine.config.pool_folder)
+            for number, kind in enumerate(kinds, 1):
+                tier = {**labels, "tier": f"{number}:{kind}"}
+                out.add("vllm:kv_offload_tiering_active_promotion_jobs", "gauge", tier, 0)
+            tiers = engine.config.tiers
+            sizes = {
+                "cpu_num_chunks": str(tiers.host_slots(config.block_size)),
+                "cpu_blocks_per_chunk": str(tiers.chunk),
+            }
+            out.add("vllm:kv_offload_config_info", "gauge", {**labels, **sizes}, 1)
         out.add("vllm:num_preemptions_total", "counter", labels, counters.preemptions)
         about = {
             "block_size": str(config.block_size),
             "num_gpu_blocks": str(config.blocks),
             "enable_prefix_caching": "True",
-            "prefix_caching_hash_algo": "sha256_cbor",
+            "prefix_caching_hash_algo": engine.config.hash_algorithm,
         }
         out.add("vllm:cache_config_info", "gauge", {**labels, **about}, 1)
     return out.text()

@@ -19,6 +19,7 @@ from kvatlas.sim.server.api.mishaps import CUT, EARLY, SLOW, cut
 from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
+from kvatlas.sim.server.transfer import TransferOrder, read_order
 
 _COMPLETION_TOKENS = 16
 _CHAT_TOKENS = 128
@@ -62,6 +63,7 @@ class _CompletionRequest:
     with_usage: bool
     finish: str  # why the answer ends where it does
     leg: Leg | None = None  # if another engine computes the prompt, or gives the answer
+    order: TransferOrder | None = None  # its sender's order about loads and pulls
 
 
 class _OpenAI:
@@ -169,6 +171,7 @@ class _OpenAI:
             with_usage=flag(options or {}, "include_usage"),
             finish="stop" if chat and body.get(name) is None else "length",
             leg=leg,
+            order=read_order(body.get("kv_transfer_params")) if config.dialect == "vllm" else None,
         )
 
     def _salt(self, body: dict[str, object]) -> str | None:
@@ -199,14 +202,21 @@ class _OpenAI:
         if leg is not None and not leg.gives:
             await self.legs.fetch(leg, len(asked.prompt))
             received = True
+        number, pull = asked.rank, None
+        if asked.order is not None and asked.order.source is not None:
+            chosen = self.engine.choose_rank(number)
+            number = chosen.number
+            pull = await chosen.ask_peer(asked.order.source, asked.prompt, asked.lora, asked.salt)
         rank, live = self.engine.submit(
             asked.prompt,
             asked.output,
             lora=asked.lora,
             salt=asked.salt,
-            rank=asked.rank,
+            rank=number,
             seed=asked.seed,
             received=received,
+            order=asked.order,
+            pull=pull,
         )
         more: dict[str, object] = {}
         if leg is not None and leg.gives:

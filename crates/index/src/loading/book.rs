@@ -1,0 +1,468 @@
+//! The book of all that can be loaded: ranks that offload, and pools.
+//!
+//! A rank's part says what its blocks mean as the index has it, where the device decides. A pool's part has the names that
+//! its members put there. What a name means there comes from a member that has it on its device, if there is
+//! one, then from what is known already, then from what its publisher has elsewhere, and last from the event, which may
+//! leave out a salt. Engines that share a pool name blocks alike, so a name that one holder cannot trace to the beginning of
+//! a prompt may be traced by what another of the same pool knows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+use super::names::{Names, Tiers, only};
+use super::settings::{OffloadSettings, SharedPool};
+use super::shrink::AnnouncementOrder;
+use crate::hash::next_prefix_hash;
+use crate::segmented::Map;
+use crate::types::Tier;
+
+/// A name with the block that it means and the tiers on which a rank has it; both are empty if the rank has nothing under
+/// it.
+pub(crate) struct HeldName {
+    pub(crate) name: u64,
+    pub(crate) block: Option<(Option<u64>, u64)>,
+    pub(crate) on: u8,
+}
+
+/// A rank's part of the book.
+pub(super) struct RankPart {
+    pub(super) worker: Arc<str>,
+    pub(super) rank: u32,
+    pub(super) names: Names,
+    /// Pools that it may load from, in the order in which they were added.
+    pub(super) pools: SmallVec<[u32; 2]>,
+    pub(super) settings: OffloadSettings,
+    /// Blocks in a chunk of each tier beyond the device, as stores show.
+    pub(super) learnt: [u32; 3],
+    /// True if a reset may have left blocks in its host memory that were taken for gone.
+    pub(super) is_in_doubt: bool,
+}
+
+/// A pool's part of the book.
+pub(super) struct PoolPart {
+    pub(super) pool: SharedPool,
+    pub(super) name: Arc<str>,
+    pub(super) names: Names,
+    /// Time of the last proof of each name, in seconds.
+    pub(super) seen: Map<u64, f64>,
+    /// The same in the order of time, if the pool's room is limited.
+    pub(super) announced: AnnouncementOrder,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    Rank(u32),
+    Pool(u32),
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(crate) struct LoadBook {
+    pub(super) ranks: HashMap<u32, RankPart>,
+    pub(super) pools: Vec<PoolPart>,
+    settings: HashMap<Box<str>, OffloadSettings>,
+    /// Settings of the other workers.
+    usual: OffloadSettings,
+    /// Chunks that differ from a block, by worker and rank.
+    learnt: HashMap<(Box<str>, u32), [u32; 3]>,
+    /// Names whose beginning is not known, by the name of the block before.
+    waiting: Map<u64, SmallVec<[(Part, u64); 2]>>,
+    pub(super) outside: Arc<Outside>,
+}
+
+/// State of the book that is read and set without its lock.
+#[derive(Default)]
+pub(crate) struct Outside {
+    /// The time in seconds, as the bits of a float.
+    now: AtomicU64,
+    /// True if the book has anything in it.
+    is_in_use: AtomicBool,
+}
+
+impl Outside {
+    pub(crate) fn set_time(&self, seconds: f64) {
+        self.now.store(seconds.to_bits(), Relaxed);
+    }
+
+    pub(crate) fn time(&self) -> f64 {
+        f64::from_bits(self.now.load(Relaxed))
+    }
+
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.is_in_use.load(Relaxed)
+    }
+}
+
+impl LoadBook {
+    pub(crate) fn bytes(&self) -> usize {
+        let ranks = self.ranks.values().map(|it| it.names.bytes()).sum::<usize>();
+        let pools =
+            self.pools.iter().map(|it| it.names.bytes() + it.seen.bytes() + it.announced.bytes()).sum::<usize>();
+        let maps = self.ranks.allocation_size()
+            + self.settings.allocation_size()
+            + self.learnt.allocation_size()
+            + self.waiting.bytes();
+        ranks + pools + maps + self.pools.capacity() * size_of::<PoolPart>()
+    }
+
+    pub(crate) fn outside(&self) -> Arc<Outside> {
+        self.outside.clone()
+    }
+
+    pub(crate) fn settings_of(&self, worker: &str) -> OffloadSettings {
+        self.settings.get(worker).copied().unwrap_or(self.usual)
+    }
+
+    pub(crate) fn set_offloading(&mut self, worker: &str, settings: OffloadSettings) {
+        self.settings.insert(worker.into(), settings);
+        self.ranks.values_mut().filter(|it| *it.worker == *worker).for_each(|it| it.settings = settings);
+    }
+
+    pub(crate) fn set_usual(&mut self, settings: OffloadSettings) {
+        self.usual = settings;
+        let Self { ranks, settings: set, .. } = self;
+        ranks.values_mut().filter(|it| !set.contains_key(&*it.worker)).for_each(|it| it.settings = settings);
+    }
+
+    pub(crate) fn learn_chunk(&mut self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
+        let Some(slot) = (tier as usize).checked_sub(1) else { return };
+        let chunks = self.learnt.entry((worker.into(), rank)).or_insert([1; 3]);
+        chunks[slot] = blocks.max(1);
+        let chunks = *chunks;
+        if chunks == [1; 3] {
+            self.learnt.remove(&(Box::from(worker), rank));
+        }
+        let is_it = |it: &&mut RankPart| *it.worker == *worker && it.rank == rank;
+        self.ranks.values_mut().filter(is_it).for_each(|it| it.learnt = chunks);
+    }
+
+    /// Forgets the chunks of a worker that is gone: who has its name next may have others.
+    pub(crate) fn forget_chunks(&mut self, worker: &str) {
+        self.learnt.retain(|(its, _), _| **its != *worker);
+        self.learnt.shrink_to_fit();
+    }
+
+    /// Adds a pool, or gives the one of its name other settings: what it has stays.
+    pub(crate) fn add_pool(&mut self, pool: SharedPool) {
+        match self.pools.iter().position(|it| it.pool.name == pool.name) {
+            Some(number) => {
+                let it = &mut self.pools[number];
+                it.pool = pool;
+                it.sort_announced();
+                self.keep_to_room(number as u32);
+            }
+            None => {
+                let name = Arc::from(&*pool.name);
+                let (names, seen, announced) = (Names::default(), Map::default(), AnnouncementOrder::default());
+                self.pools.push(PoolPart { pool, name, names, seen, announced });
+            }
+        }
+        self.outside.is_in_use.store(true, Relaxed);
+        let Self { ranks, pools, .. } = self;
+        ranks.values_mut().for_each(|it| it.pools = pools_of(pools, &it.worker));
+    }
+
+    /// True if a worker may load from any pool.
+    pub(crate) fn is_member(&self, worker: &str) -> bool {
+        self.pools.iter().any(|it| it.pool.members.has(worker))
+    }
+
+    /// Begins a rank's part.
+    pub(crate) fn track(&mut self, number: u32, worker: Arc<str>, rank: u32) {
+        let (pools, settings) = (pools_of(&self.pools, &worker), self.settings_of(&worker));
+        let learnt = self.learnt.get(&(Box::from(&*worker), rank)).copied().unwrap_or([1; 3]);
+        let part = RankPart { worker, rank, names: Names::default(), pools, settings, learnt, is_in_doubt: false };
+        self.ranks.insert(number, part);
+        self.outside.is_in_use.store(true, Relaxed);
+    }
+
+    /// The pool that a tier of a rank is.
+    pub(crate) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
+        let pools = &self.ranks.get(&rank)?.pools;
+        pools.iter().copied().find(|&pool| self.pools[pool as usize].pool.tier == tier)
+    }
+
+    pub(crate) fn has_pools(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|it| !it.pools.is_empty())
+    }
+
+    /// The block that a name means in the pools of a rank.
+    pub(crate) fn block_in_pools(&self, rank: u32, name: u64) -> Option<(Option<u64>, u64)> {
+        let pools = &self.ranks.get(&rank)?.pools;
+        pools.iter().find_map(|&pool| Some(self.pools[pool as usize].names.get(name)?.block))
+    }
+
+    /// Takes over changed blocks of a rank. `device_says`: something was stored on its device, which decides what names
+    /// mean.
+    pub(crate) fn sync(&mut self, rank: u32, said: &[HeldName], device_says: bool) {
+        let Some(it) = self.ranks.get_mut(&rank) else { return };
+        let mut forgotten: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
+        for said in said {
+            match said.block {
+                Some(block) if said.on != 0 => forgotten.extend(it.names.set(said.name, block, said.on)),
+                _ => forgotten.extend(it.names.release(said.name)),
+            }
+        }
+        let pools = if device_says { it.pools.clone() } else { SmallVec::new() };
+        forgotten.iter().for_each(|&(name, parent)| self.stop_waiting(Part::Rank(rank), name, parent));
+        let held = || said.iter().filter(|said| said.on != 0);
+        let mut fresh = Vec::new();
+        held().for_each(|said| self.trace(Part::Rank(rank), said.name, &mut fresh));
+        for pool in pools {
+            let on_device = || held().filter(|said| said.on & only(Tier::Gpu) != 0);
+            for said in on_device() {
+                let names = &mut self.pools[pool as usize].names;
+                if let (Some(known), Some(block)) = (names.get(said.name), said.block) {
+                    for (name, parent) in names.set(said.name, block, known.on) {
+                        self.stop_waiting(Part::Pool(pool), name, parent);
+                    }
+                }
+            }
+            for said in on_device() {
+                let Some(prefix) = self.ranks[&rank].names.get(said.name).and_then(|known| known.prefix) else {
+                    continue;
+                };
+                let mut named = Vec::new();
+                self.pools[pool as usize].names.put(said.name, Some(prefix), &mut named);
+                fresh.extend(named.into_iter().map(|name| (Part::Pool(pool), name)));
+            }
+        }
+        self.settle(fresh);
+    }
+
+    /// A rank has put a chain into a pool.
+    pub(crate) fn store_in_pool(&mut self, pool: u32, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let Some(publisher) = self.ranks.get(&rank) else { return };
+        let (it, now) = (&mut self.pools[pool as usize], self.outside.time());
+        let on = only(it.pool.tier);
+        let (mut parent, mut moved) = (parent, Vec::new());
+        for (&name, &content) in names.iter().zip(contents) {
+            let publishers = publisher.names.get(name);
+            let on_device = publishers.filter(|known| known.on & only(Tier::Gpu) != 0);
+            let known = on_device.or_else(|| it.names.get(name)).or(publishers);
+            moved.extend(it.names.set(name, known.map_or((parent, content), |known| known.block), on));
+            it.seen.insert(name, now);
+            parent = Some(name);
+        }
+        it.note_announced(names);
+        moved.into_iter().for_each(|(name, parent)| self.stop_waiting(Part::Pool(pool), name, parent));
+        let mut fresh = Vec::new();
+        names.iter().for_each(|&name| self.trace(Part::Pool(pool), name, &mut fresh));
+        self.settle(fresh);
+        self.keep_to_room(pool);
+    }
+
+    /// Blocks were removed from a pool, in any order. Returns the number of names that were not there.
+    pub(crate) fn remove_from_pool(&mut self, pool: u32, names: &[u64]) -> usize {
+        names.iter().rev().filter(|name| !self.take_from_pool(pool, **name)).count()
+    }
+
+    /// An engine could not load from a pool what ends with this prefix: that chunk is gone, and what continues it.
+    /// Returns the number of blocks.
+    pub(crate) fn lose_from_pool(&mut self, pool: &str, prefix: u64) -> usize {
+        let Some(number) = self.pools.iter().position(|it| *it.name == *pool) else { return 0 };
+        let mut lost = 0;
+        for name in self.pools[number].names.of_prefix(prefix).to_vec() {
+            let it = &mut self.pools[number];
+            let before = it.names.get(name).and_then(|known| known.block.0);
+            let mut gone = it.names.forget_from(name);
+            for (name, _) in &gone {
+                lost += usize::from(it.seen.remove(name).is_some());
+                it.announced.forget(*name);
+            }
+            gone.extend(before.into_iter().flat_map(|before| it.names.forget_unused(before)));
+            gone.into_iter().for_each(|(name, parent)| self.stop_waiting(Part::Pool(number as u32), name, parent));
+        }
+        lost
+    }
+
+    /// A rank has nothing any more, or nothing on one tier. Pools keep what they have.
+    pub(crate) fn clear(&mut self, rank: u32, tier: Option<Tier>) {
+        let Some(it) = self.ranks.get_mut(&rank) else { return };
+        let gone = tier.map_or(Tiers::MAX, only);
+        if tier.is_none_or(|tier| tier == Tier::Cpu) {
+            it.is_in_doubt = false;
+        }
+        if tier.is_none() {
+            for (name, parent) in std::mem::take(&mut it.names).all() {
+                self.stop_waiting(Part::Rank(rank), name, parent);
+            }
+            return;
+        }
+        for name in it.names.names_on(gone) {
+            let Some(it) = self.ranks.get_mut(&rank) else { return };
+            let Some(known) = it.names.get(name) else { continue };
+            if known.on & !gone != 0 {
+                it.names.set(name, known.block, known.on & !gone);
+            } else {
+                for (gone, parent) in it.names.release(name) {
+                    self.stop_waiting(Part::Rank(rank), gone, parent);
+                }
+            }
+        }
+    }
+
+    /// A reset has taken a rank's offloaded blocks for gone, which it may have left.
+    pub(crate) fn doubt(&mut self, rank: u32) {
+        if let Some(it) = self.ranks.get_mut(&rank) {
+            it.is_in_doubt = true;
+        }
+    }
+
+    pub(crate) fn is_in_doubt(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|it| it.is_in_doubt)
+    }
+
+    /// A rank is gone.
+    pub(crate) fn drop_rank(&mut self, rank: u32) {
+        self.clear(rank, None);
+        self.ranks.remove(&rank);
+        // What is empty gives back its memory.
+        if self.ranks.is_empty() {
+            self.ranks = HashMap::new();
+        }
+        if self.waiting.is_empty() {
+            self.waiting = Map::default();
+        }
+        self.outside.is_in_use.store(!(self.ranks.is_empty() && self.pools.is_empty()), Relaxed);
+    }
+
+    fn names(&self, part: Part) -> Option<&Names> {
+        match part {
+            Part::Rank(rank) => self.ranks.get(&rank).map(|it| &it.names),
+            Part::Pool(pool) => self.pools.get(pool as usize).map(|it| &it.names),
+        }
+    }
+
+    /// The other parts of the book that name blocks as this one does.
+    fn beside(&self, part: Part) -> SmallVec<[Part; 8]> {
+        match part {
+            Part::Rank(rank) => {
+                self.ranks.get(&rank).into_iter().flat_map(|it| &it.pools).map(|&pool| Part::Pool(pool)).collect()
+            }
+            Part::Pool(pool) => self
+                .ranks
+                .iter()
+                .filter(|(_, it)| it.pools.contains(&pool))
+                .map(|(&rank, _)| Part::Rank(rank))
+                .collect(),
+        }
+    }
+
+    fn is_beside(&self, part: Part, other: Part) -> bool {
+        let may_load = |rank, pool| self.ranks.get(&rank).is_some_and(|it| it.pools.contains(&pool));
+        match (part, other) {
+            (Part::Rank(rank), Part::Pool(pool)) | (Part::Pool(pool), Part::Rank(rank)) => may_load(rank, pool),
+            _ => part == other,
+        }
+    }
+
+    /// Finds the beginning that a name ends, if that is not known: from the block before it, wherever that is known, or
+    /// from a holder that has the same block. Otherwise it waits for the block before.
+    pub(super) fn trace(&mut self, part: Part, name: u64, fresh: &mut Vec<(Part, u64)>) {
+        let Some(known) = self.names(part).and_then(|names| names.get(name)) else { return };
+        if known.prefix.is_some() {
+            return;
+        }
+        let (parent, content) = known.block;
+        let prefix = match parent {
+            None => Some(content),
+            Some(parent) => {
+                self.trace_from(part, parent).map(|prefix| next_prefix_hash(prefix, content)).or_else(|| {
+                    let same =
+                        |other: &Part| self.names(*other)?.get(name).filter(|it| it.block == known.block)?.prefix;
+                    self.beside(part).iter().find_map(same)
+                })
+            }
+        };
+        let Some(prefix) = prefix else {
+            if let Some(parent) = parent {
+                let waiting = self.waiting.get_or_insert_with(parent, SmallVec::new);
+                if !waiting.contains(&(part, name)) {
+                    waiting.push((part, name));
+                }
+            }
+            return;
+        };
+        let names = match part {
+            Part::Rank(rank) => self.ranks.get_mut(&rank).map(|it| &mut it.names),
+            Part::Pool(pool) => self.pools.get_mut(pool as usize).map(|it| &mut it.names),
+        };
+        let mut named = Vec::new();
+        if let Some(names) = names {
+            names.put(name, Some(prefix), &mut named);
+        }
+        fresh.extend(named.into_iter().map(|name| (part, name)));
+    }
+
+    /// The beginning that a block before another ends, from the same part of the book or from one beside it.
+    fn trace_from(&self, part: Part, parent: u64) -> Option<u64> {
+        let prefix = |part: Part| self.names(part)?.get(parent)?.prefix;
+        prefix(part).or_else(|| self.beside(part).into_iter().find_map(prefix))
+    }
+
+    /// Goes on with names that have waited for these.
+    pub(super) fn settle(&mut self, mut fresh: Vec<(Part, u64)>) {
+        while !self.waiting.is_empty()
+            && let Some((part, name)) = fresh.pop()
+        {
+            let Some(waiting) = self.waiting.remove(&name) else { continue };
+            let (now, later): (SmallVec<[_; 2]>, SmallVec<[_; 2]>) =
+                waiting.into_iter().partition(|&(other, _)| self.is_beside(part, other));
+            if !later.is_empty() {
+                self.waiting.insert(name, later);
+            }
+            now.into_iter().for_each(|(other, name)| self.trace(other, name, &mut fresh));
+        }
+    }
+
+    pub(super) fn stop_waiting(&mut self, part: Part, name: u64, parent: Option<u64>) {
+        let Some(parent) = parent.filter(|_| !self.waiting.is_empty()) else { return };
+        if let Some(waiting) = self.waiting.get_mut(&parent) {
+            waiting.retain(|it| *it != (part, name));
+            if waiting.is_empty() {
+                self.waiting.remove(&parent);
+            }
+        }
+    }
+
+    /// True if what is kept agrees with itself.
+    #[cfg(feature = "testing")]
+    pub(crate) fn is_consistent(&self) -> bool {
+        self.ranks.values().all(|it| it.names.is_consistent())
+            && self.pools.iter().all(|it| it.names.is_consistent() && it.names.len() >= it.seen.len())
+    }
+}
+
+impl PoolPart {
+    /// Time of the last proof of a block that ends with this prefix, if there is one.
+    pub(super) fn last_seen(&self, prefix: u64) -> Option<f64> {
+        self.names.of_prefix(prefix).iter().filter_map(|name| self.seen.get(name).copied()).reduce(f64::max)
+    }
+}
+
+fn pools_of(pools: &[PoolPart], worker: &str) -> SmallVec<[u32; 2]> {
+    (0..).zip(pools).filter(|(_, it)| it.pool.members.has(worker)).map(|(number, _)| number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_of_workers_that_are_gone() {
+        let mut book = LoadBook::default();
+        for number in 0..1_000 {
+            let worker = format!("pod-{number}");
+            book.learn_chunk(&worker, 0, Tier::Cpu, 4);
+            book.track(number, worker.as_str().into(), 0);
+            book.drop_rank(number);
+            book.forget_chunks(&worker);
+        }
+        assert_eq!((book.ranks.len(), book.learnt.len()), (0, 0));
+        assert_eq!(book.bytes(), LoadBook::default().bytes());
+    }
+}

@@ -1,0 +1,219 @@
+//! Names of one holder's blocks, and what they mean: the beginning of a prompt that each one ends, as a prefix hash.
+//!
+//! A block's prefix follows from the one before it. It is remembered as long as the block is held on any tier,
+//! whatever becomes of the block before it, and changes with it while that is held too.
+
+use smallvec::SmallVec;
+
+use crate::hash::next_prefix_hash;
+use crate::segmented::Map;
+use crate::types::Tier;
+
+/// Parent of a block, none at the beginning of a prompt, and its content hash.
+pub(super) type Block = (Option<u64>, u64);
+
+/// Set of tiers: bit n for the n-th of [`Tier::ALL`].
+pub(super) type Tiers = u8;
+
+/// The set of one tier.
+pub(crate) fn only(tier: Tier) -> Tiers {
+    1 << tier as u8
+}
+
+/// Engine's name of a block, with the block that it means, its prefix hash and its tiers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownName {
+    pub(super) block: Block,
+    /// None while it is not known how the chain begins.
+    pub(super) prefix: Option<u64>,
+    /// Tiers that have the block. There may be none, where blocks that continue it are held: they mean what they do by it.
+    pub(super) on: Tiers,
+}
+
+/// Names of the blocks of one rank or pool, found by name and by prefix hash.
+#[derive(Default)]
+pub(super) struct Names {
+    by_name: Map<u64, KnownName>,
+    /// Blocks held, by the name of the block before them, which need not be held.
+    children: Map<u64, SmallVec<[u64; 2]>>,
+    /// Names by the prefix that they mean: one each, but for engines with several names for a block.
+    by_prefix: Map<u64, SmallVec<[u64; 2]>>,
+}
+
+impl Names {
+    pub(super) fn bytes(&self) -> usize {
+        self.by_name.bytes() + self.children.bytes() + self.by_prefix.bytes()
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    pub(super) fn get(&self, name: u64) -> Option<KnownName> {
+        self.by_name.get(&name).copied()
+    }
+
+    /// Names of blocks that end with this prefix.
+    #[inline]
+    pub(super) fn of_prefix(&self, prefix: u64) -> &[u64] {
+        self.by_prefix.get(&prefix).map_or(&[], |names| names)
+    }
+
+    /// True if a block that ends with this prefix is on the tier.
+    #[inline]
+    pub(super) fn holds(&self, prefix: u64, tier: Tier) -> bool {
+        self.of_prefix(prefix).iter().any(|name| self.get(*name).is_some_and(|known| known.on & only(tier) != 0))
+    }
+
+    /// Names that are held on any of these tiers.
+    pub(super) fn names_on(&self, tiers: Tiers) -> Vec<u64> {
+        self.by_name.iter().filter(|(_, known)| known.on & tiers != 0).map(|(&name, _)| name).collect()
+    }
+
+    /// Sets what a name means and where it is. Where the meaning is new the prefix is not known afterwards. Returns the names
+    /// that do not wait for the block any more that was before them, which it returns too: the name itself, if another
+    /// block is before it now, and those that are forgotten for that.
+    pub(super) fn set(&mut self, name: u64, block: Block, on: Tiers) -> SmallVec<[(u64, Option<u64>); 4]> {
+        let mut moved = SmallVec::new();
+        let Some(before) = self.get(name) else {
+            self.by_name.insert(name, KnownName { block, prefix: None, on });
+            self.link(block.0, name);
+            return moved;
+        };
+        if before.block != block {
+            self.put(name, None, &mut Vec::new());
+            self.unlink(before.block.0, name);
+            self.link(block.0, name);
+        }
+        if let Some(known) = self.by_name.get_mut(&name) {
+            (known.block, known.on) = (block, on);
+        }
+        if let Some(parent) = before.block.0.filter(|_| before.block.0 != block.0) {
+            moved.push((name, Some(parent)));
+            moved.extend(self.forget_unused(parent));
+        }
+        moved
+    }
+
+    /// All names, with the block that each stands for and the tiers that have it.
+    pub(super) fn known(&self) -> impl Iterator<Item = (u64, KnownName)> {
+        self.by_name.iter().map(|(&name, known)| (name, *known))
+    }
+
+    /// All names, with the names of the blocks before them.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
+        self.known().map(|(name, known)| (name, known.block.0))
+    }
+
+    /// Forgets a name, which is held nowhere any more.
+    pub(super) fn forget(&mut self, name: u64) -> Option<KnownName> {
+        let known = self.by_name.remove(&name)?;
+        if let Some(prefix) = known.prefix {
+            self.unname(prefix, name);
+        }
+        self.unlink(known.block.0, name);
+        Some(known)
+    }
+
+    /// Sets the prefix of a name, and of all names that continue it. `fresh` gets the names whose prefix has become known
+    /// or has changed.
+    pub(super) fn put(&mut self, name: u64, prefix: Option<u64>, fresh: &mut Vec<u64>) {
+        let mut next: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
+        next.push((name, prefix));
+        let mut is_first = true;
+        while let Some((at, prefix)) = next.pop() {
+            // Names may be in a circle, if an engine wants it so: each has one parent, so it comes back to the first.
+            if at == name && !std::mem::take(&mut is_first) {
+                continue;
+            }
+            let Some(known) = self.by_name.get_mut(&at).filter(|known| known.prefix != prefix) else { continue };
+            if let Some(before) = std::mem::replace(&mut known.prefix, prefix) {
+                self.unname(before, at);
+            }
+            if let Some(prefix) = prefix {
+                self.by_prefix.get_or_insert_with(prefix, SmallVec::new).push(at);
+                fresh.push(at);
+            }
+            for child in self.children.get(&at).into_iter().flatten() {
+                let content = self.by_name.get(child).map(|known| known.block.1);
+                next.extend(content.map(|content| (*child, prefix.map(|prefix| next_prefix_hash(prefix, content)))));
+            }
+        }
+    }
+
+    /// A name is held nowhere any more. What it means is kept as long as a block that continues it is held.
+    pub(super) fn release(&mut self, name: u64) -> SmallVec<[(u64, Option<u64>); 4]> {
+        if let Some(known) = self.by_name.get_mut(&name) {
+            known.on = 0;
+        }
+        self.forget_unused(name)
+    }
+
+    /// Forgets a name if neither it nor anything that continues it is held, and then those before it likewise. Returns them,
+    /// with the names of the blocks before them.
+    pub(super) fn forget_unused(&mut self, name: u64) -> SmallVec<[(u64, Option<u64>); 4]> {
+        let mut gone = SmallVec::new();
+        let mut next = Some(name);
+        while let Some(at) = next.take()
+            && self.get(at).is_some_and(|known| known.on == 0)
+            && !self.children.contains_key(&at)
+        {
+            if let Some(known) = self.forget(at) {
+                gone.push((at, known.block.0));
+                next = known.block.0;
+            }
+        }
+        gone
+    }
+
+    /// Forgets a name and all that continue it; returns them, with the names of the blocks before them.
+    pub(super) fn forget_from(&mut self, name: u64) -> Vec<(u64, Option<u64>)> {
+        let mut gone = Vec::new();
+        let mut next = vec![name];
+        while let Some(at) = next.pop() {
+            next.extend(self.children.get(&at).into_iter().flatten().copied());
+            gone.extend(self.forget(at).map(|known| (at, known.block.0)));
+        }
+        gone
+    }
+
+    fn unname(&mut self, prefix: u64, name: u64) {
+        remove_from(&mut self.by_prefix, prefix, name);
+    }
+
+    fn link(&mut self, parent: Option<u64>, name: u64) {
+        if let Some(parent) = parent {
+            self.children.get_or_insert_with(parent, SmallVec::new).push(name);
+        }
+    }
+
+    fn unlink(&mut self, parent: Option<u64>, name: u64) {
+        if let Some(parent) = parent {
+            remove_from(&mut self.children, parent, name);
+        }
+    }
+
+    /// True if what is kept agrees with itself.
+    #[cfg(feature = "testing")]
+    pub(super) fn is_consistent(&self) -> bool {
+        let count = |lists: &Map<u64, SmallVec<[u64; 2]>>| lists.iter().map(|(_, names)| names.len()).sum::<usize>();
+        let known = || self.by_name.iter().map(|(name, known)| (*name, *known));
+        let listed = || known().filter_map(|(name, known)| Some((name, known.prefix?)));
+        count(&self.children) == known().filter(|(_, known)| known.block.0.is_some()).count()
+            && count(&self.by_prefix) == listed().count()
+            && listed().all(|(name, prefix)| self.of_prefix(prefix).contains(&name))
+            && known().all(|(name, known)| known.on != 0 || self.children.contains_key(&name))
+    }
+}
+
+/// Removes a name from the list of a key, and the list with the last one.
+fn remove_from(lists: &mut Map<u64, SmallVec<[u64; 2]>>, key: u64, name: u64) {
+    let Some(names) = lists.get_mut(&key) else { return };
+    if let Some(at) = names.iter().position(|it| *it == name) {
+        names.swap_remove(at);
+    }
+    if names.is_empty() {
+        lists.remove(&key);
+    }
+}

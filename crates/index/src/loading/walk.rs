@@ -1,0 +1,159 @@
+//! A look-up of what each rank can load of a prompt.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::book::{LoadBook, PoolPart, RankPart};
+use super::settings::Members;
+use crate::types::Tier;
+
+/// Consecutive blocks of a prompt that an engine has, or can load, from one place.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Segment {
+    /// Number of blocks of the prompt before it.
+    pub start: u32,
+    /// Number of blocks of the prompt up to its end.
+    pub end: u32,
+    /// Tier on which these blocks are.
+    pub tier: Tier,
+    /// SharedPool that has it; none where it is the worker's own.
+    pub pool: Option<Arc<str>>,
+    /// True if its end would have been announced.
+    pub is_certain: bool,
+    /// Seconds since the oldest of its chunks was last announced, in a pool.
+    pub age: Option<f64>,
+}
+
+/// Part of a prompt that an engine can use without computing it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Loadable {
+    /// The worker.
+    pub worker: Arc<str>,
+    /// The rank of the worker.
+    pub rank: u32,
+    /// Leading blocks on the device.
+    pub device: u32,
+    /// Leading blocks in whole chunks of host memory alone: what another engine can pull from it.
+    pub host: u32,
+    /// True if a reset may have left blocks in host memory that are not counted.
+    pub may_hold_more: bool,
+    /// Sources of the blocks, in the order of the prompt and without a gap.
+    pub segments: Vec<Segment>,
+}
+
+impl Loadable {
+    /// Leading blocks that the engine can use without computing them.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.segments.last().map_or(0, |last| last.end)
+    }
+
+    /// Leading blocks that the engine has on its device, continued by those in its host memory.
+    #[must_use]
+    pub fn own_depth(&self) -> u32 {
+        let own = |it: &&Segment| it.pool.is_none() && it.tier <= Tier::Cpu;
+        self.segments.iter().take_while(own).last().map_or(0, |last| last.end)
+    }
+}
+
+/// Walk along a prompt: the prefix hashes of its blocks, and what was found so far.
+struct Walk<'q> {
+    prefixes: &'q [u64],
+    segments: Vec<Segment>,
+    at: u32,
+}
+
+impl Walk<'_> {
+    /// The prefix that the chunk ends with that has the next block, and the number of blocks up to there.
+    fn chunk(&self, blocks: u32) -> Option<(u32, u64)> {
+        let end = (self.at / blocks + 1).checked_mul(blocks)?;
+        Some((end, *self.prefixes.get(end as usize - 1)?))
+    }
+
+    fn take(&mut self, mut next: Segment) {
+        self.at = next.end;
+        if let Some(last) = self.segments.last_mut()
+            && (last.tier, &last.pool) == (next.tier, &next.pool)
+        {
+            next.start = last.start;
+            next.age = last.age.zip(next.age).map(|(a, b)| a.max(b));
+            *last = next;
+            return;
+        }
+        self.segments.push(next);
+    }
+}
+
+/// Tiers of a rank's own beyond its device.
+const OWN: [Tier; 3] = [Tier::Cpu, Tier::Disk, Tier::External];
+
+impl LoadBook {
+    /// Looks up what each rank that offloads or may load from a pool can use of a prompt, given the prefix hashes of its
+    /// blocks and the depth on a rank's device; by worker and rank.
+    pub(crate) fn look_up(&self, prefixes: &[u64], device: impl Fn(&str, u32) -> u32) -> Vec<Loadable> {
+        let mut found: Vec<Loadable> =
+            self.ranks.values().map(|it| self.walk(it, prefixes, device(&it.worker, it.rank))).collect();
+        // Those that have never announced anything, but may load.
+        let named = self.pools.iter().flat_map(|it| match &it.pool.members {
+            Members::All => &[][..],
+            Members::Named(names) => names,
+        });
+        for worker in named {
+            if !found.iter().any(|it| *it.worker == **worker) {
+                let mut walk = Walk { prefixes, segments: Vec::new(), at: 0 };
+                let pools = || self.pools.iter().filter(|it| it.pool.members.has(worker));
+                while pools().any(|pool| self.step_in_pool(&mut walk, pool)) {}
+                let segments = walk.segments;
+                let worker = Arc::from(&**worker);
+                found.push(Loadable { worker, rank: 0, device: 0, host: 0, may_hold_more: false, segments });
+            }
+        }
+        found.sort_unstable_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
+        found
+    }
+
+    fn walk(&self, it: &RankPart, prefixes: &[u64], device: u32) -> Loadable {
+        let mut walk = Walk { prefixes, segments: Vec::new(), at: 0 };
+        if device > 0 {
+            let (start, end, tier) = (0, device, Tier::Gpu);
+            walk.take(Segment { start, end, tier, pool: None, is_certain: true, age: None });
+        }
+        let pools = || it.pools.iter().map(|&pool| &self.pools[pool as usize]);
+        while OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier))
+            || pools().any(|pool| self.step_in_pool(&mut walk, pool))
+        {}
+        let mut host = Walk { prefixes, segments: Vec::new(), at: 0 };
+        while step_in_tier(&mut host, it, Tier::Cpu) {}
+        Loadable {
+            worker: it.worker.clone(),
+            rank: it.rank,
+            device,
+            host: host.at,
+            may_hold_more: it.is_in_doubt,
+            segments: walk.segments,
+        }
+    }
+
+    /// Goes on by a chunk in a pool, if it has the next one.
+    fn step_in_pool(&self, walk: &mut Walk<'_>, it: &PoolPart) -> bool {
+        let Some((end, prefix)) = walk.chunk(it.pool.chunk.get()) else { return false };
+        let Some(seen) = it.last_seen(prefix) else { return false };
+        let age = (self.outside.time() - seen).max(0.0);
+        if it.pool.lifetime.is_some_and(|lifetime| age > lifetime) {
+            return false;
+        }
+        let (tier, is_certain) = (it.pool.tier, it.pool.announces_removals);
+        let segment = Segment { start: walk.at, end, tier, pool: Some(it.name.clone()), is_certain, age: Some(age) };
+        walk.take(segment);
+        true
+    }
+}
+
+/// Goes on by a chunk on a tier of the rank's own, if it has the next one.
+fn step_in_tier(walk: &mut Walk<'_>, it: &RankPart, tier: Tier) -> bool {
+    let slot = tier as usize - 1;
+    let chunk = it.settings.chunks[slot].map_or(it.learnt[slot], NonZeroU32::get);
+    let Some((end, _)) = walk.chunk(chunk).filter(|(_, prefix)| it.names.holds(*prefix, tier)) else { return false };
+    walk.take(Segment { start: walk.at, end, tier, pool: None, is_certain: true, age: None });
+    true
+}

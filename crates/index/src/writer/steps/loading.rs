@@ -1,0 +1,162 @@
+//! Events and the book of what engines can load (`loading/`), which hears what they have changed.
+//!
+//! The book follows the index: after each event it is told what a rank has now under the names that the event was about.
+//! Stores in a pool go there alone, as what several share is held by none of them.
+
+use smallvec::SmallVec;
+
+use crate::handle::RankRef;
+use crate::loading::{HeldName, OffloadSettings, SharedPool, only};
+use crate::types::{BlockHash, Event, Tier};
+use crate::writer::holders::workers::inner;
+use crate::writer::state::Writer;
+
+impl Writer {
+    /// Begins to tell the book of a rank, with what it has by now.
+    #[cold]
+    pub(in crate::writer) fn track(&mut self, rank: u32) {
+        let Some(member) = self.roster.get(self.device_of(rank)) else { return };
+        self.rank_mut(rank).is_tracked = true;
+        self.loading.write().track(rank, member.worker.clone(), member.rank);
+        let mut names = Vec::new();
+        for event in self.copy_rank(&member.worker, member.rank).events(&member.worker, member.rank) {
+            if let Event::Store { block_hashes, .. } = event {
+                names.extend(block_hashes.into_iter().map(inner));
+            }
+        }
+        self.tell_loading(rank, &names, true);
+    }
+
+    /// Begins to tell the book of ranks that may load from a pool.
+    pub(crate) fn add_pool(&mut self, pool: SharedPool) {
+        self.loading.write().add_pool(pool);
+        let untracked = self.workers.ranks().filter(|(_, _, books)| !books.is_tracked);
+        let untracked: Vec<_> =
+            untracked.filter_map(|(name, rank, _)| Some((name.clone(), self.workers.rank(name, rank)?))).collect();
+        for (worker, rank) in untracked {
+            if self.loading.read().is_member(&worker) {
+                self.track(rank);
+            }
+        }
+    }
+
+    pub(crate) fn set_offloading(&mut self, worker: &str, settings: OffloadSettings) {
+        self.loading.write().set_offloading(worker, settings);
+    }
+
+    pub(crate) fn set_usual_offloading(&mut self, settings: OffloadSettings) {
+        self.loading.write().set_usual(settings);
+    }
+
+    /// Tells the book what a rank has now under these names.
+    #[inline]
+    pub(in crate::writer) fn tell_loading(&mut self, rank: u32, names: &[u64], device_says: bool) {
+        if self.workers.get(rank).is_some_and(|books| books.is_tracked) {
+            self.tell_of(rank, names, device_says);
+        }
+    }
+
+    #[cold]
+    fn tell_of(&mut self, rank: u32, names: &[u64], device_says: bool) {
+        let Some(books) = self.workers.get(rank) else { return };
+        let (device, widest) = (books.device, books.widest());
+        let said = |&name: &u64| {
+            let claims = books.offloaded.get(name).unwrap_or_default();
+            let tiers = claims.iter().zip(&Tier::ALL[1..]).filter(|(copies, _)| **copies > 0);
+            let mut on = tiers.fold(0, |on, (_, tier)| on | only(*tier));
+            if self.has_name(device, name) {
+                on |= only(Tier::Gpu);
+            }
+            HeldName { name, on, block: self.block(widest, name) }
+        };
+        let said: Vec<HeldName> = names.iter().map(said).collect();
+        self.loading.write().sync(rank, &said, device_says);
+    }
+
+    /// Stores a chain in the pool that a tier of a rank is; false if it is the rank's own. With its first block beyond
+    /// the device, a rank comes into the book.
+    pub(in crate::writer) fn store_in_pool(
+        &mut self,
+        rank: u32,
+        tier: Tier,
+        parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+    ) -> bool {
+        if !self.rank_mut(rank).is_tracked {
+            self.track(rank);
+        }
+        let mut loading = self.loading.write();
+        let pool = loading.pool_at(rank, tier);
+        if let Some(pool) = pool {
+            loading.store_in_pool(pool, rank, parent, names, contents);
+        }
+        pool.is_some()
+    }
+
+    /// Stores a chain on a tier of a rank's own other than the device. What it says of names that the rank does not know
+    /// counts less than what a pool of the rank's knows of them.
+    pub(in crate::writer) fn store_as_pools_say(
+        &mut self,
+        rank: u32,
+        tier: Tier,
+        parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+    ) {
+        let mut said: SmallVec<[(Option<u64>, u64); 16]> = SmallVec::new();
+        {
+            let loading = self.loading.read();
+            if loading.has_pools(rank) {
+                for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
+                    let parent = if i == 0 { parent } else { Some(names[i - 1]) };
+                    said.push(loading.block_in_pools(rank, name).unwrap_or((parent, content)));
+                }
+            }
+        }
+        if said.is_empty() {
+            return self.store_elsewhere(rank, tier, parent, names, contents);
+        }
+        for (&name, (parent, content)) in names.iter().zip(said) {
+            self.store_elsewhere(rank, tier, parent, &[name], &[content]);
+        }
+    }
+
+    /// The block that a name means in the pools of a rank.
+    pub(in crate::writer) fn block_in_pools(
+        &self,
+        rank: &impl RankRef,
+        block_hash: BlockHash,
+    ) -> Option<(Option<u64>, u64)> {
+        let rank = self.number_of(rank).filter(|rank| self.workers.get(*rank).is_some_and(|books| books.is_tracked))?;
+        self.loading.read().block_in_pools(rank, inner(block_hash))
+    }
+
+    /// The pool that a tier of a rank is.
+    pub(in crate::writer) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
+        let is_tracked = tier != Tier::Gpu && self.workers.get(rank).is_some_and(|books| books.is_tracked);
+        if is_tracked { self.loading.read().pool_at(rank, tier) } else { None }
+    }
+
+    /// Applies a reset of an engine's prefix cache, by what is known of its offloaded blocks. See
+    /// [`crate::BlockIndex::reset`].
+    pub(crate) fn reset(&mut self, worker: &str, rank: Option<u32>) -> SmallVec<[u32; 4]> {
+        let keep = self.loading.read().settings_of(worker).resets_keep;
+        match keep {
+            Some(true) => return self.clear(worker, rank, Some(Tier::Gpu)),
+            Some(false) => return self.clear(worker, rank, None),
+            None => {}
+        }
+        let ranks = self.workers.by_name.get(worker).into_iter().flatten();
+        let numbers = ranks.filter(|(n, _)| rank.is_none_or(|rank| rank == *n)).map(|(_, number)| *number);
+        let in_doubt: SmallVec<[u32; 4]> = numbers
+            .filter(|&number| {
+                let has_offloaded = self.workers.get(number).is_some_and(|books| books.offloaded.len() > 0);
+                has_offloaded || self.loading.read().is_in_doubt(number)
+            })
+            .collect();
+        let left = self.clear(worker, rank, None);
+        in_doubt.into_iter().for_each(|number| self.loading.write().doubt(number));
+        left
+    }
+}

@@ -1,0 +1,163 @@
+//! Connections of gateways: accepted, limited in number, spread over threads, and brought to speak TLS if they are to.
+
+use std::io;
+use std::net::TcpStream as StdStream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use kvatlas_epp::Connected;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::tls::GatewayTls;
+
+/// Longest time that a gateway may take to begin with TLS.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Pause after a connection that could not be accepted, as the system has no more files.
+const PAUSE: Duration = Duration::from_millis(50);
+
+trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// A connection of a gateway, with or without TLS. It is counted until dropped.
+pub(super) struct GatewayConnection {
+    stream: Box<dyn Duplex>,
+    _counted: ConnectionCount,
+}
+
+/// A connection that has just come, for the thread that serves it.
+pub(super) struct NewConnection {
+    stream: StdStream,
+    counted: ConnectionCount,
+}
+
+/// Count of a connection, in all and at its thread, until dropped.
+struct ConnectionCount {
+    _place: OwnedSemaphorePermit,
+    _at_thread: Arc<()>,
+}
+
+/// A thread that serves connections, as the one that accepts them knows it.
+pub(super) struct ServingThread {
+    to: mpsc::UnboundedSender<NewConnection>,
+    /// There is one more of these for each of its connections.
+    load: Arc<()>,
+}
+
+impl ServingThread {
+    /// A thread, and where its connections come from.
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<NewConnection>) {
+        let (to, incoming) = mpsc::unbounded_channel();
+        (Self { to, load: Arc::new(()) }, incoming)
+    }
+}
+
+/// Accepts connections until `stop` is ready, at most `most` at a time, and gives each to the thread with the fewest.
+pub(super) async fn accept(
+    listener: TcpListener,
+    most: usize,
+    threads: Vec<ServingThread>,
+    stop: impl Future<Output = ()>,
+) {
+    let room = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+    let accepting = async {
+        while let Ok(place) = room.clone().acquire_owned().await {
+            let accepted = match listener.accept().await {
+                Ok((stream, _)) => stream.into_std(),
+                Err(error) => Err(error),
+            };
+            match (accepted, threads.iter().min_by_key(|thread| Arc::strong_count(&thread.load))) {
+                (Ok(stream), Some(thread)) => {
+                    let counted = ConnectionCount { _place: place, _at_thread: thread.load.clone() };
+                    thread.to.send(NewConnection { stream, counted }).ok();
+                }
+                (Err(error), _) => {
+                    tracing::warn!(%error, "a connection of a gateway could not be accepted");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                (Ok(_), None) => {}
+            }
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = stop => {}
+    }
+}
+
+/// Brings the connections of a thread to speak TLS, if they are to, and passes them on.
+pub(super) async fn open_all(
+    mut incoming: mpsc::UnboundedReceiver<NewConnection>,
+    tls: Option<Arc<GatewayTls>>,
+    to: mpsc::Sender<io::Result<GatewayConnection>>,
+) {
+    while let Some(NewConnection { stream, counted }) = incoming.recv().await {
+        let Ok(stream) = TcpStream::from_std(stream) else { continue };
+        stream.set_nodelay(true).ok();
+        match tls.as_ref().map(|tls| tls.acceptor()) {
+            None => pass(Box::new(stream), counted, &to).await,
+            Some(None) => {}
+            Some(Some(acceptor)) => {
+                let to = to.clone();
+                drop(tokio::spawn(async move {
+                    match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+                        Ok(Ok(stream)) => pass(Box::new(stream), counted, &to).await,
+                        Ok(Err(error)) => {
+                            tracing::warn!(%error, "a gateway does not speak TLS as the picker does: is it told to?");
+                        }
+                        Err(_) => {
+                            tracing::warn!("a gateway did not begin with TLS within {HANDSHAKE:?}: is it told to?");
+                        }
+                    }
+                }));
+            }
+        }
+    }
+}
+
+async fn pass(stream: Box<dyn Duplex>, counted: ConnectionCount, to: &mpsc::Sender<io::Result<GatewayConnection>>) {
+    to.send(Ok(GatewayConnection { stream, _counted: counted })).await.ok();
+}
+
+impl Connected for GatewayConnection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for GatewayConnection {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for GatewayConnection {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,79 @@
+//! `kv_transfer_params`: the field that tells a vLLM engine what to load, and from which other engine to pull.
+//!
+//! A client that could write it could make engines connect to any address; and an engine ends if two requests have the
+//! same `kv_request_id` and different prompts. So requests in which a client wrote it are refused
+//! ([`crate::requests::reserved`]), and each request to an engine gets a new id, retries and further attempts included.
+
+use bytes::Bytes;
+use hyper::header::{CONTENT_ENCODING, HeaderMap};
+use kvatlas_prompt::Endpoint;
+use memchr::memmem;
+use serde_json::{Map, Value, json};
+
+use crate::engines::fleet::Fleet;
+use crate::ids;
+use crate::placing::Placement;
+use crate::requests::facts::BodyFields;
+
+const FIELD: &str = "kv_transfer_params";
+
+/// True if a request's body can have the field: its endpoint takes it, the body can be written to, and the client has not
+/// written one of its own.
+pub(crate) fn can_tell(
+    endpoint: Option<Endpoint>,
+    fields: &BodyFields,
+    headers: &HeaderMap,
+    may_write_fields: bool,
+    body: &[u8],
+) -> bool {
+    let takes_it = matches!(
+        endpoint,
+        Some(
+            Endpoint::Chat
+                | Endpoint::Completions
+                | Endpoint::Responses
+                | Endpoint::Messages
+                | Endpoint::Tokens
+                | Endpoint::ChatTokens
+        )
+    );
+    takes_it
+        && fields.generates
+        && !headers.contains_key(CONTENT_ENCODING)
+        && !(may_write_fields && memmem::find(body, FIELD.as_bytes()).is_some())
+}
+
+/// The body with a field that tells the placement's engine what to load and to pull; none if there is nothing to tell.
+pub(crate) fn written(fleet: &Fleet, placement: &Placement, body: &[u8]) -> Option<Bytes> {
+    let parameters = parameters(fleet, placement);
+    if parameters.is_empty() {
+        return None;
+    }
+    // All else stays as it is, byte for byte. The comma is right, as the field with the prompt follows somewhere.
+    let start = body.iter().position(|byte| *byte == b'{')? + 1;
+    let field = format!("\"{FIELD}\":{},", Value::Object(parameters));
+    let mut made = Vec::with_capacity(body.len() + field.len());
+    made.extend_from_slice(&body[..start]);
+    made.extend_from_slice(field.as_bytes());
+    made.extend_from_slice(&body[start..]);
+    Some(made.into())
+}
+
+/// The members of the field for a placement's engine.
+pub(super) fn parameters(fleet: &Fleet, placement: &Placement) -> Map<String, Value> {
+    let mut parameters = Map::new();
+    let Some(transfer) = placement.transfer.as_deref() else { return parameters };
+    if let Some(most) = transfer.max_load_tokens {
+        parameters.insert("max_load_tokens".to_owned(), json!(most));
+    }
+    let source = transfer.pull.as_ref().and_then(|pull| {
+        let engine = fleet.engine(&pull.name)?;
+        let (host, port) = engine.pull.as_ref()?.of_rank(engine.config.ranks.place(pull.rank)?)?;
+        let id = format!("{:016x}{:016x}", ids::number(), ids::number());
+        Some(json!({ "kv_request_id": id, "remote_host": host, "remote_port": port }))
+    });
+    if let Some(source) = source {
+        parameters.insert("remote_kv_source".to_owned(), source);
+    }
+    parameters
+}

@@ -1,0 +1,186 @@
+//! The span of an attempt at an engine.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use opentelemetry::trace::{Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_sdk::trace::Span;
+
+use super::RequestSpan;
+use crate::config::Handover;
+use crate::engines::Engine;
+
+/// A request that is sent to an engine, and the decision that it goes there.
+pub(crate) struct DecidedAttempt<'a> {
+    pub(crate) engine: &'a Engine,
+    /// The engine's data-parallel rank, if it has several.
+    pub(crate) rank: Option<u32>,
+    pub(crate) policy: &'a str,
+    /// Reason for the decision, in a word.
+    pub(crate) why: &'static str,
+    /// Time that the decision took, with the wait for it.
+    pub(crate) took: Duration,
+    /// Prompt tokens that are expected in the engine's cache.
+    pub(crate) cached: u32,
+}
+
+/// The span of an attempt at an engine. If it is dropped before it is told how the attempt ended, the client gave it up.
+pub(crate) struct AttemptSpan {
+    request: Arc<RequestSpan>,
+    /// None if the request is not sampled.
+    span: Option<Box<Span>>,
+    has_status: bool,
+    has_token: bool,
+}
+
+impl RequestSpan {
+    /// Begins the span of an attempt.
+    pub(crate) fn attempt(self: &Arc<Self>, sent: &DecidedAttempt<'_>) -> AttemptSpan {
+        let span = self.begin_attempt(sent).map(Box::new);
+        AttemptSpan { request: self.clone(), span, has_status: false, has_token: false }
+    }
+
+    fn begin_attempt(&self, sent: &DecidedAttempt<'_>) -> Option<Span> {
+        let recorded = self.recorded.as_ref()?;
+        let asked = recorded.asked.get();
+        let name = match asked.map(|asked| (asked.operation, &asked.model)) {
+            Some((Some(operation), Some(model))) => format!("{operation} {model}").into(),
+            Some((Some(operation), None)) => operation.into(),
+            _ => std::borrow::Cow::Borrowed("forward"),
+        };
+        let engine = sent.engine;
+        let mut attributes = Vec::with_capacity(20);
+        attributes.extend(asked.into_iter().flat_map(|asked| asked.attributes()));
+        if let Some(asked) = asked {
+            attributes.push(KeyValue::new("kvatlas.prompt_tokens", i64::from(asked.prompt_tokens)));
+        }
+        if let Some(handover) = engine.handover() {
+            let kind = match handover {
+                Handover::Vllm => "vllm",
+                Handover::Sglang => "sglang",
+            };
+            attributes.push(KeyValue::new("gen_ai.provider.name", kind));
+        }
+        attributes.extend([
+            KeyValue::new("server.address", engine.address.host.clone()),
+            KeyValue::new("server.port", i64::from(engine.address.port)),
+            KeyValue::new("kvatlas.engine", engine.name.clone()),
+            KeyValue::new("kvatlas.policy", sent.policy.to_owned()),
+            KeyValue::new("kvatlas.reason", sent.why),
+            KeyValue::new("kvatlas.decision_seconds", sent.took.as_secs_f64()),
+            KeyValue::new("kvatlas.predicted_cached_tokens", i64::from(sent.cached)),
+        ]);
+        attributes.extend(sent.rank.map(|rank| KeyValue::new("kvatlas.rank", i64::from(rank))));
+        if let Some(fault) = *recorded.last_fault.lock() {
+            attributes.push(KeyValue::new("kvatlas.retry_reason", fault));
+            attributes.push(KeyValue::new("http.request.resend_count", recorded.failures.load(Relaxed)));
+        }
+        let builder = SpanBuilder::from_name(name).with_kind(SpanKind::Client).with_attributes(attributes);
+        let parent = Context::new().with_remote_span_context(self.context.clone());
+        Some(self.spans.tracer.build_with_context(builder, &parent)).filter(|span| span.is_recording())
+    }
+}
+
+impl AttemptSpan {
+    /// The lines of a head that tell the engine of the span: its trace context (W3C).
+    pub(crate) fn headers(&self) -> String {
+        head_lines(self.span.as_ref().map_or(&self.request.context, |span| span.span_context()))
+    }
+
+    /// Notes that the engine has answered with this status. Later statuses are not noted.
+    pub(crate) fn answered(&mut self, status: u16) {
+        if let Some(span) = self.span.as_mut().filter(|_| !self.has_status) {
+            self.has_status = true;
+            span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
+            if status >= 400 {
+                span.set_attribute(KeyValue::new("error.type", status.to_string()));
+                span.set_status(Status::error(""));
+            }
+        }
+    }
+
+    /// Notes that the first token has come.
+    pub(crate) fn first_token(&mut self) {
+        if let Some(span) = self.span.as_mut().filter(|_| !self.has_token) {
+            self.has_token = true;
+            span.add_event("first_token", Vec::new());
+        }
+    }
+
+    /// Ends the span of a complete answer. Tokens as the engine counts them: of the prompt, those that it had cached, and
+    /// those that it generated.
+    pub(crate) fn end(&mut self, prompt: Option<u32>, cached: Option<u32>, output: Option<u32>) {
+        let Some(mut span) = self.span.take() else { return };
+        for (name, tokens) in [
+            ("gen_ai.usage.input_tokens", prompt),
+            ("gen_ai.usage.cache_read.input_tokens", cached),
+            ("gen_ai.usage.output_tokens", output),
+        ] {
+            if let Some(tokens) = tokens {
+                span.set_attribute(KeyValue::new(name, i64::from(tokens)));
+            }
+        }
+        span.end();
+    }
+
+    /// Ends the span of an attempt without a complete answer. `fault`: the reason's name in metrics.
+    pub(crate) fn fail(&mut self, fault: &'static str) {
+        self.request.note_fault(fault);
+        self.end_by(fault);
+    }
+
+    fn end_by(&mut self, kind: &'static str) {
+        let Some(mut span) = self.span.take() else { return };
+        span.set_attribute(KeyValue::new("error.type", kind));
+        span.set_status(Status::error(""));
+        span.end();
+    }
+}
+
+impl Drop for AttemptSpan {
+    fn drop(&mut self) {
+        self.end_by("cancelled");
+    }
+}
+
+/// The lines of a head with a trace context.
+fn head_lines(context: &SpanContext) -> String {
+    let mut line = *b"traceparent: 00-________________________________-________________-00\r\n";
+    put_hex(&mut line[16..48], &context.trace_id().to_bytes());
+    put_hex(&mut line[49..65], &context.span_id().to_bytes());
+    line[67] = if context.is_sampled() { b'1' } else { b'0' };
+    let mut lines = String::from_utf8_lossy(&line).into_owned();
+    let state = context.trace_state().header();
+    if !state.is_empty() {
+        lines.extend(["tracestate: ", &state, "\r\n"]);
+    }
+    lines
+}
+
+/// Writes bytes as hexadecimal digits, two for each, without formatting: each request has these lines, sampled or not.
+fn put_hex(to: &mut [u8], bytes: &[u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (pair, byte) in to.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::{SpanId, TraceFlags, TraceId, TraceState};
+
+    use super::*;
+
+    #[test]
+    fn a_trace_context_is_written_as_w3c_says() {
+        let (trace, span) =
+            (TraceId::from(0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736), SpanId::from(0x00f0_67aa_0ba9_02b7));
+        let lines = |flags, state| head_lines(&SpanContext::new(trace, span, flags, false, state));
+        let known = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7";
+        assert_eq!(lines(TraceFlags::SAMPLED, TraceState::NONE), format!("{known}-01\r\n"));
+        let state = TraceState::from_key_value([("vendor", "1")]).expect("a good state");
+        assert_eq!(lines(TraceFlags::default(), state), format!("{known}-00\r\ntracestate: vendor=1\r\n"));
+    }
+}

@@ -1,0 +1,79 @@
+//! Spans of requests for OpenTelemetry: one of each request at the router, and one below it of each attempt at an engine.
+//!
+//! | file | what |
+//! |---|---|
+//! | `environment.rs` | OpenTelemetry's own variables, which say whether and where spans are sent |
+//! | `request.rs`, `attempt.rs` | what is recorded of a request, and of an attempt at an engine |
+//! | `export.rs`, `otlp.rs` | the way to the collector, which never holds a request up, and the encoding of what is sent |
+//!
+//! Nothing of prompts or answers is recorded.
+
+mod attempt;
+mod environment;
+mod export;
+mod otlp;
+mod request;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::Uri;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracer, SdkTracerProvider};
+use tokio::runtime::Handle;
+use tokio_rustls::rustls::ClientConfig;
+
+use self::environment::SpanSettings;
+use self::export::{BoundedProcessor, OtlpExporter};
+use crate::config::Config;
+use crate::engines::fleet::client_tls;
+use crate::error::Error;
+
+pub(crate) use self::attempt::{AttemptSpan, DecidedAttempt};
+pub(crate) use self::export::{SPAN_RESULTS, SpanCounts};
+pub(crate) use self::request::{AskedFacts, RequestSpan, operation};
+
+/// The recorder of spans.
+pub(crate) struct Spans {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+    pub(crate) counts: Arc<SpanCounts>,
+    /// Address that spans are sent to.
+    pub(crate) endpoint: Uri,
+}
+
+impl Spans {
+    /// Starts to record spans if the environment says so; None if it does not. `handle`: where they are sent from.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a variable has a value that cannot be followed.
+    pub(crate) fn start(config: &Config, tls: &Arc<ClientConfig>, handle: &Handle) -> Result<Option<Arc<Self>>, Error> {
+        let said = |name: &str| std::env::var(name).ok();
+        let Some(settings) = SpanSettings::read(said)? else { return Ok(None) };
+        let tls = match &settings.certificate {
+            Some(path) => Arc::new(client_tls("OTEL_EXPORTER_OTLP_CERTIFICATE", Some(path))?),
+            None => tls.clone(),
+        };
+        let counts = Arc::new(SpanCounts::default());
+        let exporter = OtlpExporter::new(&settings, config, &tls, handle.clone(), counts.clone())?;
+        let SpanSettings { endpoint, queue, names_service, .. } = settings;
+        let processor = BoundedProcessor::new(BatchSpanProcessor::builder(exporter).build(), queue, counts.clone());
+        let mut resource = Resource::builder();
+        if !names_service {
+            resource = resource.with_service_name("kvatlas-router");
+        }
+        let provider =
+            SdkTracerProvider::builder().with_resource(resource.build()).with_span_processor(processor).build();
+        let tracer = provider.tracer("kvatlas");
+        tracing::info!(endpoint = %endpoint, "spans of requests are sent to {endpoint}");
+        Ok(Some(Arc::new(Self { provider, tracer, counts, endpoint })))
+    }
+
+    /// Sends what is left, for this long at most.
+    pub(crate) fn end(&self, timeout: Duration) {
+        if let Err(error) = self.provider.shutdown_with_timeout(timeout) {
+            tracing::warn!(endpoint = %self.endpoint, "the last spans may not have been sent: {error}");
+        }
+    }
+}

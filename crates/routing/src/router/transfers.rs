@@ -1,0 +1,169 @@
+//! Loads and pulls of requests: planned with each decision, and learnt from when it ends.
+
+use crate::candidates::Candidates;
+use crate::depths::Depths;
+use crate::request::Request;
+use crate::router::config::Config;
+use crate::router::fleet::Fleet;
+use crate::router::outcome::{PullSource, Transfer, TransferAction, WorkerId};
+use crate::router::{Reservation, Router};
+use crate::transfers::{Guards, Kind, Line, Priors, Transfers};
+use crate::way::PromptWay;
+
+/// Cost of a kind of transfer for a worker, as learnt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TransferCost {
+    /// The kind, by the place that blocks come from: "host", the worker's own host memory; "far", its disks and pools;
+    /// "pull", another worker.
+    pub kind: &'static str,
+    /// The worker and rank that loads or pulls.
+    pub worker: WorkerId,
+    /// The worker and rank that it pulls from.
+    pub source: Option<WorkerId>,
+    /// Time in seconds, by the number of tokens.
+    pub line: Line,
+    /// Number of samples; with few of them the costs are those of the fleet.
+    pub samples: usize,
+    /// Seconds until the pair may pull again; 0 if it may.
+    pub out: f64,
+}
+
+/// The costs of transfers and the limits on pulls that a router's settings give.
+pub(super) fn of(config: &Config) -> Transfers {
+    let lines = [
+        Line { floor: config.host_floor, token: config.host_token },
+        Line { floor: config.far_floor, token: config.far_token },
+        Line { floor: config.pull_floor, token: config.pull_token },
+    ];
+    let guards = Guards { heard_within: config.source_heard, out: config.pair_out, most_sources: config.pull_sources };
+    Transfers::new(Priors { lines, first: config.pull_setup }, guards)
+}
+
+impl Fleet {
+    /// Returns the transfer that a way means for the worker of a row.
+    pub(super) fn transfer(
+        &self,
+        way: &PromptWay,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        row: usize,
+    ) -> Transfer {
+        let size = request.block_size;
+        let pull = way.source.map(|worker| {
+            let slot = &self.slots[worker as usize];
+            PullSource {
+                worker: WorkerId(worker),
+                name: slot.name.clone(),
+                rank: slot.rank,
+                tokens: way.pulled() * size,
+            }
+        });
+        let action = match &pull {
+            Some(_) => TransferAction::Pull,
+            None if way.loaded > way.device => TransferAction::Load,
+            None => TransferAction::Compute,
+        };
+        // Engines count tokens to load from the end of what is on their device.
+        let device = candidates.device_blocks[row].min(way.loaded);
+        Transfer {
+            action,
+            load_tokens: (way.loaded - way.device) * size,
+            pull,
+            max_load_tokens: way
+                .is_limited
+                .then(|| if way.loaded > way.device { way.loaded - device } else { 0 } * size),
+            seconds: way.seconds,
+        }
+    }
+}
+
+impl Router {
+    /// Notes the loads and pulls of one of the candidates that were just asked for, or of all (`row` is none), if the policy
+    /// weighs them.
+    #[inline]
+    pub(super) fn note_ways(&mut self, request: &Request<'_>, depths: &Depths, row: Option<usize>, now: f64) {
+        if self.policy.weighs_transfers() && depths.has_transfers() {
+            let Self { fleet, transfers, who, .. } = self;
+            let who = (!who.is_empty()).then_some(&who[..]);
+            if let Some(ways) = fleet.ways(transfers, request, depths, now) {
+                fleet.note_ways(&ways, who, row);
+            }
+        }
+    }
+
+    /// Puts a worker into a group: it can be told what to load, and to pull from the group's other workers, and they
+    /// from it. None: none of this.
+    pub fn set_pulls(&mut self, worker: WorkerId, group: Option<&str>, now: f64) {
+        let now = self.at(now);
+        if self.fleet.slot(worker).is_none() {
+            return;
+        }
+        let number = group.map_or(0, |group| {
+            let at = self.groups.iter().position(|name| **name == *group).unwrap_or_else(|| {
+                self.groups.push(group.into());
+                self.groups.len() - 1
+            });
+            at as u32 + 1
+        });
+        self.transfers.set_group(worker.0, number, now);
+    }
+
+    /// Notes a sign of life of a worker, perhaps of some time ago: others pull only from one that was heard of a moment
+    /// ago. First tokens, tokens, ends and what an engine reports of its load are signs without a call.
+    pub fn heard(&mut self, worker: WorkerId, at: f64) {
+        self.transfers.heard(worker.0, at);
+    }
+
+    /// Returns the costs of transfers, as far as they were learnt.
+    pub fn transfer_costs(&mut self, now: f64) -> Vec<TransferCost> {
+        let now = self.at(now);
+        let shown = self.transfers.shown(now).into_iter();
+        let costs = shown.map(|it| TransferCost {
+            kind: it.kind.as_str(),
+            worker: WorkerId(it.worker),
+            source: it.source.map(WorkerId),
+            line: it.line,
+            samples: it.samples,
+            out: it.out,
+        });
+        costs.collect()
+    }
+
+    pub(super) fn note_sent_transfer(&mut self, its: &Reservation, request: u64, now: f64) {
+        let Some(moved) = &its.moved else { return };
+        if let Some(source) = moved.source {
+            self.counts.pulls += 1;
+            self.transfers.sent(request, its.worker, source, moved.part(Kind::Pull).tokens, moved.due(now), now);
+        }
+    }
+
+    /// Learns from the transfer of a request that ended well.
+    pub(super) fn note_transfer(&mut self, its: &Reservation, cached: Option<u32>) {
+        self.transfers.heard(its.worker, self.now);
+        let Some(moved) = &its.moved else { return };
+        let waited = its.first_token.map(|first| first - its.sent);
+        if let Some(result) = moved.end(waited, cached, &mut self.transfers, self.now) {
+            self.counts.pulled[result as usize] += 1;
+        }
+    }
+
+    /// Releases a request that did not end well, and counts the result of its pull.
+    pub(super) fn give_up(&mut self, number: u64, now: f64) {
+        let result = self.release(number, now).and_then(|its| its.moved?.failed());
+        if let Some(result) = result {
+            self.counts.pulled[result as usize] += 1;
+        }
+    }
+
+    /// Excludes the pairs whose pulls are late.
+    pub(super) fn look_at_late_pulls(&mut self, now: f64) {
+        while let Some(number) = self.transfers.late(now) {
+            if let Some(its) = self.placed.get_mut(&number)
+                && its.first_token.is_none()
+                && let Some(moved) = &mut its.moved
+            {
+                moved.is_late(&mut self.transfers, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Transfers: the part of a prompt that a worker does not hold on its device may be loaded from tiers of its own, or
+//! pulled from the host memory of another worker, instead of computed. What each costs is learnt.
+//!
+//! After the part on its device a worker looks up the next blocks in a fixed order: its host memory, then its disks and
+//! pools, then the one other worker that it was told to pull from. So for each candidate two things are chosen: how far
+//! it goes along this order, and the source to pull from; the rest of the prompt is computed. An engine computes other
+//! prompts during a transfer, so only the seconds that it takes longer than the queue count as a cost.
+//!
+//! | file | what |
+//! |---|---|
+//! | `line.rs` | the cost of one kind of transfer: a floor, and seconds per token, learnt from samples |
+//! | `costs.rs` | these costs for each worker and tier, and each pair of workers |
+//! | `pairs.rs` | who may pull from whom: groups, signs of life, failures |
+//! | `plan.rs` | the best way for a candidate, and a bound on it that is found quickly |
+//! | `moved.rs` | one request's transfer: the times that were expected, and the result |
+
+mod costs;
+mod line;
+mod moved;
+mod pairs;
+mod plan;
+
+pub(crate) use costs::{Kind, Priors};
+pub use line::Line;
+pub(crate) use moved::MovedTokens;
+pub use moved::PullResult;
+pub(crate) use pairs::{Guards, Transfers};
+pub(crate) use plan::LeastTransfer;
+pub use plan::Ways;

@@ -1,0 +1,281 @@
+"""The literal model of what engines can load: a part of `kvatlas.reference`.
+
+What a name means is never forgotten here, so any name can be followed to the beginning of its prompt. The index keeps
+it as long as the name, or one that continues it, is held.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kvatlas.types import Loadable, Segment, Tier
+
+__all__ = ["Held", "LoadingModel", "ReferenceLoading"]
+
+Name = int | bytes
+Block = tuple[Name | None, int]
+"""Name of the parent, None at the beginning of a prompt, and content hash."""
+Held = Mapping[Tier, Mapping[Name, Block]]
+"""Blocks that a rank holds on each of its tiers, as far as it has any there."""
+Chain = tuple[int, ...]
+"""Contents of a prompt's first blocks."""
+Ranks = Mapping[tuple[str, int], Held]
+Source = tuple[int, Callable[[int, int, Chain], Segment | None]]
+"""Blocks in a chunk, and what has the chunk that ends with a chain: from, to and the chain -> the segment."""
+OWN: tuple[Tier, ...] = ("cpu", "disk", "external")
+
+
+@dataclass
+class Pool:
+    """A store that several workers share: its settings, and its blocks with the time of the last announcement."""
+
+    name: str
+    members: frozenset[str] | None
+    tier: Tier
+    chunk: int
+    announces_removals: bool
+    lifetime: float | None
+    room: int | None
+    meant: dict[Name, Block] = field(default_factory=dict)
+    seen: dict[Name, float] = field(default_factory=dict)
+
+    def has(self, worker: str) -> bool:
+        return self.members is None or worker in self.members
+
+
+@dataclass
+class OffloadSettings:
+    """A worker's engine that offloads: blocks in a chunk of each tier; whether resets keep them, None if not known."""
+
+    chunks: Mapping[Tier, int]
+    resets_keep: bool | None
+
+
+class LoadingModel:
+    """Settings of workers, pools, and what names have meant."""
+
+    def __init__(self) -> None:
+        self.offloading: dict[str, OffloadSettings] = {}
+        self.pools: dict[str, Pool] = {}
+        self.meant: dict[tuple[str, int], dict[Name, Block]] = {}
+        self.offloads: set[tuple[str, int]] = set()  # ranks that have stored anything beyond their device
+        self.in_doubt: set[tuple[str, int]] = set()
+        self.now = 0.0
+
+    def settings(self, worker: str) -> OffloadSettings:
+        return self.offloading.get(worker, OffloadSettings(dict.fromkeys(OWN, 1), None))
+
+    def pools_of(self, worker: str) -> list[Pool]:
+        return [pool for pool in self.pools.values() if pool.has(worker)]
+
+    def pool_at(self, worker: str, tier: Tier) -> Pool | None:
+        return next((pool for pool in self.pools_of(worker) if pool.tier == tier), None)
+
+    def in_pools(self, worker: str, name: Name) -> Block | None:
+        """The block that a name means in the pools that a worker may load from."""
+        return next((pool.meant[name] for pool in self.pools_of(worker) if name in pool.meant), None)
+
+    def stored(self, worker: str, rank: int, tier: Tier, name: Name, block: Block) -> None:
+        """A rank has a block that means this. What the device says of a name counts in pools too."""
+        self.meant.setdefault((worker, rank), {})[name] = block
+        for pool in self.pools_of(worker) if tier == "gpu" else ():
+            if name in pool.meant:
+                pool.meant[name] = block
+
+    def store_in_pool(self, pool: Pool, name: Name, known: Iterable[Block | None], said: Block) -> None:
+        """Put a block into a pool: what it means comes from the first of these that is known, then from the event."""
+        pool.meant[name] = next((block for block in known if block is not None), said)
+        pool.seen.pop(name, None)
+        pool.seen[name] = self.now
+        self.keep_to_room(pool)
+
+    @staticmethod
+    def keep_to_room(pool: Pool) -> None:
+        """Take out of a pool what it has no room for: what was announced longest ago."""
+        while pool.room is not None and len(pool.seen) > pool.room:
+            del pool.seen[next(iter(pool.seen))]
+
+    def lose(self, name: str, ended: Sequence[int]) -> int:
+        """The chunk that ends so is gone from a pool, and all that continues it. Returns how many blocks are gone."""
+        pool = self.pools.get(name)
+        if pool is None:
+            return 0
+        chains_of = Chains([pool.meant])
+        chains = {block: chains_of.of(block) for block in pool.seen}
+        gone = [block for block, it in chains.items() if it is not None and it[: len(ended)] == tuple(ended)]
+        for block in gone:
+            del pool.seen[block]
+        return len(gone)
+
+    def find(self, ranks: Ranks, query: Sequence[int]) -> list[Loadable]:
+        """Find what each rank can use of a prompt that offloads, or may load from a pool."""
+        registered = {worker for worker, _ in ranks}
+        named = {
+            (worker, 0) for pool in self.pools.values() for worker in pool.members or () if worker not in registered
+        }
+        asked = {rank for rank in ranks if rank in self.offloads or self.pools_of(rank[0])} | named
+        return [self.answer(rank, ranks, tuple(query)) for rank in sorted(asked)]
+
+    def answer(self, rank: tuple[str, int], ranks: Ranks, query: Chain) -> Loadable:
+        worker, held, pools = rank[0], ranks.get(rank, {}), self.pools_of(rank[0])
+        chains = Chains([*held.values(), *(pool.meant for pool in pools), self.meant.get(rank, {})])
+        chunks = self.settings(worker).chunks
+        own = [(chunks[tier], own_source(tier, {chains.of(name) for name in held.get(tier, {})})) for tier in OWN]
+        shared = [(pool.chunk, self.pool_source(pool, ranks)) for pool in pools]
+        on_device = own_source("gpu", set(map(Chains([held.get("gpu", {})]).of, held.get("gpu", {}))))
+        device = max((it.end for it in walk([], [(1, on_device)], query)), default=0)
+        begun = [Segment(0, device, "gpu", None, True, None)] if device else []
+        host = walk([], own[:1], query)
+        segments = walk(begun, own + shared, query)
+        return Loadable(*rank, device, host[-1].end if host else 0, rank in self.in_doubt, tuple(segments))
+
+    def pool_source(self, pool: Pool, ranks: Ranks) -> Callable[[int, int, Chain], Segment | None]:
+        members = [rank for rank in ranks if pool.has(rank[0])]
+        beside = [names for rank in members for names in (*ranks[rank].values(), self.meant.get(rank, {}))]
+        chains = Chains([pool.meant, *beside])
+        last: dict[Chain | None, float] = {}
+        for name, seen in pool.seen.items():
+            it = chains.of(name)
+            last[it] = max(seen, last.get(it, seen))
+
+        def segment(start: int, end: int, ended: Chain) -> Segment | None:
+            age = max(0.0, self.now - last[ended]) if ended in last else None
+            if age is None or (pool.lifetime is not None and age > pool.lifetime):
+                return None
+            return Segment(start, end, pool.tier, pool.name, pool.announces_removals, age)
+
+        return segment
+
+
+def own_source(tier: Tier, chains: set[Chain | None]) -> Callable[[int, int, Chain], Segment | None]:
+    return lambda start, end, ended: Segment(start, end, tier, None, True, None) if ended in chains else None
+
+
+class Chains:
+    """Contents of all blocks up to the one of a given name, from the beginning; None if one of them is not known."""
+
+    def __init__(self, known: Sequence[Mapping[Name, Block]]) -> None:
+        self.known = known
+        self.chains: dict[Name | None, Chain | None] = {None: ()}
+
+    def of(self, name: Name | None) -> Chain | None:
+        way: list[tuple[Name | None, int]] = []
+        while name is not None and name not in self.chains:
+            block = next((names[name] for names in self.known if name in names), None)
+            self.chains[name] = None  # Until it is known; and so it stays in a circle.
+            if block is None:
+                break
+            way.append((name, block[1]))
+            name = block[0]
+        chain = self.chains[name]
+        for name, content in reversed(way):
+            chain = None if chain is None else (*chain, content)
+            self.chains[name] = chain
+        return chain
+
+
+def walk(begun: list[Segment], sources: Sequence[Source], query: Chain) -> list[Segment]:
+    """Continue segments chunk by chunk, each from the first source that has it. Chunks of n begin at multiples of n."""
+    segments = list(begun)
+    while True:
+        at = segments[-1].end if segments else 0
+        ends = [((at // chunk + 1) * chunk, source) for chunk, source in sources]
+        found = (source(at, end, query[:end]) for end, source in ends if end <= len(query))
+        step = next((segment for segment in found if segment is not None), None)
+        if step is None:
+            return segments
+        last = segments[-1] if segments else None
+        if last is not None and (last.tier, last.pool) == (step.tier, step.pool):
+            age = None if step.age is None or last.age is None else max(step.age, last.age)
+            segments[-1] = last._replace(end=step.end, age=age)
+        else:
+            segments.append(step)
+
+
+class ReferenceLoading:
+    """The part of the model that knows what engines can load: see `kvatlas._native.LoadableIndex`."""
+
+    def __init__(
+        self,
+        model: LoadingModel,
+        contents: Callable[..., list[int]],
+        held: Callable[[], Ranks],
+        clear: Callable[..., None],
+    ) -> None:
+        self._model = model
+        self._contents = contents
+        self._held = held
+        self._clear = clear
+
+    def set_offloading(
+        self,
+        worker: str,
+        *,
+        host_chunk: int | None = None,
+        disk_chunk: int | None = None,
+        external_chunk: int | None = None,
+        resets_keep: bool | None = None,
+    ) -> None:
+        chunks: dict[Tier, int] = {"cpu": host_chunk or 1, "disk": disk_chunk or 1, "external": external_chunk or 1}
+        self._model.offloading[worker] = OffloadSettings(chunks, resets_keep)
+
+    def add_pool(
+        self,
+        name: str,
+        *,
+        members: Iterable[str] | None = None,
+        chunk: int = 1,
+        tier: Tier = "external",
+        announces_removals: bool = False,
+        lifetime: float | None = None,
+        room: int | None = None,
+    ) -> None:
+        named = None if members is None else frozenset(members)
+        pool = Pool(name, named, tier, chunk, announces_removals, lifetime, room)
+        before = self._model.pools.get(name, pool)
+        pool.meant, pool.seen = before.meant, before.seen
+        self._model.pools[name] = pool
+        self._model.keep_to_room(pool)
+
+    def set_time(self, seconds: float) -> None:
+        self._model.now = seconds
+
+    def reset(self, worker: str, *, rank: int | None = None) -> None:
+        keeps = self._model.settings(worker).resets_keep
+        ranks = {it: held for it, held in self._held().items() if it[0] == worker and rank in (None, it[1])}
+        offloading = {it for it, held in ranks.items() if any(held[tier] for tier in OWN)}
+        in_doubt = offloading | (ranks.keys() & self._model.in_doubt)
+        self._clear(worker, rank=rank, tier="gpu" if keeps else None)
+        if keeps is None:
+            self._model.in_doubt |= in_doubt
+
+    def lose(
+        self,
+        pool: str,
+        *,
+        tokens: Sequence[int] | NDArray[Any] | None = None,
+        content_hashes: Sequence[int] | NDArray[Any] | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> int:
+        return self._model.lose(pool, self._contents(tokens, content_hashes, lora, salt))
+
+    def keep(self, pool: str, *, block_hashes: Iterable[Name], until: float | None = None) -> int:
+        seen = self._model.pools[pool].seen if pool in self._model.pools else {}
+        end, found = self._model.now if until is None else until, set(block_hashes)
+        gone = [name for name, at in seen.items() if at <= end and name not in found]
+        for name in gone:
+            del seen[name]
+        return len(gone)
+
+    def find(
+        self,
+        *,
+        tokens: Sequence[int] | NDArray[Any] | None = None,
+        content_hashes: Sequence[int] | NDArray[Any] | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> list[Loadable]:
+        return self._model.find(self._held(), self._contents(tokens, content_hashes, lora, salt))

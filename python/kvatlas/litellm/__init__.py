@@ -1,0 +1,20 @@
+"""Choice among the deployments of a LiteLLM proxy, by what the engine behind each has cached.
+
+`Picker` is a callback for the proxy's `config.yaml`. LiteLLM is not among the packages that kvatlas brings: the proxy
+has it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvatlas.litellm.picker import Picker
+
+__all__ = ["Picker"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Picker":
+        from kvatlas.litellm.picker import Picker  # noqa: PLC0415 - it needs LiteLLM, which the other parts do not
+
+        return Picker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,8 @@
+"""Changes of the fleet over HTTP: engines added, removed and drained, kept over restarts and shared with peers."""
+
+from kvatlas.router.fleet.keeper import FleetKeeper
+from kvatlas.router.fleet.orders import Order, Orders
+from kvatlas.router.fleet.peers import PeerOrders, PeerRouters
+from kvatlas.router.fleet.state_file import StateFile
+
+__all__ = ["FleetKeeper", "Order", "Orders", "PeerOrders", "PeerRouters", "StateFile"]

@@ -1,0 +1,86 @@
+"""Chunks that an offloading tier holds, by the rules of vLLM's tiers.
+
+A chunk is a fixed number of consecutive blocks that are stored and loaded together. It has the name of its last block,
+which stands for the whole prefix. The rules (each has a test of the same name):
+
+- a chunk that is held is not stored again;
+- the least recently used chunk is evicted first; of one prompt's chunks, later ones before earlier ones;
+- a chunk in use (pinned) is not evicted: if all are, a new one finds no slot and is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container, Sequence
+
+
+class ChunkStore:
+    """Chunks of one tier, by name, with their blocks' names. `slots`: largest number of chunks; None: no limit."""
+
+    def __init__(self, slots: int | None = None) -> None:
+        self.slots = slots
+        self._held: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # the first is the next to go
+        self._pins: dict[int, int] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, blocks: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """Store a chunk that is not held. Returns the evicted chunks; None if it found no slot."""
+        gone: list[tuple[int, ...]] = []
+        if self.slots is not None and len(self._held) >= self.slots:
+            victim = next((name for name in self._held if name not in self._pins), None)
+            if victim is None:
+                return None
+            gone.append(self._held.pop(victim))
+        self._held[blocks[-1]] = tuple(blocks)
+        return gone
+
+    def use(self, names: Sequence[int]) -> None:
+        """Mark chunks of a prompt, in its order, as used now."""
+        for name in reversed(names):
+            if name in self._held:
+                self._held.move_to_end(name)
+
+    def pin(self, name: int) -> None:
+        """Keep a chunk from eviction until it has been unpinned as often as it was pinned."""
+        self._pins[name] = self._pins.get(name, 0) + 1
+
+    def unpin(self, name: int) -> None:
+        """Undo one `pin`."""
+        left = self._pins.get(name, 0) - 1
+        if left > 0:
+            self._pins[name] = left
+        else:
+            self._pins.pop(name, None)
+
+    def discard(self, name: int) -> None:
+        """Drop a chunk, if it is held."""
+        self._held.pop(name, None)
+
+    def clear(self) -> None:
+        """Drop all chunks."""
+        self._held.clear()
+        self._pins.clear()
+
+
+def leading_chunks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Container[int]]) -> list[int]:
+    """Find the consecutive chunks of a prompt that some tier holds, beginning with the one that contains block `at`.
+
+    Returns a number for each chunk: the position in `tiers` of the first tier that holds it.
+    """
+    found: list[int] = []
+    for end in range(at // chunk * chunk + chunk, len(names) + 1, chunk):
+        tier = next((number for number, tier in enumerate(tiers) if names[end - 1] in tier), None)
+        if tier is None:
+            break
+        found.append(tier)
+    return found
+
+
+def leading_blocks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Container[int]]) -> int:
+    """The number of leading blocks that are held: the first `at`, continued by whole chunks of `tiers`."""
+    return max(at, at // chunk * chunk + chunk * len(leading_chunks(names, at, chunk, tiers)))

@@ -1,0 +1,277 @@
+"""Offloading of a simulated engine: host memory, a pool and pulls behind its own cache, by the rules of vLLM's.
+
+The rules (each has a test of the same name):
+
+- computed blocks are copied in whole chunks, and announced after the device's stores of the step;
+- a prompt goes on from the chunk with the end of its cached part: chunk by chunk, while each is held on some tier;
+- host memory comes before the pool, and that before the peer that the request names;
+- what is pulled comes to host memory first, and is announced there first; so does what is found in the pool;
+- without a slot there, what is elsewhere counts as not found;
+- a pull takes host memory only: what the source has on its device counts for nothing;
+- a request that needs what another one is loading waits for that, and looks again;
+- a request that loads holds its blocks, and holds up no step;
+- pulls from one source follow each other, as do loads from one place; first contact of a pair takes longer;
+- a source that refuses costs little (10 ms), and one that does not answer much: 11.8 s if the two have spoken before,
+  30 s if not, and then every later pull of that consumer waits as long;
+- the sender can forbid loads, or limit them;
+- a reset leaves host memory, and a restart leaves the pool; what a pool evicts is not announced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvatlas.sim.chunks import ChunkStore, leading_chunks
+from kvatlas.sim.events import TierSink
+from kvatlas.sim.loads import Load, PullAnswer, PullSource, Source
+from kvatlas.sim.request import Request
+from kvatlas.sim.tiers import PoolChunks, SharedPool, TierConfig
+from kvatlas.sim.transfers import Link, Transfer
+from kvatlas.types import Tier
+
+REFUSED = 0.010
+"""Seconds after which a request gives up a source that refuses connections."""
+
+SILENT = 11.8
+"""Seconds after which a request gives up a source that does not answer, if the two engines have spoken before."""
+
+HANDSHAKE = 30.0
+"""Seconds after which a request gives up a source that does not answer, if the two have never spoken."""
+
+
+@dataclass(slots=True)
+class OffloadCounters:
+    """Counters of an engine's offloading, in tokens and occurrences."""
+
+    tokens: Counter[Source] = field(default_factory=Counter)  # loaded, by source
+    dropped: int = 0  # chunks that found no slot in host memory
+    pulls: int = 0  # requests that asked a source
+    pulls_failed: int = 0  # requests that asked a source and got no answer
+    short: int = 0  # tokens that a source had when the request was sent, and no longer when it was asked
+
+
+class Offload:
+    """Tiers of one engine; other engines pull from its host memory."""
+
+    def __init__(
+        self, worker: str, block_size: int, config: TierConfig, sink: TierSink, pool: SharedPool | None = None
+    ) -> None:
+        self.worker = worker
+        self.config = config
+        self.counters = OffloadCounters()
+        self.host = ChunkStore(config.host_slots(block_size)) if config.host_slots(block_size) else None
+        self.pool = pool
+        self.storing: tuple[Request, int] | None = None  # what is being announced, and its first block
+        # For engines that pull from it: when it answers again, and whether it refuses connections.
+        self.frozen_until = 0.0
+        self.refuses = False
+        self._size = block_size
+        self._sink = sink
+        self._own, self._far, self._out = Link(), Link(), Link()
+        self._spoken: set[object] = set()  # consumers that it has a session with
+        self._broken = False  # whether its own pulls fail: a handshake got no answer
+        self._coming: dict[int, float] = {}  # chunks of loads under way, and when those are done
+
+    # Storing
+
+    def computed(self, request: Request, start: int, end: int) -> None:
+        """Copy the chunks that are complete now that blocks `start` to `end` are computed, and announce them."""
+        k, host = self.config.chunk, self.host
+        if self.config.prompt_only:
+            end = min(end, request.prompt_tokens // self._size)
+        numbers = range(start // k, end // k)
+        if not numbers:
+            return
+        there: Sequence[int] = numbers
+        if host is not None:
+            last = {number: request.block_hashes[number * k + k - 1] for number in numbers}
+            new = []
+            for number, name in last.items():
+                if name not in host and self._keep(request, number, host):
+                    new.append(number)
+                host.pin(name)  # they do not evict each other
+            there = [number for number, name in last.items() if name in host]
+            for name in last.values():
+                host.unpin(name)
+            self._store("cpu", request, new)
+            self.use(request.block_hashes[:end])
+        if (pool := self.pool) is not None:
+            self._store("external", request, [n for n in there if pool.take(self._blocks(request, n))])
+
+    def _blocks(self, request: Request, number: int) -> list[int]:
+        k = self.config.chunk
+        return request.block_hashes[number * k : number * k + k]
+
+    def _keep(self, request: Request, number: int, host: ChunkStore) -> bool:
+        """Give a chunk a slot in host memory. Returns False if there is none."""
+        gone = host.add(self._blocks(request, number))
+        if gone is None:
+            self.counters.dropped += 1
+            return False
+        for chunk in gone:
+            self._sink.remove_tier(self.worker, "cpu", chunk)
+        return True
+
+    def _store(self, tier: Tier, request: Request, numbers: Sequence[int]) -> None:
+        """Announce chunks of a request, consecutive ones together."""
+        k = self.config.chunk
+        for start, end in runs(numbers):
+            first, last = start * k, end * k
+            names, contents = request.block_hashes, request.content_hashes
+            self.storing = request, first
+            parent = names[first - 1] if first else None
+            self._sink.store_tier(self.worker, tier, parent, names[first:last], contents[first:last])
+
+    # Loading
+
+    def load(self, request: Request, at: int, now: float) -> Load | None:
+        """Begin to load what follows the first `at` blocks of a request. Returns None if there is nothing to load."""
+        size, k = self._size, self.config.chunk
+        names, usable = request.block_hashes, (request.target - 1) // size
+        if request.max_load is not None:
+            usable = min(usable, at + request.max_load // size)
+        pool, peer = self.pool if request.load_pool else None, request.pull
+        answer: PullAnswer | None = None
+        load = Load(at, at, now)
+        number = at // k
+        while number * k < usable and (number + 1) * k <= request.target // size:
+            name = names[number * k + k - 1]
+            if name in self._coming:
+                self.abandon(request, load)
+                return Load(at, at, self._coming[name], waits=True)
+            source: Source | None = None
+            if self.host is not None and name in self.host:
+                source = "host"
+            elif pool is not None and name in pool.chunks:
+                source = "disk"
+                pool.chunks.use([name])
+            elif peer is not None:
+                if answer is None:
+                    answer = self._ask(peer, now)
+                if name in answer.held:
+                    source = "p2p"
+            if source is None or (source != "host" and not self._promote(request, number, load)):
+                break
+            load.chunks.append(name)
+            if self.host is not None:
+                self.host.pin(name)
+            load.tokens[source] += (min(number * k + k, usable) - max(number * k, at)) * size
+            number += 1
+        load.end = max(at, min(number * k, usable))
+        if answer is not None and not answer.failed:
+            self.counters.short += max(min(request.pull_blocks, usable) - load.end, 0) * size
+        self._time(load, peer, answer, now)
+        return load if load.ready > now or load.end > at else None
+
+    def _ask(self, peer: PullSource, now: float) -> PullAnswer:
+        self.counters.pulls += 1
+        if self._broken:
+            answer = PullAnswer((), HANDSHAKE, failed=True)
+        else:
+            answer = peer.answer(self, now)
+            self._broken = answer.failed and answer.delay >= HANDSHAKE
+        self.counters.pulls_failed += answer.failed
+        return answer
+
+    def _promote(self, request: Request, number: int, load: Load) -> bool:
+        """Give a chunk from elsewhere a slot in host memory, if the engine has any. Returns False if none is free."""
+        if self.host is not None:
+            if not self._keep(request, number, self.host):
+                return False
+            load.promoted.append(number)
+        return True
+
+    def _time(self, load: Load, peer: PullSource | None, answer: PullAnswer | None, now: float) -> None:
+        """Set the time at which a load is done: its parts follow each other."""
+        if answer is not None:
+            load.ready = max(load.ready, now + answer.delay)
+        if peer is not None and (tokens := load.tokens["p2p"]):
+            load.ready = peer.send(self, self.config.pull, tokens, load.ready)
+        if self.pool is not None and (tokens := load.tokens["disk"]):
+            load.ready = self._far.carry(self.pool.transfer, tokens, load.ready)
+        if tokens := load.tokens["host"]:
+            load.ready = self._own.carry(self.config.host, tokens, load.ready)
+        self._coming.update(dict.fromkeys(load.chunks, load.ready))
+
+    def loaded(self, request: Request, load: Load) -> None:
+        """Note that a load is done, and announce the chunks that came to host memory."""
+        self._store("cpu", request, load.promoted)
+        self._release(load)
+        self.counters.tokens.update(load.tokens)
+
+    def abandon(self, request: Request, load: Load) -> None:
+        """Give up a load, and the slots of chunks that it was bringing to host memory."""
+        self._release(load)
+        if self.host is not None:
+            for number in load.promoted:
+                self.host.discard(self._blocks(request, number)[-1])
+
+    def _release(self, load: Load) -> None:
+        """Let a load's chunks be evicted again."""
+        for name in load.chunks:
+            self._coming.pop(name, None)
+            if self.host is not None:
+                self.host.unpin(name)
+
+    def use(self, names: Sequence[int]) -> None:
+        """Mark the chunks of a prompt's leading blocks as used now."""
+        if self.host is not None:
+            self.host.use(names[self.config.chunk - 1 :: self.config.chunk])
+
+    def outlook(self, names: Sequence[int], at: int) -> tuple[int, float]:
+        """The number of leading blocks of a prompt that are cached or can be loaded, and seconds to load them.
+
+        `at`: the number that the engine's own cache has.
+        """
+        k, size = self.config.chunk, self._size
+        places: list[tuple[PoolChunks, Transfer]] = [] if self.host is None else [(self.host, self.config.host)]
+        if self.pool is not None:
+            places.append((self.pool.chunks, self.pool.transfer))
+        found = leading_chunks(names, at, k, [tier for tier, _ in places])
+        end = max(at, min(at // k * k + len(found) * k, len(names)))
+        first = at // k * k + k - at  # blocks of the first chunk
+        seconds = 0.0
+        for number, (_, transfer) in enumerate(places):
+            if blocks := found.count(number) * k - (k - first if found[:1] == [number] else 0):
+                seconds += transfer.of(blocks * size)
+        return end, seconds
+
+    # As a source
+
+    def answer(self, consumer: object, now: float) -> PullAnswer:
+        """See `PullSource`."""
+        if self.refuses or self.host is None:
+            return PullAnswer((), REFUSED, failed=True)
+        spoken = consumer in self._spoken
+        limit = SILENT if spoken else HANDSHAKE
+        silent = self.frozen_until - now
+        if silent >= limit:
+            return PullAnswer((), limit, failed=True)
+        self._spoken.add(consumer)
+        return PullAnswer(self.host, max(silent, 0.0) + (0.0 if spoken else self.config.pull.connect))
+
+    def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
+        """See `PullSource`."""
+        return self._out.carry(transfer, tokens, now)
+
+    # The end
+
+    def clear(self) -> None:
+        """Empty host memory, as the engine's restart does. Sessions end, pools stay."""
+        if self.host is not None:
+            self.host.clear()
+        self._coming.clear()
+        self._spoken.clear()
+        self._broken = False
+        self._own, self._far, self._out = Link(), Link(), Link()
+
+
+def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The runs of consecutive numbers, as beginnings and ends."""
+    begin = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            yield numbers[begin], numbers[at - 1] + 1
+            begin = at

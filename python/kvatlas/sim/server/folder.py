@@ -1,0 +1,38 @@
+"""Folder that engines share as a pool, as with vLLM's `fs` tier: each chunk is a file with its name.
+
+Deleted files are not announced: whatever cleans the folder, the engines find out when they look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class ChunkFolder:
+    """Chunks that are files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use a folder, and create it if there is none. Raises `OSError`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, int) and self._path(name).exists()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._folder.iterdir())
+
+    def add(self, blocks: Sequence[int]) -> list[tuple[int, ...]]:
+        """Store a chunk. Returns the evicted chunks: none, as a folder has no limit."""
+        self._path(blocks[-1]).touch()
+        return []
+
+    def use(self, names: Sequence[int]) -> None:
+        """Mark chunks as used now."""
+        for name in names:
+            if name in self:
+                self._path(name).touch()
+
+    def _path(self, name: int) -> Path:
+        return self._folder / f"{name:x}"

@@ -1,0 +1,128 @@
+"""Pulls between served engines: the source's port at which others ask, and the consumer that asks.
+
+A question is a line of JSON: the consumer's name, the names of a prompt's chunks, and how many of them the consumer has
+itself. The answer says how many leading chunks the source has in its host memory, and how many seconds it takes to send
+those that the consumer lacks. No KV is sent. A paused engine leaves questions open, as a frozen process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Container, Sequence
+from dataclasses import dataclass
+
+from kvatlas.sim.loads import PullAnswer
+from kvatlas.sim.offload import HANDSHAKE, REFUSED, SILENT, Offload
+from kvatlas.sim.server.transfer import RemoteSource
+from kvatlas.sim.transfers import Transfer
+
+_MOST = 64 << 20  # bytes of a question, enough for the names of millions of blocks
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPull:
+    """Pull whose source has answered already."""
+
+    held: Container[int]
+    seconds: float
+
+    def answer(self, consumer: object, now: float) -> PullAnswer:
+        """See `PullSource`."""
+        return PullAnswer(self.held, 0.0)
+
+    def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
+        """See `PullSource`."""
+        return now + self.seconds
+
+
+class PullClient:
+    """Consumer's side of pulls of one rank."""
+
+    def __init__(self, name: str, offload: Offload, speed: float) -> None:
+        """Create it. `speed`: seconds of the engine's time in one real second."""
+        self._name, self._offload, self._speed = name, offload, speed
+        self._spoken: set[tuple[str, int]] = set()
+        self._is_broken = False
+
+    async def ask(self, source: RemoteSource, chunks: Sequence[int], own: int) -> AnsweredPull | None:
+        """Ask what a source has of a prompt. Returns None without an answer, after the time that the engine would take.
+
+        `chunks`: names of the prompt's chunks; `own`: how many of them the consumer has itself.
+        """
+        self._offload.counters.pulls += 1
+        limit = HANDSHAKE
+        if not self._is_broken:
+            where = source.host, source.port
+            spoken = where in self._spoken
+            limit = SILENT if spoken else HANDSHAKE
+            try:
+                async with asyncio.timeout(limit / self._speed):
+                    held, seconds = await self._exchange(source, chunks, own)
+                self._spoken.add(where)
+                connect = 0.0 if spoken else self._offload.config.pull.connect
+                return AnsweredPull(frozenset(chunks[:held]), seconds + connect)
+            except (OSError, ValueError, EOFError):
+                limit = REFUSED
+            except TimeoutError:
+                self._is_broken = not spoken
+                limit = 0.0  # that time has passed
+        self._offload.counters.pulls_failed += 1
+        await asyncio.sleep(limit / self._speed)
+        return None
+
+    async def _exchange(self, source: RemoteSource, chunks: Sequence[int], own: int) -> tuple[int, float]:
+        reader, writer = await asyncio.open_connection(source.host, source.port, limit=_MOST)
+        try:
+            question = {"consumer": self._name, "chunks": [f"{name:x}" for name in chunks], "own": own}
+            writer.write(json.dumps(question).encode() + b"\n")
+            await writer.drain()
+            line = await reader.readline()
+            if not line:
+                raise EOFError("no answer")
+            answer = json.loads(line)
+            return int(answer["held"]), float(answer["seconds"])
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+class PullPort:
+    """Source's side of pulls of one rank: a port at which peers ask."""
+
+    def __init__(
+        self, answer: Callable[[str, list[int], int], tuple[int, float]], ready: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Create it. `answer` says how many chunks are held, and the seconds to send those that the consumer lacks.
+
+        `ready` is awaited before; if it returns False, the connection is closed.
+        """
+        self._answer, self._ready = answer, ready
+        self._server: asyncio.Server | None = None
+
+    async def open(self, host: str, port: int) -> None:
+        """Serve. Raises `OSError` if the port is taken."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=_MOST)
+
+    async def close(self) -> None:
+        """Stop. Questions that are open are not answered."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            question = json.loads(await reader.readline())
+            if not await self._ready():
+                return
+            held, seconds = self._answer(
+                str(question["consumer"]), [int(name, 16) for name in question["chunks"]], int(question["own"])
+            )
+            writer.write(json.dumps({"held": held, "seconds": seconds}).encode() + b"\n")
+            await writer.drain()
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # who asks nonsense, or leaves, gets no answer
+        finally:
+            writer.close()

@@ -1,0 +1,82 @@
+"""Pools in the configuration: as flags, variables and tables of a file, and what of them is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.errors import ConfigError
+from kvatlas.service.config import Config, Pool, read_config, show_config
+
+TEXT = (
+    "folder,members=a|b,chunk=4,tier=disk,announces_removals=true,lifetime=90,budget=1000,chunk_bytes=300,"
+    "directory=/kv,look_every=5"
+)
+POOL = Pool("folder", ("a", "b"), 4, "disk", True, 90.0, 1000, 300, Path("/kv"), 5.0)
+TABLE = """
+[[pool]]
+name = "folder"
+members = ["a", "b"]
+chunk = 4
+tier = "disk"
+announces_removals = true
+lifetime = 90
+budget = 1000
+chunk_bytes = 300
+directory = "/kv"
+look_every = 5
+"""
+
+
+def test_each_source_makes_the_same_pool(tmp_path: Path) -> None:
+    file = tmp_path / "k.toml"
+    file.write_text(TABLE)
+    assert read_config({"pool": [TEXT]}, {}).config.pools == (POOL,)
+    assert read_config({}, {"KVATLAS_POOLS": TEXT}).config.pools == (POOL,)
+    assert read_config({}, {"KVATLAS_CONFIG": str(file)}).config.pools == (POOL,)
+
+
+def test_what_is_printed_makes_the_same_pools(tmp_path: Path) -> None:
+    resolved = read_config({"pool": [TEXT, "other"]}, {})
+    file = tmp_path / "k.toml"
+    file.write_text(show_config(resolved))
+    assert read_config({}, {"KVATLAS_CONFIG": str(file)}).config.pools == resolved.config.pools
+
+
+def test_what_the_native_service_is_told() -> None:
+    told = Config(pools=(POOL, Pool("other", tier="cpu", members=("c",)))).for_native()["streams"]["pools"]
+    assert told[0] == {
+        "name": "folder",
+        "members": ["a", "b"],
+        "chunk": 4,
+        "tier": "disk",
+        "announces_removals": True,
+        "lifetime": 90.0,
+        "room": 12,  # three chunks of four blocks
+        "directory": "/kv",
+        "look_every": 5.0,
+    }
+    assert [told[1][name] for name in ("lifetime", "room", "directory", "look_every")] == [None, None, None, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        (["=a"], "a pool is NAME"),
+        (["folder,4"], '"4" is not KEY=VALUE'),
+        (["folder,chunks=4"], 'unknown key "chunks": did you mean'),
+        (["folder,chunk=4,chunk=4"], "chunk is given twice"),
+        (["folder,chunk=0"], "chunk must be"),
+        (["folder,tier=gpu"], "tier must be"),
+        (["folder,lifetime=0"], "lifetime must be"),
+        (["folder,budget=1000"], "budget and chunk_bytes belong together"),
+        (["folder,chunk_bytes=1000"], "budget and chunk_bytes belong together"),
+        (["folder,budget=999,chunk_bytes=1000"], "budget is less than a chunk, 1,000 bytes"),
+        (["folder,look_every=0"], "look_every must be"),
+        (["folder", "folder,tier=cpu"], 'two pools are named "folder"'),
+        (["folder", "store,members=a"], "are both the tier external of some workers"),
+    ],
+)
+def test_what_is_refused(pools: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config({"pool": pools}, {})

@@ -1,0 +1,185 @@
+"""`BlockIndex.loading` and its literal model, on random streams of engines with pools.
+
+`crates/index/tests/loading.rs` holds the index against the engines' own answers; here the two that Python has are held
+against each other: their arguments, times and pools of several sizes of chunks.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvatlas import BlockIndex
+from kvatlas.errors import InvalidArgumentError, InvalidTypeError
+from kvatlas.reference import ReferenceIndex
+from kvatlas.types import Loadable, Segment, Tier
+
+WORKERS = ["a", "b", "c"]
+OFFLOADED: list[Tier] = ["cpu", "disk", "external"]
+
+
+def name_of(prompt: tuple[int, ...]) -> int:
+    """Engines that share a pool name blocks alike."""
+    return hash(prompt) & (1 << 63) - 1
+
+
+@dataclass
+class Pair:
+    """The index and its literal model, which are told the same."""
+
+    index: BlockIndex = field(default_factory=lambda: BlockIndex(block_size=1))
+    model: ReferenceIndex = field(default_factory=lambda: ReferenceIndex(block_size=1))
+
+    def both(self, method: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        answers = []
+        for it in (self.index, self.model):
+            owner: Any = it
+            *path, last = method.split(".")
+            for part in path:
+                owner = getattr(owner, part)
+            answers.append(getattr(owner, last)(*args, **kwargs))
+        return answers[0], answers[1]
+
+    def store(self, worker: str, prompt: tuple[int, ...], start: int, tier: Tier, rank: int) -> None:
+        names = [name_of(prompt[: end + 1]) for end in range(start, len(prompt))]
+        parent = name_of(prompt[:start]) if start else None
+        contents = list(prompt[start:])
+        self.both("store", worker, block_hashes=names, content_hashes=contents, parent=parent, tier=tier, rank=rank)
+
+    def check(self, prompts: list[tuple[int, ...]]) -> int:
+        answers = 0
+        for prompt in prompts:
+            found, wanted = self.both("loading.find", content_hashes=list(prompt))
+            assert found == wanted
+            answers += len(found)
+        return answers
+
+
+def run(seed: int) -> int:
+    """A random stream. Returns the number of answers that were compared."""
+    rng = random.Random(seed)
+    pair = Pair()
+    for worker in WORKERS:
+        chunks = {f"{tier}_chunk": rng.choice([1, 2, 3, 4]) for tier in ("host", "disk", "external")}
+        pair.both("loading.set_offloading", worker, **chunks, resets_keep=rng.choice([True, False, None]))
+    for name in rng.sample(["folder", "store"], rng.randint(0, 2)):
+        pair.both(
+            "loading.add_pool",
+            name,
+            members=rng.choice([None, ["a", "b"], ["a", "new"]]),
+            chunk=rng.choice([1, 2, 4]),
+            tier={"folder": "external", "store": "disk"}[name],
+            announces_removals=rng.random() < 0.5,
+            lifetime=rng.choice([None, 20.0]),
+            room=rng.choice([None, None, 5, 12]),
+        )
+    prompts: list[tuple[int, ...]] = [(1,)]
+    while len(prompts) < 10:
+        prompts.append(rng.choice(prompts) + tuple(rng.choices([1, 2], k=rng.randint(1, 6))))
+    answers = 0
+    for now in range(60):
+        pair.both("loading.set_time", float(now))
+        worker, prompt, rank = rng.choice(WORKERS), rng.choice(prompts), rng.choice([0, 0, 0, 1])
+        tier: Tier = rng.choice(["gpu", *OFFLOADED])
+        match rng.randrange(21):
+            case 20:
+                found = [
+                    name_of(prompt[:end]) for prompt in rng.sample(prompts, 3) for end in range(1, len(prompt) + 1)
+                ]
+                lost = pair.both("loading.keep", "folder", block_hashes=found, until=rng.choice([None, now - 5.0]))
+                assert lost[0] == lost[1]
+            case 0:
+                pair.both("loading.reset", worker, rank=rng.choice([None, rank]))
+            case 1:
+                pair.both("clear", worker, rank=rng.choice([None, rank]), tier=rng.choice([None, tier]))
+            case 2:
+                pair.both("drop", worker)
+            case 3:
+                lost = pair.both("loading.lose", "folder", content_hashes=list(prompt[: rng.randint(1, len(prompt))]))
+                assert lost[0] == lost[1]
+            case 4 | 5 | 6 | 7:
+                gone = rng.sample(range(1, len(prompt) + 1), k=rng.randint(1, len(prompt)))
+                names = [name_of(prompt[:end]) for end in gone]
+                pair.both("remove", worker, block_hashes=names, tier=tier, rank=rank)
+            case _:
+                # Engines write and copy what they know the beginning of.
+                pair.store(worker, prompt, 0, tier, rank)
+        answers += pair.check(prompts)
+    return answers
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32))
+def test_the_index_equals_the_model(seed: int) -> None:
+    run(seed)
+
+
+def test_streams_have_answers() -> None:
+    assert sum(map(run, range(5))) > 1000
+
+
+def test_parts_of_a_prompt_and_their_ages() -> None:
+    pair = Pair()
+    pair.both("loading.set_offloading", "a", host_chunk=2)
+    pair.both("loading.add_pool", "folder", members=["a", "b"], chunk=3, lifetime=9.0)
+    prompt = (1, 2, 3, 4, 5, 6, 7, 8)
+    pair.store("a", prompt[:1], 0, "gpu", 0)
+    pair.store("a", prompt[:4], 0, "cpu", 0)
+    pair.both("loading.set_time", 10.0)
+    pair.store("a", prompt[:3], 0, "external", 0)
+    pair.both("loading.set_time", 12.5)
+    pair.store("a", prompt[:6], 3, "external", 0)
+    pair.both("loading.set_time", 14.0)
+    first, second = pair.both("loading.find", content_hashes=list(prompt))
+    assert first == second
+    own = (Segment(0, 1, "gpu", None, True, None), Segment(1, 4, "cpu", None, True, None))
+    assert first == [
+        Loadable("a", 0, 1, 4, False, (*own, Segment(4, 6, "external", "folder", False, 1.5))),
+        Loadable("b", 0, 0, 0, False, (Segment(0, 6, "external", "folder", False, 4.0),)),
+    ]
+    assert [(it.depth, it.own_depth) for it in first] == [(6, 4), (6, 0)]
+    pair.both("loading.set_time", 20.0)
+    assert [it.depth for it in pair.both("loading.find", content_hashes=list(prompt))[0]] == [6, 0]
+    assert pair.both("loading.lose", "folder", content_hashes=list(prompt[:6])) == (1, 1)
+    assert pair.both("loading.lose", "nowhere", content_hashes=list(prompt[:6])) == (0, 0)
+    assert [it.depth for it in pair.both("loading.find", content_hashes=list(prompt))[0]] == [4, 0]
+
+
+@pytest.mark.parametrize("keeps", [True, False, None])
+def test_what_a_reset_leaves(keeps: bool | None) -> None:
+    pair = Pair()
+    pair.both("loading.set_offloading", "a", resets_keep=keeps)
+    pair.store("a", (1, 2), 0, "gpu", 0)
+    pair.store("a", (1, 2, 3), 0, "cpu", 0)
+    pair.both("loading.reset", "a")
+    for found in pair.both("loading.find", content_hashes=[1, 2, 3]):
+        assert [(it.device, it.depth, it.may_hold_more) for it in found] == [(0, 3 if keeps else 0, keeps is None)]
+    pair.both("clear", "a")
+    for found in pair.both("loading.find", content_hashes=[1, 2, 3]):
+        assert [(it.depth, it.may_hold_more) for it in found] == [(0, False)]
+
+
+def test_arguments_that_are_refused() -> None:
+    loading = BlockIndex(block_size=1).loading
+    chunks: list[dict[str, Any]] = [{"host_chunk": 0}, {"disk_chunk": 2**32}]
+    for wrong in chunks:
+        with pytest.raises(InvalidArgumentError, match="chunk must be from 1 to"):
+            loading.set_offloading("a", **wrong)
+    with pytest.raises(InvalidTypeError, match="resets_keep must be True or False"):
+        loading.set_offloading("a", resets_keep="yes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="another tier than the device"):
+        loading.add_pool("folder", tier="gpu")
+    with pytest.raises(InvalidArgumentError, match="lifetime must be more than 0 seconds"):
+        loading.add_pool("folder", lifetime=0)
+    with pytest.raises(InvalidArgumentError, match="room must be from 1 to"):
+        loading.add_pool("folder", room=0)
+    with pytest.raises(InvalidArgumentError, match="until must be finite"):
+        loading.keep("folder", block_hashes=[], until=float("nan"))
+    with pytest.raises(InvalidTypeError, match="members must be an iterable of str"):
+        loading.add_pool("folder", members="a")
+    with pytest.raises(InvalidArgumentError, match="seconds must be finite"):
+        loading.set_time(float("inf"))
+    assert loading.find(content_hashes=[1]) == []
