@@ -11,23 +11,19 @@ use hyper::header::HeaderMap;
 use kvatlas_follow::Follower;
 use kvatlas_http::{BodyLimits, Memory, RequestBody, body};
 use kvatlas_prompt::{Dialect, Endpoint, PromptFailure, RecalledBody, reading_memory};
-use tokio::time::timeout_at;
 
 use crate::answers::refusal::Refusal;
 use crate::engines::fleet::{Dialects, Fleet};
 use crate::requests::encoding::{DecodedBody, Encoding, unpack};
 use crate::requests::engine_tokens::ask_for_tokens;
-use crate::requests::facts::{BodyFields, PromptFacts};
+use crate::requests::facts::{BodyFields, PromptFacts, ReadBody};
 use crate::requests::long_work::{LONG_BODY, LongWork, failed, takes_long};
 use crate::requests::prompts::{PromptLimits, Prompts};
-use crate::requests::reading_turns::Client;
+use crate::requests::reading_turns::{Client, NoResult};
 use crate::requests::routes::{ModelAt, of_query};
 
 /// Time within which a prompt must be read, its turn included.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// Extra time for work that cannot check the time limit itself.
-const GRACE: Duration = Duration::from_millis(250);
 
 /// Time within which the tokens of a probe must be made.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
@@ -103,18 +99,18 @@ impl BodyReader {
         client: Client,
         source: BodySource<'_>,
         body: &Bytes,
-    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+    ) -> Result<ReadBody, Refusal> {
         let BodySource { endpoint, model, kind, query, as_is, takes_long } = source;
         let Some(endpoint) = endpoint else {
             let (kind, of_query) = (kind.to_owned(), query.and_then(of_query));
             let read = move |body: &[u8]| {
                 let model = model.of(&kind, body).or(of_query);
-                (BodyFields::unread(model, false), PromptFacts::of_work(body))
+                Box::new((BodyFields::unread(model, false), PromptFacts::of_work(body)))
             };
             return self.threads.run_on(body, takes_long, read).await;
         };
         let limits = PromptLimits { as_is, ..PromptLimits::until(Instant::now() + PATIENCE) };
-        let (fields, prompt) = if body.len() > LONG_BODY {
+        let read = if body.len() > LONG_BODY {
             Box::pin(self.read_beside(client, endpoint, body, None, limits)).await?
         } else {
             let recalled = self.prompts.recall(endpoint, body);
@@ -124,12 +120,13 @@ impl BodyReader {
                 self.read(endpoint, body, &recalled, limits)
             }
         };
-        if self.prompts.asks_engines() && prompt.why_not.is_some() {
+        if self.prompts.asks_engines() && read.1.why_not.is_some() {
+            let (fields, prompt) = *read;
             let asking = ask_for_tokens(&self.prompts, &self.fleet, &self.threads, endpoint, body, &fields, prompt);
             let prompt = Box::pin(asking).await?;
-            return Ok((fields, prompt));
+            return Ok(Box::new((fields, prompt)));
         }
-        Ok((fields, prompt))
+        Ok(read)
     }
 
     /// Reads a body on another thread, after waiting for a turn and for memory. Without its prompt if that takes too
@@ -141,31 +138,29 @@ impl BodyReader {
         body: &Bytes,
         recalled: Option<RecalledBody>,
         limits: PromptLimits,
-    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+    ) -> Result<ReadBody, Refusal> {
         let PromptLimits { until, as_is, .. } = limits;
         let new_bytes = recalled.as_ref().map_or(body.len(), RecalledBody::new_bytes);
         if !self.prompts.are_read() {
             return self.without_prompt(endpoint, body, as_is, None).await;
         }
-        let Some(turn) = self.prompts.turns.wait(client, new_bytes, until).await else {
-            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await;
-        };
-        let Some(memory) = self.memory.reserve(reading_memory(new_bytes), until).await else {
-            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::NoRoom)).await;
-        };
-        let reading = tokio::task::spawn_blocking({
-            let (reader, body) = (self.clone(), body.clone());
+        let read = {
+            let (reader, body, runtime) = (self.clone(), body.clone(), tokio::runtime::Handle::current());
             move || {
+                let memory = runtime.block_on(reader.memory.reserve(reading_memory(new_bytes), until))?;
                 let recalled = recalled.unwrap_or_else(|| reader.prompts.recall(endpoint, &body));
-                let made = reader.read(endpoint, &body, &recalled, limits);
-                drop((recalled, memory, turn));
-                made
+                let read = reader.read(endpoint, &body, &recalled, limits);
+                drop((recalled, memory));
+                Some(read)
             }
-        });
-        match timeout_at((until + GRACE).into(), reading).await {
-            Ok(made) => made.map_err(|_| failed()),
-            Err(_) => self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await,
-        }
+        };
+        let why_not = match self.prompts.turns.run(client, new_bytes, until, read).await {
+            Ok(Some(read)) => return Ok(read),
+            Ok(None) => PromptFailure::NoRoom,
+            Err(NoResult::TookTooLong) => PromptFailure::TookTooLong,
+            Err(NoResult::Panicked) => return Err(failed()),
+        };
+        self.without_prompt(endpoint, body, as_is, Some(why_not)).await
     }
 
     /// Reads a body but for its prompt.
@@ -175,7 +170,7 @@ impl BodyReader {
         body: &Bytes,
         as_is: bool,
         why_not: Option<PromptFailure>,
-    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+    ) -> Result<ReadBody, Refusal> {
         let reader = self.clone();
         let read = move |body: &[u8]| {
             let limits = PromptLimits { until: Instant::now() + PATIENCE, unread: why_not, as_is };
@@ -184,13 +179,7 @@ impl BodyReader {
         self.threads.run_on(body, takes_long(body), read).await
     }
 
-    fn read(
-        &self,
-        endpoint: Endpoint,
-        body: &[u8],
-        recalled: &RecalledBody,
-        limits: PromptLimits,
-    ) -> (BodyFields, PromptFacts) {
+    fn read(&self, endpoint: Endpoint, body: &[u8], recalled: &RecalledBody, limits: PromptLimits) -> ReadBody {
         let dialects = |model: Option<&str>| self.fleet.dialects(model);
         let takes_names = |model: Option<&str>| self.fleet.takes_image_ids(model);
         self.prompts.read(self.follower.as_deref(), dialects, takes_names, endpoint, body, recalled, limits)
@@ -203,7 +192,7 @@ impl BodyReader {
         let any = |_: Option<&str>| Dialects { main: dialect, others: Vec::new(), only_model: None };
         let limits = PromptLimits::until(Instant::now() + PROBE_PATIENCE);
         let follower = self.follower.as_deref();
-        let (_, prompt) = self.prompts.read(follower, any, |_| false, Endpoint::Completions, body, &recalled, limits);
-        prompt.ids
+        let read = self.prompts.read(follower, any, |_| false, Endpoint::Completions, body, &recalled, limits);
+        read.1.ids
     }
 }
