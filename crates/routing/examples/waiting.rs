@@ -42,7 +42,7 @@ fn round(workers: u32, waiting: usize) -> Result<(), kvatlas_routing::Error> {
             now += 0.5 / f64::from(workers);
             if let Some(id) = running.pop_front() {
                 router.first_token(id, now);
-                router.finish(id, Usage { output_tokens: Some(100), cached_tokens: None }, now);
+                router.finish(id, Usage { output_tokens: Some(100), ..Usage::default() }, now);
             }
             let started = Instant::now();
             let bound = router.bind(now);

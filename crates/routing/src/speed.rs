@@ -126,7 +126,7 @@ impl Speed {
     }
 
     /// Sets whether it is known how much of a prompt the worker computes. If not, what was learnt of that is forgotten, here
-    /// and of the fleet, and nothing is learnt until it is. `start`: the rate to begin with, in tokens a second.
+    /// and of the fleet, and until it is, only what the worker itself says teaches anything. `start`: the rate to begin with, in tokens a second.
     pub(crate) fn set_measured(&mut self, is_measured: bool, start: f64, fleet: &mut FleetSpeed) {
         if self.is_measured && !is_measured {
             fleet.rate = RunningMean::new(start);
@@ -163,9 +163,21 @@ impl Speed {
             self.done += tokens;
         }
         let seconds = now - self.since;
-        let rate = self.done / seconds;
+        let rate = (self.done / seconds).min(MOST_RATE);
         let is_enough = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
         let quicker = self.is_measured && is_enough && rate > self.rate(fleet);
+        if quicker {
+            self.learn(rate, fleet);
+        }
+        quicker
+    }
+
+    /// Learns from a prompt of which the worker says that it computed `tokens`, if it is not known otherwise: within
+    /// `seconds`, with all before it, so that it can only have been quicker than this looks. Returns whether something was
+    /// learnt.
+    pub(crate) fn learn_told(&mut self, tokens: f64, seconds: f64, fleet: &mut FleetSpeed) -> bool {
+        let rate = (tokens / seconds).min(MOST_RATE);
+        let quicker = !self.is_measured && tokens >= LEAST_TOKENS && rate > self.rate(fleet);
         if quicker {
             self.learn(rate, fleet);
         }
@@ -253,7 +265,15 @@ mod tests {
         assert!(!prompt(&mut speed, &mut fleet));
         let rates = [speed.rate(&fleet), Speed::new(&fleet).rate(&fleet)];
         assert!(rates.iter().all(|rate| (rate / 8000.0 - 1.0).abs() < 1e-9), "{rates:?}");
+        // Unless the worker says so, and then it can only be quicker.
+        assert!(!speed.learn_told(383.0, 0.01, &mut fleet) && !speed.learn_told(4000.0, 1.0, &mut fleet));
+        let rates = [0.04, 0.02, 0.0].map(|seconds| {
+            assert!(speed.learn_told(4000.0, seconds, &mut fleet));
+            speed.rate(&fleet)
+        });
+        assert!((rates[0] / 100_000.0 - 1.0).abs() < 1e-9 && rates[2] <= MOST_RATE, "{rates:?}");
         speed.set_measured(true, 8000.0, &mut fleet);
+        assert!(!speed.learn_told(4000.0, 0.001, &mut fleet));
         assert!(prompt(&mut speed, &mut fleet) && speed.rate(&fleet) > 80_000.0);
     }
 }

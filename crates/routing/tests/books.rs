@@ -177,7 +177,7 @@ impl World {
             }
             Step::Finish(which, tokens) => {
                 if let Some(id) = self.some(which) {
-                    let usage = Usage { output_tokens: Some(tokens.into()), cached_tokens: None };
+                    let usage = Usage { output_tokens: Some(tokens.into()), ..Usage::default() };
                     self.router.finish(id, usage, self.now);
                     assert_eq!(self.router.finish(id, usage, self.now), None);
                     self.placed.retain(|its| *its != id);

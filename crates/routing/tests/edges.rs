@@ -148,7 +148,7 @@ fn a_block_size_of_nothing_does_no_harm() {
         let decision = placed(router.choose(&request, &Depths::unknown(), 0.0));
         assert_eq!(decision.cached_tokens + decision.uncached_tokens, tokens);
         router.first_token(decision.id, 0.1);
-        router.finish(decision.id, Usage { output_tokens: Some(0), cached_tokens: Some(9) }, 0.2);
+        router.finish(decision.id, Usage { output_tokens: Some(0), cached_tokens: Some(9), ..Usage::default() }, 0.2);
     }
     assert!(router.rows().prefill_rate[0].is_finite());
 }
@@ -197,7 +197,7 @@ fn nobody_waits_for_others_while_a_new_worker_is_idle() {
         assert_eq!(decision.worker, b);
         now += 0.1;
         router.first_token(decision.id, now);
-        router.finish(decision.id, Usage { output_tokens: Some(1), cached_tokens: None }, now);
+        router.finish(decision.id, Usage { output_tokens: Some(1), ..Usage::default() }, now);
     }
 }
 
@@ -226,7 +226,7 @@ fn one_stall_at_the_start_is_not_how_fast_engines_are() {
         let decision = placed(router.choose_among(&request(800), &Depths::unknown(), Some(&[worker]), now));
         now += seconds;
         router.first_token(decision.id, now);
-        router.finish(decision.id, Usage { output_tokens: Some(1), cached_tokens: None }, now);
+        router.finish(decision.id, Usage { output_tokens: Some(1), ..Usage::default() }, now);
     }
     for worker in 0..4 {
         let rate = router.rows().prefill_rate[worker];
@@ -242,7 +242,7 @@ fn answers_that_come_as_a_whole_do_not_look_like_prompts_that_wait() {
         if !told {
             // Nobody ever tells first tokens here.
             let first = placed(router.choose(&request(400), &Depths::unknown(), 0.0));
-            router.finish(first.id, Usage { output_tokens: Some(300), cached_tokens: None }, 9.0);
+            router.finish(first.id, Usage { output_tokens: Some(300), ..Usage::default() }, 9.0);
         }
         let mut ids = Vec::new();
         // An engine generates many answers at a time: what is computed in 50 ms is no reason to wait for 30 s.
@@ -259,7 +259,7 @@ fn answers_that_come_as_a_whole_do_not_look_like_prompts_that_wait() {
         for (nth, id) in ids.into_iter().enumerate() {
             match nth % 2 {
                 0 => {
-                    assert!(router.finish(id, Usage { output_tokens: Some(300), cached_tokens: None }, 40.0).is_some())
+                    assert!(router.finish(id, Usage { output_tokens: Some(300), ..Usage::default() }, 40.0).is_some())
                 }
                 _ => assert!(router.fail(id, 40.0)),
             }

@@ -64,7 +64,11 @@ impl Fleet {
     fn end(&mut self, decision: &Decision, first_token: f64, cached: Option<u32>) {
         self.now += first_token;
         self.router.first_token(decision.id, self.now);
-        self.router.finish(decision.id, Usage { cached_tokens: cached, output_tokens: Some(1) }, self.now);
+        self.router.finish(
+            decision.id,
+            Usage { cached_tokens: cached, output_tokens: Some(1), ..Usage::default() },
+            self.now,
+        );
         self.now += 0.01;
         self.hear_all();
     }
@@ -312,7 +316,11 @@ fn an_answer_that_comes_as_a_whole_is_not_late() {
     fleet.router.expire(fleet.now);
     let placed = fleet.place(6_000, 6_000, &[2]);
     assert_eq!(source(&placed), Some("w0"));
-    fleet.router.finish(whole.id, Usage { cached_tokens: Some(96_000), output_tokens: Some(500) }, fleet.now);
+    fleet.router.finish(
+        whole.id,
+        Usage { cached_tokens: Some(96_000), output_tokens: Some(500), ..Usage::default() },
+        fleet.now,
+    );
     assert_eq!((fleet.pulled(PullResult::Brought), fleet.pulled(PullResult::Late)), (1, 0));
 }
 

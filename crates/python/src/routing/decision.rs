@@ -246,7 +246,7 @@ impl Decision {
     ) -> PyResult<bool> {
         let cached_tokens =
             cached_tokens.map(|tokens| arguments::cached_tokens(tokens, self.prompt_tokens)).transpose()?;
-        let usage = Usage { cached_tokens, output_tokens: output_tokens.map(|tokens| tokens.0) };
+        let usage = Usage { cached_tokens, output_tokens: output_tokens.map(|tokens| tokens.0), computed_tokens: None };
         self.router.with(py, now, |router, now| router.finish(self.id, usage, now).is_some())
     }
 

@@ -30,8 +30,10 @@ impl Places {
     /// Records the successful end of a request.
     pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
-        let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output };
-        let belief = placement.judge(&seen.usage, cached_of(placement, &seen.usage));
+        let cached = cached_of(placement, &seen.usage);
+        let computed_tokens = seen.usage.prompt.zip(cached).map(|(prompt, cached)| prompt.saturating_sub(cached));
+        let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output, computed_tokens };
+        let belief = placement.judge(&seen.usage, cached);
         let mismatch = placement.mismatch(&seen.usage);
         let agrees = seen.usage.prompt.zip(placement.tokens).and_then(|(by_engine, by_router)| {
             placement.engine.token_agreement.note(mismatch.map(|_| OtherCount { by_engine, by_router }))

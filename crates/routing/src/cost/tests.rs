@@ -158,7 +158,7 @@ fn the_cheapest_is_found_without_a_close_look_at_all() {
                 router.first_token(open[at].0, now);
                 let (ended, expected) = open.swap_remove(below(open.len() as u64) as usize);
                 let cached_tokens = (below(4) > 0).then_some(expected);
-                let usage = Usage { output_tokens: Some(below(500) as u32), cached_tokens };
+                let usage = Usage { output_tokens: Some(below(500) as u32), cached_tokens, ..Usage::default() };
                 router.finish(ended, usage, now);
             }
         }

@@ -327,6 +327,13 @@ impl Fleet {
         self.publish(at as usize);
     }
 
+    /// Learns from a prompt of which a worker says that it computed `tokens`, within `seconds` after it was sent.
+    pub(super) fn learn_told(&mut self, at: u32, tokens: f64, seconds: f64) {
+        if self.slots[at as usize].speed.learn_told(tokens, seconds, &mut self.speed) {
+            self.publish(at as usize);
+        }
+    }
+
     /// Sets whether it is known how much of a prompt a worker computes. `start`: the rate to begin with if not.
     pub(super) fn set_measured(&mut self, id: WorkerId, is_measured: bool, start: f64) {
         self.slots[id.0 as usize].speed.set_measured(is_measured, start, &mut self.speed);

@@ -142,6 +142,10 @@ impl Router {
                 self.fleet.learn_step(its.worker, (now - first) / steps);
             }
         }
+        if let Some(computed) = usage.computed_tokens {
+            let took = its.first_token.unwrap_or(now) - its.sent;
+            self.fleet.learn_told(its.worker, f64::from(computed), took);
+        }
         if let Some(output) = output {
             self.outputs += 1.0;
             self.mean_output += (output / its.answers - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);

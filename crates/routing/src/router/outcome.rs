@@ -214,6 +214,8 @@ pub struct Usage {
     pub cached_tokens: Option<u32>,
     /// Tokens that it generated.
     pub output_tokens: Option<u32>,
+    /// Prompt tokens that it computed, by its own count.
+    pub computed_tokens: Option<u32>,
 }
 
 /// A request that has ended: what was expected, and what happened.
