@@ -1,4 +1,5 @@
-//! Random batches, and what must hold of their payloads whole, cut, damaged and made of nonsense.
+//! Random batches, and what must hold of their payloads whole, cut, damaged and made of nonsense. `examples/fuzz_wire.rs`
+//! does the same for as long as one likes.
 
 use std::cell::RefCell;
 
@@ -312,4 +313,13 @@ fn use_all(bytes: &[u8], dialect: Dialect) {
     reader.apply(&batch, &index, "w", 0, &mut tally);
     let all = batch.events.len() as u64 + batch.refused.iter().map(|it| it.events).sum::<u64>();
     assert_eq!(tally.events + tally.refused_total(), 2 * all);
+}
+
+#[test]
+fn random_batches_whole_and_damaged() {
+    for seed in 0..kvatlas_testing::seeds(4_000) {
+        if let Err(what) = check(seed) {
+            panic!("seed {seed}: {what}");
+        }
+    }
 }

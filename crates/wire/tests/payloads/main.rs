@@ -1,10 +1,65 @@
-//! Batches and events in every form that engines send.
+//! Payloads of engines, and others that are like them: events written as JSON and packed by another encoder than ours,
+//! decoded, encoded and read into an index. The tests of whole batches and events are in this file.
 
-use kvatlas_wire::{Batch, Cleared, Event, Name, Reason, Removed, Stored, decode};
+mod encode;
+mod fields;
+mod reader;
+mod refusals;
+
+use kvatlas_wire::{Batch, Cleared, Event, Key, Name, Reason, Removed, Stored, decode};
 use serde_json::{Value, json};
 
-use crate::payload::{hex, pack};
-use crate::{item, one, plain, refused, stored, with};
+pub(crate) fn read(events: &Value) -> Batch {
+    decode(&batch(events)).expect("a batch")
+}
+
+/// The only event of a batch in which nothing was refused.
+pub(crate) fn one(event: &Value) -> Event {
+    let mut batch = read(&json!([event]));
+    assert_eq!(batch.refused, [], "{event}");
+    assert_eq!(batch.events.len(), 1);
+    batch.events.remove(0)
+}
+
+pub(crate) fn stored(event: &Value) -> Stored {
+    match one(event) {
+        Event::Stored(stored) => *stored,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A store of blocks of two tokens, with more fields.
+pub(crate) fn with(more: &Value) -> Value {
+    let mut event = json!({
+        "type": "BlockStored", "block_hashes": [7, 8], "parent_block_hash": null, "token_ids": [1, 2, 3, 4],
+        "block_size": 2, "lora_id": null, "medium": "GPU", "lora_name": null
+    });
+    for (key, value) in more.as_object().expect("a map") {
+        event[key] = value.clone();
+    }
+    event
+}
+
+pub(crate) fn plain() -> Stored {
+    Stored {
+        block_hashes: vec![Name::from(7_u64), Name::from(8_u64)],
+        tokens: vec![1, 2, 3, 4],
+        block_size: 2,
+        medium: Some("GPU".into()),
+        ..Stored::default()
+    }
+}
+
+/// The reasons for which the events of a batch were refused.
+pub(crate) fn refused(events: &Value) -> Vec<(usize, Reason)> {
+    let batch = read(events);
+    assert!(batch.refused.iter().all(|it| it.events == 1 && !it.detail.is_empty()));
+    batch.refused.iter().map(|it| (it.at, it.reason)).collect()
+}
+
+pub(crate) fn item(identifier: &str, offset: i64) -> Key {
+    Key::Item { identifier: identifier.into(), offset }
+}
 
 #[test]
 fn payloads_as_recorded_from_an_engine() {
@@ -124,4 +179,41 @@ fn empty_hashes_and_sizes_of_nothing() {
     let event = with(&json!({"block_hashes": [], "token_ids": [1, 2, 3], "block_size": 0}));
     let it = stored(&event);
     assert_eq!((it.block_hashes.len(), it.tokens.len(), it.block_size), (0, 3, 0));
+}
+
+/// The MessagePack of a JSON value. A string `bin:…` becomes the bytes that its hexadecimal digits say.
+pub(crate) fn pack(json: &serde_json::Value) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    rmpv::encode::write_value(&mut bytes, &value(json)).expect("a Vec takes everything");
+    bytes
+}
+
+/// A batch of these events, of time 1.5 and rank 0.
+pub(crate) fn batch(events: &serde_json::Value) -> Vec<u8> {
+    pack(&serde_json::json!([1.5, events, 0]))
+}
+
+/// Bytes from hexadecimal digits and blanks.
+pub(crate) fn hex(digits: &str) -> Vec<u8> {
+    let digits: String = digits.split_whitespace().collect();
+    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).expect("digits")).collect()
+}
+
+fn value(json: &serde_json::Value) -> rmpv::Value {
+    match json {
+        serde_json::Value::Null => rmpv::Value::Nil,
+        serde_json::Value::Bool(flag) => rmpv::Value::Boolean(*flag),
+        serde_json::Value::Number(number) => {
+            let integer = number.as_u64().map(rmpv::Value::from).or_else(|| number.as_i64().map(rmpv::Value::from));
+            integer.unwrap_or_else(|| rmpv::Value::F64(number.as_f64().expect("a number")))
+        }
+        serde_json::Value::String(text) => match text.strip_prefix("bin:") {
+            Some(digits) => rmpv::Value::Binary(hex(digits)),
+            None => rmpv::Value::from(text.as_str()),
+        },
+        serde_json::Value::Array(items) => rmpv::Value::Array(items.iter().map(value).collect()),
+        serde_json::Value::Object(entries) => {
+            rmpv::Value::Map(entries.iter().map(|(key, item)| (rmpv::Value::from(key.as_str()), value(item))).collect())
+        }
+    }
 }

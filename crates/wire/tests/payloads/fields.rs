@@ -4,8 +4,7 @@ use kvatlas_index::Tier;
 use kvatlas_wire::{Event, Key, Name, Reason, Stored, decode};
 use serde_json::json;
 
-use crate::payload::hex;
-use crate::{item, one, plain, refused, stored, with};
+use crate::{hex, item, one, plain, refused, stored, with};
 
 #[test]
 fn names_of_every_width_sign_and_kind() {

@@ -1,12 +1,11 @@
 //! Meaning of events: groups, salts, tiers, sizes, clears, and what is left out.
 
-mod payload;
-
 use kvatlas_index::{BlockIndex, Config, View, hash};
 use kvatlas_wire::keys::content_hash;
 use kvatlas_wire::{Key, Reader, Reason, Tally, decode};
-use payload::batch;
 use serde_json::{Value, json};
+
+use super::batch;
 
 const BLOCK: u32 = 2;
 

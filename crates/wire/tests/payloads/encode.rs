@@ -1,10 +1,8 @@
 //! Payloads as another encoder would write them, to the byte.
 
-mod payload;
-
+use super::pack;
 use kvatlas_wire::encode::{Dialect, UnknownDialect, encode};
 use kvatlas_wire::{Batch, Cleared, Event, Key, Name, Removed, Stored, decode};
-use payload::pack;
 use serde_json::{Value, json};
 
 fn encoded(event: impl Into<Event>, dialect: Dialect) -> Vec<u8> {
