@@ -8,19 +8,15 @@
 //! | file | what |
 //! |---|---|
 //! | `parts/` | parts shared by several policies: hashes of a prompt, tables of prompts sent and of requests in flight |
-//! | others | one policy each |
+//! | others | the policies of one router each |
 //! | `tests.rs` | tests of all policies, and fleets and prompts for the tests of each |
 
 #![forbid(unsafe_code)]
 
 mod aibrix_prefix_cache;
 mod dualmap;
-mod dynamo_kv;
-mod dynamo_two_tier;
-mod gorgo;
-mod llm_d_scorers;
-mod llm_d_token_load;
-mod lmetric;
+mod dynamo;
+mod llm_d;
 mod parts;
 mod preble;
 mod prefix_hash;
@@ -30,23 +26,21 @@ mod smg_cache_aware;
 mod smg_spill;
 #[cfg(test)]
 mod tests;
+mod uncached_tokens;
 mod vllm_router_kv_aware;
 
 use aibrix_prefix_cache::AibrixPrefixCache;
 use dualmap::DualMap;
-use dynamo_kv::DynamoKv;
-use dynamo_two_tier::DynamoTwoTier;
-use gorgo::Gorgo;
+use dynamo::{DynamoKv, DynamoTwoTier};
 use kvatlas_routing::{PolicyEntry, boxed};
-use llm_d_scorers::LlmDScorers;
-use llm_d_token_load::LlmDTokenLoad;
-use lmetric::LMetric;
+use llm_d::{LlmDScorers, LlmDTokenLoad};
 use preble::Preble;
 use prefix_hash::PrefixHash;
 use production_stack_loadaware::LoadAware;
 use ray_prefix_affinity::RayPrefixAffinity;
 use smg_cache_aware::SmgCacheAware;
 use smg_spill::SmgSpill;
+use uncached_tokens::{Gorgo, LMetric};
 use vllm_router_kv_aware::VllmRouterKvAware;
 
 /// The policies of this crate.

@@ -1,4 +1,4 @@
-//! The prefill that is left to do at a worker, in tokens.
+//! GORGO and LMetric: policies from papers whose cost is the prefill that is left to do at a worker, in tokens.
 
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{compared, sheet};
@@ -53,10 +53,57 @@ impl Policy for Gorgo {
     }
 }
 
+/// LMetric (arXiv 2603.15202, and Dynamo's port of it, autumn 2026); the lowest wins, any of equals.
+///
+/// ```text
+/// cost = max(1, tokens of the prompt that the worker does not hold [+ tokens to compute of requests without a first token])
+///        * (requests + 1)
+/// ```
+/// With `queued` the tokens that wait count too, as in the paper. Not here: the paper's detector of hot prefixes.
+pub(crate) struct LMetric {
+    queued: bool,
+    draw: Draw,
+}
+
+impl LMetric {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+        Ok(Self { queued: options.flag("queued", false)?, draw: Draw::new(seed) })
+    }
+
+    fn terms(&self, request: &Request<'_>, candidates: &Candidates) -> Terms {
+        sheet(["tokens", "requests", "tokens x (requests + 1) (lowest)"], candidates.len(), |row| {
+            let waiting = if self.queued { candidates.queued_tokens[row].max(0.0) } else { 0.0 };
+            let uncached = request.tokens.saturating_sub(candidates.device_blocks[row] * request.block_size);
+            let tokens = (f64::from(uncached) + waiting).max(1.0);
+            let requests = f64::from(candidates.requests[row]);
+            [tokens, requests, tokens * (requests + 1.0)]
+        })
+    }
+}
+
+impl Policy for LMetric {
+    fn name(&self) -> &'static str {
+        "lmetric"
+    }
+
+    fn uses_index(&self) -> bool {
+        true
+    }
+
+    fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, _now: f64) -> Choice {
+        let costs = compared(&self.terms(request, candidates));
+        Choice::Row(self.draw.lowest(0..costs.len(), |row| costs[row]).unwrap_or(0))
+    }
+
+    fn explain(&self, request: &Request<'_>, candidates: &Candidates, _now: f64) -> Option<Terms> {
+        Some(self.terms(request, candidates))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::tests::{blocks, fleet};
+    use crate::uncached_tokens::*;
 
     #[test]
     fn what_runs_counts_half_of_what_waits() {
@@ -71,6 +118,22 @@ mod tests {
         assert_eq!(compared(&policy.explain(&prompt, &candidates, 0.0).unwrap()), [60.0, 45.0, 50.0]);
         assert_eq!(policy.choose(&prompt, &candidates, 0.0), Choice::Row(1));
         let mut policy = Gorgo::new(&mut Options::from_json(r#"{"running_factor": 0}"#).unwrap(), 0).unwrap();
+        assert_eq!(policy.choose(&prompt, &candidates, 0.0), Choice::Row(0));
+    }
+
+    #[test]
+    fn uncached_tokens_are_multiplied_with_requests() {
+        let mut candidates = fleet(3);
+        candidates.device_blocks = vec![4, 3, 0];
+        candidates.requests = vec![30, 1, 0];
+        candidates.queued_tokens = vec![0.0, 50.0, 0.0];
+        let prompt = blocks(10, &[1, 2, 3, 4]);
+        // 1 * 31, 10 * 2, 40 * 1.
+        let mut policy = LMetric::new(&mut Options::default(), 0).unwrap();
+        assert_eq!(compared(&policy.explain(&prompt, &candidates, 0.0).unwrap()), [31.0, 20.0, 40.0]);
+        assert_eq!(policy.choose(&prompt, &candidates, 0.0), Choice::Row(1));
+        // With what waits: 1 * 31, 60 * 2, 40 * 1.
+        let mut policy = LMetric::new(&mut Options::from_json(r#"{"queued": true}"#).unwrap(), 0).unwrap();
         assert_eq!(policy.choose(&prompt, &candidates, 0.0), Choice::Row(0));
     }
 }
