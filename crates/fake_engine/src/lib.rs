@@ -2,42 +2,36 @@
 //!
 //! | module | side |
 //! |---|---|
-//! | [`cache`] | the cache, which stores and evicts as vLLM's or SGLang's does; `conversations` fill it at random |
+//! | [`cache`] | the cache, which stores and evicts as vLLM's or SGLang's does, and conversations that fill it at random |
 //! | [`groups`] | the cache of a hybrid model, with groups that keep blocks for different times |
 //! | [`chain`] | the simplest content: one chain of blocks, and the events that announce it |
-//! | [`events`] | the sockets that batches are published and replayed on, with faults on demand |
+//! | [`events`] | the sockets that batches are published and replayed on, with faults on demand, and their protocol as bytes |
 //! | [`http`] | the HTTP server, with faults on demand, and a client with access to every byte |
 //! | [`engine`] | cache, sockets and server as one engine that agrees with itself |
 //!
 //! The sides are separate, because few tests need more than one, and a fault of one has no meaning for the others: a
 //! publisher with gaps has no prompts, and a server that hangs has no events.
 //!
-//! Shared parts: [`net`] (ports and listeners), [`proxy`] (a connection that can be cut and held up), [`zmtp`]
-//! (ZeroMQ's protocol as bytes, for tests that violate it), and [`until`] and [`eventually`], which wait for a
-//! condition.
+//! Shared parts: [`net`] (ports, listeners, and connections that can be cut and held up), and [`until`] and
+//! [`eventually`], which wait for a condition.
 
 pub mod cache;
 pub mod chain;
-pub mod conversations;
 pub mod engine;
 pub mod events;
 pub mod groups;
 pub mod http;
 pub mod net;
-pub mod proxy;
-pub mod zmtp;
 
 use std::time::{Duration, Instant};
 
-pub use self::cache::{Cache, Kind, Sequence};
+pub use self::cache::{Cache, Conversations, Kind, Sequence};
 pub use self::chain::{BLOCK_SIZE, Chain, payload, payload_at};
-pub use self::conversations::Conversations;
 pub use self::engine::Engine;
 pub use self::events::Publisher;
 pub use self::groups::GroupCache;
 pub use self::http::{Client, Manner, Message, Server};
-pub use self::net::{Listener, free_port};
-pub use self::proxy::CuttableProxy;
+pub use self::net::{CuttableProxy, Listener, free_port};
 
 /// Waits until `holds`; after a minute the test fails with the message `wrong`.
 #[track_caller]

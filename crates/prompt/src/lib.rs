@@ -22,12 +22,11 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `endpoint`, `endpoint_of_body` | the API of a request: by its path, or by its body alone |
+//! | `endpoint` | the API of a request: by its path, or by its body alone |
 //! | `request`, `request_message` | the parsed body, and one message of a chat in it |
 //! | `json_string` | strings borrowed from the body |
-//! | `known_fields` | the request without the fields that an engine ignores, and the salt of its blocks |
 //! | `media`, `pictures` | content that is not text, counted by kind; pictures with names for vLLM |
-//! | `dialect`, `dialect_chat` | differences between versions of engines: in general, and for chats |
+//! | `dialect` | differences between versions of engines, and the request without the fields that an engine ignores |
 //! | `messages` | messages in the form for templates, from a chat request |
 //! | `convert` | the same from requests of Messages and Responses, and tools from all three APIs |
 //! | `chat` | a chat with messages, tools and variables, rendered to text |
@@ -43,13 +42,10 @@ mod allowance;
 mod chat;
 mod convert;
 mod dialect;
-mod dialect_chat;
 mod endpoint;
-mod endpoint_of_body;
 mod engine;
 mod files;
 mod json_string;
-mod known_fields;
 mod media;
 mod messages;
 mod pictures;
@@ -61,8 +57,6 @@ mod request;
 mod request_message;
 mod rope;
 mod template;
-#[cfg(test)]
-mod template_tests;
 mod tokenizer;
 mod turn;
 mod turns;

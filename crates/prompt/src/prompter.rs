@@ -10,8 +10,7 @@ use minijinja::value::ValueKind;
 
 use crate::allowance::{self, LONGEST_CHAT, within};
 use crate::chat::{Chat, ChatText, Habits, TemplateContext};
-use crate::dialect::Dialect;
-use crate::dialect_chat::ThinkingSwitches;
+use crate::dialect::{Dialect, ThinkingSwitches};
 use crate::endpoint::Endpoint;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::media::MEDIA_TOKENS;

@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use kvatlas_fake_engine::zmtp::{flood, frame, message};
+use kvatlas_fake_engine::events::{flood, frame, message};
 
 use super::transport::{Transport, TransportEvent, ZmqTransport};
 use crate::config::StreamConfig;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use kvatlas_fake_engine::zmtp::{greeting, impostor, message};
+use kvatlas_fake_engine::events::{greeting, impostor, message};
 use kvatlas_fake_engine::{BLOCK_SIZE, Chain};
 use kvatlas_follow::StreamContext;
 use kvatlas_follow::config::StreamConfig;

@@ -4,7 +4,6 @@ mod arguments;
 mod decision;
 mod request;
 mod router;
-mod shared;
 
 use std::sync::Arc;
 

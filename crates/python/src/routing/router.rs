@@ -14,8 +14,7 @@ use super::arguments::{
     Seconds, Seed, Trusted, WaitingRequests, Weight, config, fill, fill_loadable, found_pairs, json, policy_error,
     session_number, workers as worker_names,
 };
-use super::decision::{Decision, NamedExplanation};
-use super::shared::{Inner, SharedRouter};
+use super::decision::{Decision, Inner, NamedExplanation, SharedRouter};
 use super::{Failure, Names, PythonPolicy, policies};
 use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};

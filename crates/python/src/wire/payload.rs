@@ -7,11 +7,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
-use super::convert::keys;
-use super::{Batch, Object, from_python};
+use super::{Batch, Object, from_python, keys};
 use crate::errors;
 use crate::gil::detach_if;
-use crate::hashing::LONG_BYTES;
+use crate::prompt::LONG_BYTES;
 use crate::raw::{NewArray, Offer, offer};
 use crate::scalars::{BlockSize, Rank, describe, optional_string, string};
 use crate::sequences::tokens as convert;
