@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use kvatlas_index::{BlockHash, BlockIndex, Tier};
 use kvatlas_testing::{Random, mix};
 
-use crate::times::Times;
+use crate::Times;
 
 /// Blocks of the prompt that all conversations of a group begin with.
 const SYSTEM: u64 = 8;

@@ -1,12 +1,137 @@
-//! Rows of a match, by rank and by worker: without ranks that are not asked for or not trusted, in the order of the answer.
+//! Lookups of the leading blocks of a prompt that workers hold, for queries and for a router in the same process: names are not
+//! copied, and ranks that hold no block have no row.
+//!
+//! The index knows one cache group of an engine. Where there are others, as in hybrid models, a depth is the blocks that all
+//! groups can serve. The rows of every answer come from here.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
 use hashbrown::{HashMap, HashSet};
-use kvatlas_index::{Match, View};
+use kvatlas_index::hash::prefix_hashes;
+use kvatlas_index::{BlockIndex, Loadable, Match, View};
+use kvatlas_wire::Hybrid;
 
-use crate::state::Reservations;
+use crate::state::{HybridRanks, Keyspace, Reservations, tell_time};
+
+/// Leading blocks of a prompt that one rank of a worker holds; each tier counts those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankDepths {
+    /// The caller's number for the rank.
+    pub number: u32,
+    /// Leading blocks on the device.
+    pub device: u32,
+    /// Leading blocks on the device or in the host's memory.
+    pub host: u32,
+    /// Leading blocks anywhere.
+    pub any: u32,
+    /// Leading blocks that another engine can pull from its host memory.
+    pub pullable: u32,
+}
+
+impl Keyspace {
+    /// Puts the depths of each trusted rank for a prompt with these content hashes into `held`. `number`: the caller's number
+    /// for a worker's rank; ranks without one are left out.
+    pub fn look_up(&self, content: &[u64], number: impl Fn(&str, u32) -> Option<u32>, held: &mut Vec<RankDepths>) {
+        self.steady(|untrusted| {
+            held.clear();
+            let index = self.index();
+            let found = index.find(content);
+            // Read after the index, so that each hybrid rank in the match is known to be one.
+            let hybrids = self.hybrids().load();
+            let filter = Filter { among: None, without: Some(untrusted), strict: None };
+            let rows = rows(&found, &hybrids, content, &filter, None);
+            held.extend(rows.iter().filter_map(|row| {
+                let number = number(row.worker, row.rank)?;
+                let Depths { gpu: device, cpu: host, any, .. } = row.depths;
+                Some(RankDepths { number, device, host, any, pullable: 0 })
+            }));
+            for found in loadable(&index, &hybrids, content, &filter) {
+                let Some(number) = number(&found.worker, found.rank) else { continue };
+                let (host, any, pullable) = (found.own_depth(), found.depth(), found.host);
+                // Engines load whole chunks, which the rows do not know of.
+                match held.iter_mut().find(|held| held.number == number) {
+                    Some(row) => {
+                        (row.host, row.any, row.pullable) = (host.max(row.device), any.max(row.device), pullable)
+                    }
+                    None if any > 0 || pullable > 0 => {
+                        held.push(RankDepths { number, device: found.device, host, any, pullable });
+                    }
+                    None => {}
+                }
+            }
+        });
+    }
+
+    /// True if a worker's rank has a stream, and it is trusted now.
+    #[must_use]
+    pub fn is_trusted(&self, worker: &str, rank: u32) -> bool {
+        self.stream(worker, rank).is_some() && self.steady(|untrusted| !untrusted.contains(worker, rank))
+    }
+}
+
+/// Rows of the ranks that match and pass the filter. `cap`: most blocks of the prompt that an engine can reuse, if known.
+#[must_use]
+pub fn rows<'m>(
+    found: &'m Match<'_>,
+    hybrids: &'m HybridRanks,
+    content: &[u64],
+    filter: &Filter<'_>,
+    cap: Option<u32>,
+) -> Vec<Row<'m>> {
+    let mut rows = filtered(found, filter);
+    if let Some(cap) = cap {
+        rows.iter_mut().for_each(|row| row.usable = Some(row.depths.gpu.min(cap)));
+    }
+    if !hybrids.is_empty() && !content.is_empty() {
+        let prefixes = prefix_hashes(content);
+        rows.retain_mut(|row| {
+            let Some(hybrid) = hybrids.get(row.worker, row.rank) else { return true };
+            let Depths { gpu, cpu, disk, any } = row.depths;
+            row.depths = hybrid.depths(&prefixes, [gpu, cpu, disk, any]).into();
+            row.usable = cap.map(|cap| usable(hybrid, &prefixes, row.depths.gpu, cap));
+            row.depths.any > 0
+        });
+        rows.extend(alone(hybrids, &prefixes, cap).filter(|row| filter.counts(row)));
+    }
+    rows
+}
+
+/// Rows of ranks whose models have no full attention; the index does not know them.
+fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> impl Iterator<Item = Row<'m>> {
+    hybrids.iter().filter_map(move |(worker, rank, hybrid)| {
+        let depths: Depths = hybrid.depths_alone(prefixes)?.into();
+        (depths.any > 0).then(|| {
+            let usable = cap.map(|cap| usable(hybrid, prefixes, depths.gpu, cap));
+            Row { worker, rank, depths, usable }
+        })
+    })
+}
+
+/// Leading blocks of `depth` that can be reused. Where the cap cuts a depth, a window that ends there is needed, and may be
+/// missing.
+fn usable(hybrid: &Hybrid, prefixes: &[u64], depth: u32, cap: u32) -> u32 {
+    if depth <= cap { depth } else { hybrid.reach(prefixes, cap) }
+}
+
+impl From<[u32; 4]> for Depths {
+    fn from([gpu, cpu, disk, any]: [u32; 4]) -> Self {
+        Self { gpu, cpu, disk, any }
+    }
+}
+
+/// Finds the parts of a prompt that each rank can load which passes the filter. Of hybrid models they are not
+/// known: what their other cache groups have offloaded is not followed.
+#[must_use]
+pub fn loadable(index: &BlockIndex, hybrids: &HybridRanks, content: &[u64], filter: &Filter<'_>) -> Vec<Loadable> {
+    if !index.has_loadable() {
+        return Vec::new();
+    }
+    tell_time(index);
+    let mut found = index.find_loadable(content);
+    found.retain(|it| filter.passes(&it.worker, it.rank) && hybrids.get(&it.worker, it.rank).is_none());
+    found
+}
 
 /// Leading blocks on the device; on it or in host memory; on these or on local disks; anywhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,11 +199,11 @@ impl Filter<'_> {
         self.among.as_ref().is_none_or(|workers| workers.contains(worker))
     }
 
-    pub(super) fn counts(&self, row: &Row<'_>) -> bool {
+    fn counts(&self, row: &Row<'_>) -> bool {
         self.passes(row.worker, row.rank)
     }
 
-    pub(super) fn passes(&self, worker: &str, rank: u32) -> bool {
+    fn passes(&self, worker: &str, rank: u32) -> bool {
         self.allows(worker)
             && self.without.is_none_or(|streams| !streams.contains(worker, rank))
             && self.strict.is_none_or(|streams| !streams.is_unverified(worker, rank))
@@ -86,7 +211,7 @@ impl Filter<'_> {
 }
 
 /// Rows of the ranks that match and pass the filter, by worker and rank.
-pub(super) fn rows<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
+fn filtered<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     let mut rows = all(found);
     if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) || filter.strict.is_some() {
         rows.retain(|row| filter.counts(row));
@@ -167,7 +292,7 @@ mod tests {
     fn seen(index: &BlockIndex, filter: &Filter<'_>, top_k: Option<usize>) -> Vec<(String, Vec<u32>, Depths)> {
         let query: Vec<u64> = (1..20).collect();
         let found = index.find(&query);
-        let mut rows = rows(&found, filter);
+        let mut rows = filtered(&found, filter);
         let workers = by_worker(&mut rows, top_k);
         let one = |worker: WorkerRow| {
             let ranks = &rows[worker.ranks];
