@@ -1,7 +1,7 @@
 //! The policies of NVIDIA Dynamo: its KV router, and its two-tier cost function.
 
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::parts::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
 use crate::parts::Pieces;

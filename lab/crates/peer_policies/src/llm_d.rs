@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::parts::sheet::{compared, known, sheet};
+use kvatlas_routing::parts::{compared, known, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
 use crate::parts::Pieces;

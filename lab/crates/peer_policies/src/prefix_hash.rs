@@ -4,8 +4,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::parts::{BYTES_PER_TOKEN, Pieces};
 use kvatlas_routing::parts::draw::{Draw, mix};
+use kvatlas_routing::parts::mean;
 use kvatlas_routing::parts::ring::Ring;
-use kvatlas_routing::parts::sheet::mean;
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request};
 
 /// The `prefix_hash` policy of SMG 1.9 (and of sglang-router, its forerunner): the first 256 tokens hashed onto a ring.

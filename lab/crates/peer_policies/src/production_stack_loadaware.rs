@@ -1,7 +1,7 @@
 //! The load-aware policy of the vLLM production stack.
 
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::parts::sheet::{compared, mean, sheet};
+use kvatlas_routing::parts::{compared, mean, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `loadaware` of vLLM production-stack (vllm-project/production-stack#1035, August 2026); the highest score wins.

@@ -1,7 +1,7 @@
 //! GORGO and LMetric: policies from papers whose cost is the prefill that is left to do at a worker, in tokens.
 
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::parts::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// GORGO (arXiv 2602.11688), as its router computes it (github.com/atoniolo76/gotoni, March 2026); the lowest wins, any of

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::parts::Pieces;
 use crate::parts::books::Books;
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::parts::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
 /// Most remembered sessions.
