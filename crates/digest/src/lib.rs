@@ -16,7 +16,7 @@
 //! | `marks.rs` | prefix hashes at the grain, of a rank's blocks and of a prompt |
 //! | `message.rs` | the bytes of a digest |
 //! | `publisher.rs` | a site's side: marks that came and went since the last digest |
-//! | `table.rs`, `sets.rs` | prefix hash to set of sites, in 12 bytes and a little room |
+//! | `table.rs` | prefix hash to set of sites, in 12 bytes and a little room |
 //! | `status.rs` | the status of each site, the share of its claims that has held, and counts |
 //! | `sites.rs` | the index of sites, and its answers |
 //!
@@ -25,7 +25,6 @@
 mod marks;
 mod message;
 mod publisher;
-mod sets;
 mod sites;
 mod status;
 mod table;
@@ -33,9 +32,9 @@ mod table;
 pub use marks::{marks_of_prompt, marks_of_rank};
 pub use message::Digest;
 pub use publisher::{LookCounts, Publisher};
-pub use sets::MAX_SITES;
 pub use sites::{Answer, DigestEffect, Level, Sites};
 pub use status::{Counts, Proof, SiteStatus, State};
+pub use table::MAX_SITES;
 
 /// Error in a digest, or in a setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -7,9 +7,8 @@ use hashbrown::HashMap;
 
 use crate::Error;
 use crate::message::{Digest, word};
-use crate::sets::{MAX_SITES, Sets};
 use crate::status::{Counts, PROBE_EVERY, Proof, SiteStatus, State, Trust};
-use crate::table::Table;
+use crate::table::{MAX_SITES, Sets, Table};
 
 /// Sparse index of many sites. Times are measured from one moment of the caller's choice.
 pub struct Sites {

@@ -9,7 +9,7 @@ use crate::convert::{self, ConvertedChat};
 use crate::dialect::{self, Dialect, ThinkingSwitches};
 use crate::endpoint::Endpoint;
 use crate::messages::{self, CUT, Message, TemplateMessages};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText, Text, Variables};

@@ -13,7 +13,7 @@ use crate::convert;
 use crate::dialect::{Dialect, Engine, ThinkingSwitches};
 use crate::endpoint::Endpoint;
 use crate::messages::{self, Message};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{BodyPrompt, Request, is_there, read};
 
 impl Engine {

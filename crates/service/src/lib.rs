@@ -20,7 +20,7 @@
 //! | `dispatch`, `routes` | the table of routes, and the call of each route's function |
 //! | `query`, `json` | parsing of queries from bodies and parameters |
 //! | `queries`, `found_json`, `trace` | look-ups and their answers |
-//! | `answer`, `writer` | bodies of answers, errors with their codes, and text appended to bodies |
+//! | `answer` | bodies of answers, errors with their codes, and text appended to bodies |
 //! | others | the routes by their names |
 
 #![forbid(unsafe_code)]
@@ -42,7 +42,6 @@ mod routes;
 mod service;
 mod sites;
 mod trace;
-mod writer;
 
 pub use config::Config;
 pub use service::Service;

@@ -14,7 +14,6 @@
 //! `stream/copier.rs` and `stream/restore.rs` have the part of the stream tasks.
 
 mod compare;
-mod disk;
 mod format;
 mod keeper;
 mod pending;
@@ -31,9 +30,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use self::compare::compare;
-pub(crate) use self::disk::Directory;
 pub(crate) use self::format::{read_all, read_file};
-pub(crate) use self::keeper::Keeper;
+pub(crate) use self::keeper::{Directory, Keeper};
 pub(crate) use self::pending::{Origin, StreamRestore};
 pub use self::served::PackedSnapshot;
 pub use kvatlas_stream::Outcome;

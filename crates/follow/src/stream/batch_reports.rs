@@ -1,5 +1,4 @@
-//! What a stream's latest batches brought besides blocks: counts, until they are added to its status, and warnings, each
-//! logged once.
+//! Reports of a stream's latest batches: counts, until they are added to its status, and warnings, each logged once.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

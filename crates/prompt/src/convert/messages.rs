@@ -11,7 +11,7 @@ use super::{ConvertedChat, call, of_text, system};
 use crate::allowance::{CountedList, PART};
 use crate::dialect::Dialect;
 use crate::messages::{Message, Part, listed, object, value};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, is_there, string};
 use crate::{convert, json_string};
 

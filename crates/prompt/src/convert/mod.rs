@@ -15,7 +15,7 @@ use crate::allowance::{CountedList, CountedValue, PART, take};
 use crate::dialect::{self, Dialect};
 use crate::endpoint::Endpoint;
 use crate::messages::{Message, Part, field, given, object, with};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, is_there, read};
 
 /// A chat converted from a request of another API.

@@ -11,7 +11,7 @@ use super::{ConvertedChat, call, of_text, system};
 use crate::allowance::CountedList;
 use crate::dialect::{self, Dialect};
 use crate::messages::{self, Message, Part, is_object, listed, object, parsed};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, is_there, string};
 
 /// An item of the input.

@@ -1,5 +1,5 @@
-//! What a template takes: content as a list of parts, tested by whether it loops over the content, under any name; and
-//! system messages that are not the first, tested as engines test it.
+//! Forms of content that a template takes: a list of parts, tested by whether it loops over the content, under any name;
+//! and system messages that are not the first, tested as engines test it.
 
 use std::collections::HashSet;
 

@@ -10,7 +10,7 @@ use minijinja::{Environment, ErrorKind, Value};
 
 use crate::allowance;
 use crate::dialect::Dialect;
-use crate::prompt_failure::{Error, PromptFailure};
+use crate::prompt_tokens::{Error, PromptFailure};
 use crate::rope::Rope;
 use accepts::InlineSystem;
 pub(crate) use environment::Clock;

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::allowance::{self, MOST_TOKENS};
-use crate::prompt_failure::{Error, PromptFailure};
+use crate::prompt_tokens::{Error, PromptFailure};
 use crate::rope::Rope;
 use cuts::Cuts;
 use segments::{Key, Segments};

@@ -19,8 +19,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::endpoint::Endpoint;
 use crate::messages::field;
-use crate::prompt_failure::PromptFailure;
-use crate::prompt_tokens::{KeptHashes, PromptTokens};
+use crate::prompt_tokens::{KeptHashes, PromptFailure, PromptTokens};
 use crate::prompter::Prompter;
 use crate::request::Request;
 use crate::rope::Rope;

@@ -370,7 +370,7 @@ impl Router {
                 inner.router.bind_with(now, |request, depths| {
                     let Some(find) = find else { return };
                     let mut look = || {
-                        let hashes = super::request::array(py, request.content_hashes, "uint64")?;
+                        let hashes = super::array(py, request.content_hashes, "uint64")?;
                         let mut found = find.call1((hashes,))?;
                         let mut loadable = None;
                         if let Ok(both) = found.cast::<PyTuple>().cloned() {
@@ -673,10 +673,10 @@ impl Router {
     /// Returns:
     ///     Candidates
     #[pyo3(signature = (now=None))]
-    fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::request::Candidates> {
+    fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::Candidates> {
         let rows = self.shared.with(py, now, |router, now| router.candidates(now).clone())?;
         let names = self.shared.names.lock_py_attached(py).clone();
-        Ok(super::request::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
+        Ok(super::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
     }
 
     /// Counts since the router was created.

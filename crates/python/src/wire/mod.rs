@@ -2,7 +2,6 @@
 
 mod batch;
 mod changes;
-mod payload;
 
 use kvatlas_index::Tier;
 use kvatlas_wire::encode::Dialect;
@@ -10,9 +9,8 @@ use kvatlas_wire::{self as wire, Event, Name};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
 
-pub(crate) use self::batch::{Batch, Readers, RefusedEvent, Tally};
+pub(crate) use self::batch::{Batch, Readers, RefusedEvent, Tally, decode_batch, encode_batch, keyed_content_hashes};
 pub(crate) use self::changes::{Removed, Stored};
-pub(crate) use self::payload::{decode_batch, encode_batch, keyed_content_hashes};
 use crate::errors;
 use crate::scalars::{describe, int, string};
 use crate::sequences::tokens as convert;

@@ -14,34 +14,30 @@
 #![forbid(unsafe_code)]
 
 mod aibrix_prefix_cache;
-mod dualmap;
 mod dynamo;
 mod llm_d;
 mod parts;
 mod preble;
 mod prefix_hash;
-mod production_stack_loadaware;
 mod ray_prefix_affinity;
 mod smg_cache_aware;
 mod smg_spill;
 #[cfg(test)]
 mod tests;
 mod uncached_tokens;
-mod vllm_router_kv_aware;
+mod vllm;
 
 use aibrix_prefix_cache::AibrixPrefixCache;
-use dualmap::DualMap;
 use dynamo::{DynamoKv, DynamoTwoTier};
 use kvatlas_routing::{PolicyEntry, boxed};
 use llm_d::{LlmDScorers, LlmDTokenLoad};
 use preble::Preble;
-use prefix_hash::PrefixHash;
-use production_stack_loadaware::LoadAware;
+use prefix_hash::{DualMap, PrefixHash};
 use ray_prefix_affinity::RayPrefixAffinity;
 use smg_cache_aware::SmgCacheAware;
 use smg_spill::SmgSpill;
 use uncached_tokens::{Gorgo, LMetric};
-use vllm_router_kv_aware::VllmRouterKvAware;
+use vllm::{LoadAware, VllmRouterKvAware};
 
 /// The policies of this crate.
 pub const POLICIES: &[PolicyEntry] = &[

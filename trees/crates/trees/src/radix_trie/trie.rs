@@ -12,8 +12,7 @@ use hashbrown::HashTable;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Error;
-use super::tokens::Tokens;
+use super::{Error, Tokens};
 
 /// The index that stands for no node.
 pub(super) const NONE: u32 = u32::MAX;
