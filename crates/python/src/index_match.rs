@@ -175,8 +175,10 @@ fn strings<'m>(workers: &[&'m Arc<str>]) -> Vec<&'m str> {
 }
 
 /// Names with their depths, deepest first.
+#[cfg(feature = "trees")]
 pub(crate) struct WorkerDepths(Vec<(Arc<str>, usize)>);
 
+#[cfg(feature = "trees")]
 impl WorkerDepths {
     /// Sorts names by depth. Of equals, those come first that are first here.
     pub(crate) fn new(depths: impl IntoIterator<Item = (Arc<str>, usize)>) -> Self {
