@@ -38,7 +38,7 @@
 //! | `position.rs`, `spread.rs`, `fingerprint.rs`, `sync.rs` | where a block is; mixing hashes; a rank's word; atomics |
 //! | `segmented.rs` | a long list, and hash tables of what is rare, in segments: no change moves or builds them anew as a whole |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
-//! | `sets.rs`, `levels.rs` | sets of holders, and how a run's levels change |
+//! | `sets.rs` | sets of holders |
 //! | `roster.rs` | who is behind a holder's number |
 //! | `handle.rs` | a rank by name, and by a handle that is looked up once |
 //! | `retire.rs` | what is unlinked and waits for the last reader |
@@ -78,7 +78,6 @@ mod fingerprint;
 mod handle;
 pub mod hash;
 mod index;
-mod levels;
 mod loading;
 mod position;
 #[allow(unsafe_code, reason = "the one room that has it; its rules are in its text")]

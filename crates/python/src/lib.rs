@@ -25,6 +25,8 @@ mod stats;
 #[cfg(feature = "trees")]
 mod trees;
 mod wire;
+#[cfg(feature = "trees")]
+mod worker_depths;
 
 use pyo3::prelude::*;
 

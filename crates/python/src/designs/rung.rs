@@ -9,11 +9,11 @@ use pyo3::types::{PyDict, PyList, PyString};
 use super::{EventThreads, GroupSize, JumpSize, Names, Shards, Strict, design};
 use crate::errors;
 use crate::gil::detach_if;
-use crate::index_match::WorkerDepths;
 use crate::prompt::{PromptArguments, by_keyword};
 use crate::scalars::{BlockSize, TopK, block_hash, string, worker as name};
 use crate::sequences::names;
 use crate::stats::{grouped, truth};
+use crate::worker_depths::WorkerDepths;
 
 /// A running design of the ladder, with the methods of BlockIndex.
 ///

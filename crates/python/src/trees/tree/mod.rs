@@ -14,11 +14,11 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
 use crate::gil::detach_if;
-use crate::index_match::WorkerDepths;
 use crate::prompt::LONG_BYTES;
 use crate::scalars::{TopK, describe, int, string};
 use crate::sequences::{Tokens, tokens};
 use crate::stats::grouped;
+use crate::worker_depths::WorkerDepths;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<classes::StringTree>()?;
