@@ -44,7 +44,7 @@ impl Counts {
         self.models.sum(|model| &model.answers)
     }
 
-    /// Faults of all models, by [`FAULTS`](super::FAULTS).
+    /// Faults of all models, by [`FAULTS`].
     pub(crate) fn faults(&self) -> [u64; FAULTS.len()] {
         self.models.sum(|model| &model.faults)
     }
@@ -197,7 +197,7 @@ pub(crate) struct EngineModelCounts {
     pub(crate) model: Arc<str>,
     /// Answers by the first digit of their status, from 1 on.
     pub(crate) answers: [AtomicU64; 5],
-    /// Requests that got no answer, or an error in place of one or at its end, by [`FAULTS`](super::FAULTS).
+    /// Requests that got no answer, or an error in place of one or at its end, by [`FAULTS`].
     pub(crate) faults: [AtomicU64; FAULTS.len()],
     /// Times from a request's arrival to the first token of its streamed answer.
     pub(crate) first_token: Histogram<16>,
