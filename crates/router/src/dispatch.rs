@@ -17,6 +17,7 @@ use crate::answers::refusal::Refusal;
 use crate::answers::{Answer, json, typed};
 use crate::app::App;
 use crate::engines::request_head::REQUEST_ID;
+use crate::proxy::boxed;
 use crate::reports::admin;
 use crate::reports::exposition;
 use crate::reports::page;
@@ -44,7 +45,7 @@ impl Handler for App {
     ) -> impl Future<Output = Response<Answer>> + Send + 'static {
         // In a place of its own: it is large, and gone when the head of the answer is here, while hyper keeps its place for
         // as long as the connection is open.
-        Box::pin(answer(app, call, request))
+        boxed(|| answer(app, call, request))
     }
 
     fn refuse(denied: Denial) -> Response<Answer> {
@@ -164,9 +165,10 @@ async fn dispatch(
             let span = span.map(|spans| spans.begin(request.method(), path, route.pattern(), request.headers()));
             let counted = counts::Request::new(&app.counts, arrived, span);
             let may_write_fields = reserved::may_write_fields(&app.config, shown);
+            let proxy = &app.proxy;
             let forwarding =
-                app.proxy.forward(shard, request, route, forwarded, until, &counted, call.from, may_write_fields);
-            let answered = Box::pin(forwarding).await;
+                boxed(|| proxy.forward(shard, request, route, forwarded, until, &counted, call.from, may_write_fields));
+            let answered = forwarding.await;
             let answered = answered.map_err(|refusal| refusal.of_model(&counted.model().name));
             match &answered {
                 Ok(response) => counted.answered(response.status(), None),

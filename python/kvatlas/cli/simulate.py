@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvatlas._signals import stop_signals
 from kvatlas._tables import make_table
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status
@@ -222,11 +220,11 @@ def _run(options: dict[str, Any]) -> None:
     fleet = _fleet(options)
     if (folder := options["tokenizer_dir"]) is not None:
         _write_tokenizer(folder)
-    with _stop_signals() as stop, fleet:
+    with stop_signals() as stop, fleet:
         if (path := options["engines_file"]) is not None:
             fleet.write_engines_file(path)
         _show(fleet, as_json=options["as_json"])
-        while not stop.asked.wait(0.5):
+        while not stop.wait(0.5):
             if fleet.dead:
                 names = ", ".join(engine.name for engine in fleet.dead[:5])
                 click.echo(f"Error: {names} exited; stopping all others.", err=True)
@@ -348,27 +346,3 @@ def _show(fleet: Fleet, *, as_json: bool) -> None:
     if len(fleet) > _SHOWN:
         out.print(f"and {len(fleet) - _SHOWN:,} more (--json or --engines-file list all of them).")
     out.print("Serving until Ctrl-C.")
-
-
-class _Stop:
-    """The signal that asked to stop, once one has."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.number = 0
-
-    def handle(self, number: int, _frame: FrameType | None) -> None:
-        self.number = number
-        self.asked.set()
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """A context in which SIGINT and SIGTERM ask to stop."""
-    stop = _Stop()
-    before = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -9,10 +9,10 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from kvatlas._native import __version__
+from kvatlas._signals import StopSignals, stop_signals
 from kvatlas._text import counted
 from kvatlas.errors import ServiceError
 from kvatlas.service import logs, systemd
@@ -28,7 +28,6 @@ AFTER_DRAIN = 30.0
 """Seconds that the last snapshot, and the end of threads, may take after the time for open requests."""
 _CUT_OFF = 1  # the exit status if requests were cut off
 _INTERRUPTED = 128 + signal.SIGINT  # and after Ctrl-C, as shells have it
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _R = TypeVar("_R", bound="StoppableServer")
 
 
@@ -43,23 +42,9 @@ class StoppableServer(ChangeableServer, Protocol):
     def drain(self) -> bool: ...
 
 
-class _Stop:
-    """Signal handlers: the first signal asks for a stop, the second ends the process; SIGHUP reads settings again."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.reload = threading.Event()
-        self.number = 0
-
-    def handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.asked.is_set():
-            os.write(2, b"stopped immediately\n")
-            os._exit(_INTERRUPTED if number == signal.SIGINT else _CUT_OFF)
-        self.number = number
-        self.asked.set()
-
-    def handle_reload(self, _number: int, _frame: FrameType | None) -> None:
-        self.reload.set()
+def _end_at_once(number: int) -> None:
+    os.write(2, b"stopped immediately\n")
+    os._exit(_INTERRUPTED if number == signal.SIGINT else _CUT_OFF)
 
 
 def serve(config: Config | None = None, reader: SettingsReader[Config] | None = None) -> int:
@@ -101,22 +86,18 @@ def run_until_stopped(
         ServiceError: It cannot be started, or systemd passed a socket that it does not listen with.
     """
     handler = logs.configure(log)
-    stop = _Stop()
-    before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, stop.handle_reload)
     try:
-        systemd.take_sockets()
-        with start() as running:
-            systemd.check_sockets(running.address, running.admin_address)
-            greet(running)
-            if reader is not None:
-                reader.begin(running.config)
-            _until_stopped(running, stop, ready, reader)
-            status = _drain(running)
-            return _INTERRUPTED if stop.number == signal.SIGINT else status
+        with stop_signals(_end_at_once, reload=True) as stop:
+            systemd.take_sockets()
+            with start() as running:
+                systemd.check_sockets(running.address, running.admin_address)
+                greet(running)
+                if reader is not None:
+                    reader.begin(running.config)
+                _until_stopped(running, stop, ready, reader)
+                status = _drain(running)
+                return _INTERRUPTED if stop.number == signal.SIGINT else status
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
         logging.getLogger("kvatlas").removeHandler(handler)
 
 
@@ -141,12 +122,11 @@ def _greet(service: Service) -> None:
 
 
 def _until_stopped(
-    running: _R, stop: _Stop, say_ready: Callable[[_R], None], reader: SettingsReader[Any] | None
+    running: _R, stop: StopSignals, say_ready: Callable[[_R], None], reader: SettingsReader[Any] | None
 ) -> None:
     ready = False
-    while not stop.asked.wait(_POLL if not ready else _LOOK):
-        if stop.reload.is_set():
-            stop.reload.clear()
+    while not stop.wait(_POLL if not ready else _LOOK):
+        if stop.take_reload():
             if reader is not None:
                 reader.reread(running)
             else:

@@ -216,13 +216,14 @@ class DiscoveryThread:
         self._discovery = discovery
         self._native = to
         self._loop = asyncio.new_event_loop()
+        discovery.begin(to)
         self._thread = threading.Thread(target=self._run, name="kvatlas-discovery", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             try:
-                runner.run(self._discovery.run(self._native))
+                runner.run(self._discovery.run())
             except Exception:
                 logger.exception("discovery has ended by a fault of its own; engines stay registered as they are")
                 self._native.release(HOLD)

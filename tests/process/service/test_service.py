@@ -146,7 +146,7 @@ def test_draining_ends_discovery_first() -> None:
 def test_a_fault_of_discovery_does_not_hold_readiness_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run(self: Discovery, native: FakeNative) -> None:
+    async def run(_discovery: Discovery) -> None:
         raise LookupError("a fault")
 
     monkeypatch.setattr(Discovery, "run", run)

@@ -16,7 +16,7 @@ use super::body_fields::ask_for_usage;
 use super::comments::{self, Work};
 use super::flight::Arrival;
 use super::job::Job;
-use super::{Forwarder, attempts, transfer_field};
+use super::{Forwarder, attempts, boxed, transfer_field};
 use crate::answers::Answer;
 use crate::answers::observe::{AnswerFormat, Dialect};
 use crate::answers::refusal::Refusal;
@@ -25,7 +25,7 @@ use crate::counts;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, hide_keys};
 use crate::ids;
 use crate::requests::encoding::Encoding;
-use crate::requests::facts::{BodyFields, PromptFacts, RequestFacts, RoutingHints};
+use crate::requests::facts::{BodyFields, PromptFacts, ReadBody, RequestFacts, RoutingHints};
 use crate::requests::long_work::{self, takes_long};
 use crate::requests::read_body::{BodySource, Client};
 use crate::requests::reserved;
@@ -126,7 +126,7 @@ impl Forwarder {
         let is_commented = facts.body.streams && !every.is_zero();
         let model = is_commented.then(|| facts.model.name.clone());
         let id = is_commented.then(|| new_id.as_ref().or_else(|| head.headers.get(REQUEST_ID)).cloned()).flatten();
-        let read = ReadRequest {
+        let read = Box::new(ReadRequest {
             proxy: self.clone(),
             shard,
             head,
@@ -143,7 +143,7 @@ impl Forwarder {
             arrival: Arrival { at: counted.arrived, span: counted.span.clone() },
             attempts,
             hedges_after,
-        };
+        });
         let sending = read.send();
         if let Some(model) = model {
             return comments::run(&self.counts, sending, every, reading.dialect, id, model).await;
@@ -172,7 +172,7 @@ struct ReadRequest {
     new_id: Option<HeaderValue>,
     plain: bool,
     body: Bytes,
-    facts: RequestFacts,
+    facts: Box<RequestFacts>,
     reading: AnswerFormat,
     task: Task,
     takes_over: bool,
@@ -185,33 +185,33 @@ struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Sends it to an engine, or to several, and returns the answer. No `async fn`: its future would hold the request twice.
-    fn send(self) -> Work {
-        // In a place of its own: it is large, and each future that contains it is moved as a whole when it is made.
-        Box::pin(async move {
-            let attempts = self.attempts;
+    /// Sends it to an engine, or to several, and returns the answer.
+    fn send(self: Box<Self>) -> Work {
+        let read = self;
+        boxed(|| async move {
+            let attempts = read.attempts;
             let outgoing = EngineRequest {
-                method: &self.head.method,
-                uri: &self.head.uri,
-                headers: &self.head.headers,
-                id: self.new_id.as_ref(),
-                plain: self.plain,
+                method: &read.head.method,
+                uri: &read.head.uri,
+                headers: &read.head.headers,
+                id: read.new_id.as_ref(),
+                plain: read.plain,
             };
             let job = Job {
-                proxy: &self.proxy,
-                shard: self.shard,
+                proxy: &read.proxy,
+                shard: read.shard,
                 outgoing,
-                body: &self.body,
-                facts: &self.facts,
-                reading: self.reading,
-                task: self.task,
-                takes_over: self.takes_over,
-                forwards_ids: self.forwards_ids,
-                keeps: self.keeps,
-                model: self.model,
-                arrival: &self.arrival,
+                body: &read.body,
+                facts: &read.facts,
+                reading: read.reading,
+                task: read.task,
+                takes_over: read.takes_over,
+                forwards_ids: read.forwards_ids,
+                keeps: read.keeps,
+                model: read.model,
+                arrival: &read.arrival,
             };
-            match self.hedges_after {
+            match read.hedges_after {
                 None => job.run(attempts, &OnceLock::new()).await,
                 Some(after) => Box::pin(attempts::run(&job, attempts, after)).await,
             }
@@ -232,7 +232,7 @@ async fn look(
     forwarded: ForwardRule,
     reading: BodyReading,
     body: &Bytes,
-) -> Result<(BodyFields, PromptFacts), Refusal> {
+) -> Result<ReadBody, Refusal> {
     let unpacked = proxy.reader.unpack(headers, body, proxy.config.http.max_body).await?;
     let mut takes_long = reading.takes_long;
     if let Some(unpacked) = &unpacked {
@@ -269,8 +269,9 @@ impl Forwarder {
         forwarded: ForwardRule,
         reading: BodyReading,
         body: &Bytes,
-    ) -> Result<RequestFacts, Refusal> {
-        let (fields, prompt) = look(self, &head.headers, head.uri.query(), forwarded, reading, body).await?;
+    ) -> Result<Box<RequestFacts>, Refusal> {
+        let read = look(self, &head.headers, head.uri.query(), forwarded, reading, body).await?;
+        let (fields, prompt) = *read;
         let hints = self.hints(&head.headers, forwarded.endpoint, &fields, &prompt);
         let file = input_file(&head.method, head.uri.path(), body);
         let kept = match (fields.previous.as_deref(), &file) {
@@ -285,7 +286,8 @@ impl Forwarder {
             None => None,
         };
         let model = self.counts.models.of(fields.model.as_deref(), |name| self.fleet.counted_as(name));
-        Ok(RequestFacts { body: fields, prompt, hints: RoutingHints { only_engine, ..hints }, model })
+        let hints = RoutingHints { only_engine, ..hints };
+        Ok(Box::new(RequestFacts { body: fields, prompt, hints, model }))
     }
 
     /// Reads routing hints from the headers: session and priority.

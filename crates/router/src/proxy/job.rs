@@ -72,10 +72,11 @@ impl Job<'_> {
             refusal
         };
         loop {
-            let choosing = proxy.places.choose(shard, facts, task, attempts.tried());
+            // Made where it is awaited: it is large.
+            let choosing = || proxy.places.choose(shard, facts, task, attempts.tried());
             let chosen = match &waited {
-                None => choosing.await,
-                Some(place) => place.in_turn(Box::pin(choosing)).await,
+                None => choosing().await,
+                Some(place) => place.in_turn(Box::pin(choosing())).await,
             };
             let placement = match chosen {
                 Ok(placement) => placement,
@@ -140,13 +141,15 @@ impl Job<'_> {
             let fresh = attempts.needs_new_connection();
             let first_byte = proxy.config.upstream.first_byte_timeout;
             let patience = Patience::new(first_byte, &engine);
-            let answered = async {
-                if attempts.is_lost() {
+            let is_lost = attempts.is_lost();
+            // Pinned where it is made, as it is large.
+            let answered = pin!(async {
+                if is_lost {
                     return Err(Fault::Prefill { sent: false });
                 }
                 exchange(first_byte, &engine, shard, &bytes, &asked, outgoing.method, fresh).await
-            };
-            let answered = beside_prefill(pin!(answered), &mut prefill).await;
+            });
+            let answered = beside_prefill(answered, &mut prefill).await;
             let fault = match answered {
                 Ok((connection, answer)) => {
                     if let Some(place) = waited.take() {

@@ -20,6 +20,7 @@ mod respond;
 mod tokens;
 pub(crate) mod transfer_field;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use kvatlas_http::Gate;
@@ -54,4 +55,14 @@ pub(crate) struct Forwarder {
     pub(crate) objectives: Objectives,
     /// The engines that keep answers, by the answers that they made.
     pub(crate) answer_engines: AnswerEngines,
+}
+
+/// Future in a box of its own. `make`: makes it.
+///
+/// The box is there before the future, so that nothing can fail while that is on the stack: the compiler then writes into the
+/// box what the future begins with. `Box::pin` copies all of it, with kilobytes for what it will hold later.
+#[inline(always)]
+pub(crate) fn boxed<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    let place = Box::new_uninit();
+    Box::into_pin(Box::write(place, make()))
 }

@@ -143,7 +143,7 @@ pub(crate) async fn explain(
         as_is: false,
         takes_long: is_long,
     };
-    let (fields, prompt) = app.reader.look_at(client, source, &body).await?;
+    let (fields, prompt) = *app.reader.look_at(client, source, &body).await?;
     let tells = endpoint.generates();
     let mut hints = RoutingHints { priority: fields.priority, tells, ..RoutingHints::default() };
     if admitted.is_ok() {

@@ -16,7 +16,7 @@ use crate::engines::fleet::Dialects;
 use crate::error::Error;
 use crate::remote::cache_reports::CacheReporter;
 use crate::requests::facts::Salts;
-use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts, estimate};
+use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts, ReadBody, estimate};
 use crate::requests::fleet_secret::FleetSecret;
 use crate::requests::media::{MediaTokens, ModelMedia};
 use crate::requests::read_body::ReadingTurns;
@@ -198,12 +198,12 @@ impl Prompts {
         body: &[u8],
         recalled: &RecalledBody,
         limits: PromptLimits,
-    ) -> (BodyFields, PromptFacts) {
+    ) -> ReadBody {
         let request = match recalled.parse(endpoint, body) {
             Ok(request) => request.until(limits.until),
             Err(why_not) => {
                 self.count(endpoint, why_not);
-                return (BodyFields::unread(None, endpoint.generates()), self.estimated(body));
+                return Box::new((BodyFields::unread(None, endpoint.generates()), self.estimated(body)));
             }
         };
         let named = request.model.as_deref().map(str::to_owned);
@@ -215,7 +215,7 @@ impl Prompts {
             {
                 (prompt.tokens, prompt.media) = (tokens, Some(media));
             }
-            return (fields, prompt);
+            return Box::new((fields, prompt));
         }
         self.unread.note(endpoint);
         let Dialects { main, others, only_model } = dialects(named.as_deref());
@@ -290,7 +290,7 @@ impl Prompts {
         if self.keeps_ids && endpoint == Endpoint::Completions && prompted.whole && prompted.prompts == 1 {
             prompt.ids = Some(prompted.tokens().to_vec()).filter(|ids| !ids.is_empty());
         }
-        (fields, prompt)
+        Box::new((fields, prompt))
     }
 
     /// Facts of a prompt that is not read.

@@ -8,7 +8,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -24,16 +27,13 @@ use crate::answers::refusal::Refusal;
 use crate::engines::fleet::{Dialects, Fleet};
 use crate::requests::encoding::{DecodedBody, Encoding, unpack};
 use crate::requests::engine_tokens::ask_for_tokens;
-use crate::requests::facts::{BodyFields, PromptFacts};
+use crate::requests::facts::{BodyFields, PromptFacts, ReadBody};
 use crate::requests::long_work::{LONG_BODY, LongWork, failed, takes_long};
 use crate::requests::prompts::{PromptLimits, Prompts};
 use crate::requests::routes::{ModelAt, of_query};
 
 /// Time within which a prompt must be read, its turn included.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// Extra time for work that cannot check the time limit itself.
-const GRACE: Duration = Duration::from_millis(250);
 
 /// Time within which the tokens of a probe must be made.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
@@ -109,18 +109,18 @@ impl BodyReader {
         client: Client,
         source: BodySource<'_>,
         body: &Bytes,
-    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+    ) -> Result<ReadBody, Refusal> {
         let BodySource { endpoint, model, kind, query, as_is, takes_long } = source;
         let Some(endpoint) = endpoint else {
             let (kind, of_query) = (kind.to_owned(), query.and_then(of_query));
             let read = move |body: &[u8]| {
                 let model = model.of(&kind, body).or(of_query);
-                (BodyFields::unread(model, false), PromptFacts::of_work(body))
+                Box::new((BodyFields::unread(model, false), PromptFacts::of_work(body)))
             };
             return self.threads.run_on(body, takes_long, read).await;
         };
         let limits = PromptLimits { as_is, ..PromptLimits::until(Instant::now() + PATIENCE) };
-        let (fields, prompt) = if body.len() > LONG_BODY {
+        let read = if body.len() > LONG_BODY {
             Box::pin(self.read_beside(client, endpoint, body, None, limits)).await?
         } else {
             let recalled = self.prompts.recall(endpoint, body);
@@ -130,12 +130,13 @@ impl BodyReader {
                 self.read(endpoint, body, &recalled, limits)
             }
         };
-        if self.prompts.asks_engines() && prompt.why_not.is_some() {
+        if self.prompts.asks_engines() && read.1.why_not.is_some() {
+            let (fields, prompt) = *read;
             let asking = ask_for_tokens(&self.prompts, &self.fleet, &self.threads, endpoint, body, &fields, prompt);
             let prompt = Box::pin(asking).await?;
-            return Ok((fields, prompt));
+            return Ok(Box::new((fields, prompt)));
         }
-        Ok((fields, prompt))
+        Ok(read)
     }
 
     /// Reads a body on another thread, after waiting for a turn and for memory. Without its prompt if that takes too
@@ -147,31 +148,29 @@ impl BodyReader {
         body: &Bytes,
         recalled: Option<RecalledBody>,
         limits: PromptLimits,
-    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+    ) -> Result<ReadBody, Refusal> {
         let PromptLimits { until, as_is, .. } = limits;
         let new_bytes = recalled.as_ref().map_or(body.len(), RecalledBody::new_bytes);
         if !self.prompts.are_read() {
             return self.without_prompt(endpoint, body, as_is, None).await;
         }
-        let Some(turn) = self.prompts.turns.wait(client, new_bytes, until).await else {
-            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await;
-        };
-        let Some(memory) = self.memory.reserve(reading_memory(new_bytes), until).await else {
-            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::NoRoom)).await;
-        };
-        let reading = tokio::task::spawn_blocking({
-            let (reader, body) = (self.clone(), body.clone());
+        let read = {
+            let (reader, body, runtime) = (self.clone(), body.clone(), tokio::runtime::Handle::current());
             move || {
+                let memory = runtime.block_on(reader.memory.reserve(reading_memory(new_bytes), until))?;
                 let recalled = recalled.unwrap_or_else(|| reader.prompts.recall(endpoint, &body));
-                let made = reader.read(endpoint, &body, &recalled, limits);
-                drop((recalled, memory, turn));
-                made
+                let read = reader.read(endpoint, &body, &recalled, limits);
+                drop((recalled, memory));
+                Some(read)
             }
-        });
-        match timeout_at((until + GRACE).into(), reading).await {
-            Ok(made) => made.map_err(|_| failed()),
-            Err(_) => self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await,
-        }
+        };
+        let why_not = match self.prompts.turns.run(client, new_bytes, until, read).await {
+            Ok(Some(read)) => return Ok(read),
+            Ok(None) => PromptFailure::NoRoom,
+            Err(NoResult::TookTooLong) => PromptFailure::TookTooLong,
+            Err(NoResult::Panicked) => return Err(failed()),
+        };
+        self.without_prompt(endpoint, body, as_is, Some(why_not)).await
     }
 
     /// Reads a body but for its prompt.
@@ -181,7 +180,7 @@ impl BodyReader {
         body: &Bytes,
         as_is: bool,
         why_not: Option<PromptFailure>,
-    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+    ) -> Result<ReadBody, Refusal> {
         let reader = self.clone();
         let read = move |body: &[u8]| {
             let limits = PromptLimits { until: Instant::now() + PATIENCE, unread: why_not, as_is };
@@ -190,13 +189,7 @@ impl BodyReader {
         self.threads.run_on(body, takes_long(body), read).await
     }
 
-    fn read(
-        &self,
-        endpoint: Endpoint,
-        body: &[u8],
-        recalled: &RecalledBody,
-        limits: PromptLimits,
-    ) -> (BodyFields, PromptFacts) {
+    fn read(&self, endpoint: Endpoint, body: &[u8], recalled: &RecalledBody, limits: PromptLimits) -> ReadBody {
         let dialects = |model: Option<&str>| self.fleet.dialects(model);
         let takes_names = |model: Option<&str>| self.fleet.takes_image_ids(model);
         self.prompts.read(self.follower.as_deref(), dialects, takes_names, endpoint, body, recalled, limits)
@@ -209,18 +202,28 @@ impl BodyReader {
         let any = |_: Option<&str>| Dialects { main: dialect, others: Vec::new(), only_model: None };
         let limits = PromptLimits::until(Instant::now() + PROBE_PATIENCE);
         let follower = self.follower.as_deref();
-        let (_, prompt) = self.prompts.read(follower, any, |_| false, Endpoint::Completions, body, &recalled, limits);
-        prompt.ids
+        let read = self.prompts.read(follower, any, |_| false, Endpoint::Completions, body, &recalled, limits);
+        read.1.ids
     }
 }
 
 /// Bytes of the prompts that leave a turn to others.
 const LONGEST: usize = 1 << 20;
 
+/// Extra time for work that cannot check the time limit itself.
+const GRACE: Duration = Duration::from_millis(250);
+
 /// Client of a turn, by its address.
 pub(crate) type Client = Option<IpAddr>;
 
-/// The turns, and who waits for one.
+/// The reason why work had no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoResult {
+    TookTooLong,
+    Panicked,
+}
+
+/// The turns, and the work that waits for one.
 pub(crate) struct ReadingTurns {
     all: usize,
     state: Mutex<State>,
@@ -233,20 +236,16 @@ struct State {
     longest: usize,
     /// Number of turns of each client that has any.
     by_client: HashMap<Client, usize>,
-    waiting: Vec<Waiter>,
+    waiting: Vec<Turn>,
 }
 
-struct Waiter {
+/// Work that has a turn or waits for one.
+struct Turn {
     client: Client,
     bytes: usize,
-    tell: oneshot::Sender<ReadingTurn>,
-}
-
-/// A turn, until this is dropped.
-pub(crate) struct ReadingTurn {
-    turns: Arc<ReadingTurns>,
-    client: Client,
-    bytes: usize,
+    work: Box<dyn FnOnce() + Send>,
+    /// Set once the work begins; gone if nobody waits for the result any more.
+    has_begun: Weak<AtomicBool>,
 }
 
 impl ReadingTurns {
@@ -254,19 +253,50 @@ impl ReadingTurns {
         Arc::new(Self { all: all.max(1), state: Mutex::default() })
     }
 
-    /// Waits for a turn to read a prompt of `bytes` bytes. None if there is none until then.
-    pub(crate) async fn wait(self: &Arc<Self>, client: Client, bytes: usize, until: Instant) -> Option<ReadingTurn> {
-        let told = {
+    /// Runs work on a prompt of `bytes` bytes on another thread, when it is its turn. A thread that is done goes on with what
+    /// waits, so that nothing is woken between two prompts.
+    ///
+    /// # Errors
+    /// [`NoResult`] if it is not its turn until `until`, or the work takes much longer than until then, or panics.
+    pub(crate) async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        client: Client,
+        bytes: usize,
+        until: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoResult> {
+        let (tell, mut told) = oneshot::channel();
+        let has_begun = Arc::new(AtomicBool::new(false));
+        let work = Box::new(move || drop(tell.send(work())));
+        self.begin_or_wait(Turn { client, bytes, work, has_begun: Arc::downgrade(&has_begun) });
+        let mut done = timeout_at(until.into(), &mut told).await;
+        if done.is_err() && has_begun.load(Relaxed) {
+            done = timeout_at((until + GRACE).into(), told).await;
+        }
+        done.map_err(|_| NoResult::TookTooLong)?.map_err(|_| NoResult::Panicked)
+    }
+
+    fn begin_or_wait(self: &Arc<Self>, turn: Turn) {
+        {
             let mut state = self.state.lock();
-            if self.may_begin(&state, bytes) {
-                state.begin(client, bytes);
-                return Some(ReadingTurn { turns: self.clone(), client, bytes });
+            if !self.may_begin(&state, turn.bytes) {
+                state.waiting.push(turn);
+                return;
             }
-            let (tell, told) = oneshot::channel();
-            state.waiting.push(Waiter { client, bytes, tell });
-            told
-        };
-        timeout_at(until.into(), told).await.ok()?.ok()
+            state.begin(&turn);
+        }
+        let turns = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut next = Some(turn);
+            while let Some(Turn { client, bytes, work, has_begun }) = next {
+                if let Some(has_begun) = has_begun.upgrade() {
+                    has_begun.store(true, Relaxed);
+                    // The panic is reported where it happens; who waits for the result learns of it.
+                    let _ = std::panic::catch_unwind(AssertUnwindSafe(work));
+                }
+                next = turns.pass_on(client, bytes);
+            }
+        });
     }
 
     fn may_begin(&self, state: &State, bytes: usize) -> bool {
@@ -274,49 +304,42 @@ impl ReadingTurns {
         state.taken < self.all && (bytes <= LONGEST || state.longest < most_longest)
     }
 
-    /// Gives a free turn to one who waits.
-    fn next(self: &Arc<Self>) {
+    /// Ends a turn, and returns the one that begins instead, if there is any.
+    fn pass_on(&self, client: Client, bytes: usize) -> Option<Turn> {
         let mut state = self.state.lock();
-        state.waiting.retain(|waiter| !waiter.tell.is_closed());
-        let due = state.waiting.iter().enumerate().filter(|(_, waiter)| self.may_begin(&state, waiter.bytes));
+        state.end(client, bytes);
+        state.waiting.retain(|turn| turn.has_begun.strong_count() > 0);
+        let due = state.waiting.iter().enumerate().filter(|(_, turn)| self.may_begin(&state, turn.bytes));
         let turns = |client: &Client| state.by_client.get(client).copied().unwrap_or(0);
-        let Some((at, _)) = due.min_by_key(|(_, waiter)| (turns(&waiter.client), waiter.bytes)) else { return };
-        let Waiter { client, bytes, tell } = state.waiting.remove(at);
-        state.begin(client, bytes);
-        drop(state);
-        // Whoever has left meanwhile gives it back, as it is dropped.
-        let _ = tell.send(ReadingTurn { turns: self.clone(), client, bytes });
+        let (at, _) = due.min_by_key(|(_, turn)| (turns(&turn.client), turn.bytes))?;
+        let turn = state.waiting.remove(at);
+        state.begin(&turn);
+        Some(turn)
     }
 }
 
 impl State {
-    fn begin(&mut self, client: Client, bytes: usize) {
+    fn begin(&mut self, turn: &Turn) {
         self.taken += 1;
-        self.longest += usize::from(bytes > LONGEST);
-        *self.by_client.entry(client).or_default() += 1;
+        self.longest += usize::from(turn.bytes > LONGEST);
+        *self.by_client.entry(turn.client).or_default() += 1;
     }
-}
 
-impl Drop for ReadingTurn {
-    fn drop(&mut self) {
-        {
-            let mut state = self.turns.state.lock();
-            state.taken -= 1;
-            state.longest -= usize::from(self.bytes > LONGEST);
-            if let Some(turns) = state.by_client.get_mut(&self.client) {
-                *turns -= 1;
-                if *turns == 0 {
-                    state.by_client.remove(&self.client);
-                }
+    fn end(&mut self, client: Client, bytes: usize) {
+        self.taken -= 1;
+        self.longest -= usize::from(bytes > LONGEST);
+        if let Some(turns) = self.by_client.get_mut(&client) {
+            *turns -= 1;
+            if *turns == 0 {
+                self.by_client.remove(&client);
             }
         }
-        self.turns.next();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::sync::mpsc;
 
     use super::*;
 
@@ -328,40 +351,54 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    /// Lets `waiting` wait, in this order, while `held` has all turns. Returns who is next each time that one is done.
-    async fn order(turns: &Arc<ReadingTurns>, held: ReadingTurn, waiting: &[(u8, usize)]) -> Vec<(u8, usize)> {
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    /// Occupies a turn until the sender is dropped.
+    fn hold(turns: &Arc<ReadingTurns>, number: u8, bytes: usize) -> mpsc::Sender<()> {
+        let (end, ended) = mpsc::channel::<()>();
+        let begun = Arc::new(AtomicBool::new(false));
+        let work = Box::new(move || {
+            let _ = ended.recv();
+        });
+        turns.begin_or_wait(Turn { client: client(number), bytes, work, has_begun: Arc::downgrade(&begun) });
+        while !begun.load(Relaxed) {
+            std::thread::yield_now();
+        }
+        end
+    }
+
+    /// Lets `waiting` wait, in this order, while `held` has a turn. Returns the order in which they are read.
+    async fn order(turns: &Arc<ReadingTurns>, held: mpsc::Sender<()>, waiting: &[(u8, usize)]) -> Vec<(u8, usize)> {
+        let read = Arc::new(Mutex::new(Vec::new()));
+        let mut all = tokio::task::JoinSet::new();
         for &(number, bytes) in waiting {
-            let (turns, tell) = (turns.clone(), tell.clone());
-            tokio::spawn(async move {
-                let turn = turns.wait(client(number), bytes, later()).await.expect("a turn");
-                tell.send((number, bytes, turn)).ok();
+            let (turns, read) = (turns.clone(), read.clone());
+            all.spawn(async move {
+                let work = move || read.lock().push((number, bytes));
+                turns.run(client(number), bytes, later(), work).await.expect("it is read");
             });
             tokio::task::yield_now().await;
         }
-        drop((tell, held));
-        let mut found = Vec::new();
-        while let Some((number, bytes, turn)) = told.recv().await {
-            found.push((number, bytes));
-            drop(turn);
-        }
-        found
+        drop(held);
+        all.join_all().await;
+        std::mem::take(&mut *read.lock())
     }
 
     #[tokio::test]
     async fn the_shortest_is_next() {
         let turns = ReadingTurns::new(1);
-        let held = turns.wait(client(1), 10, later()).await.expect("a turn");
+        let held = hold(&turns, 1, 10);
         let found = order(&turns, held, &[(1, 300), (2, 200), (1, 100), (2, 400)]).await;
         assert_eq!(found, [(1, 100), (2, 200), (1, 300), (2, 400)]);
+        while turns.state.lock().taken > 0 {
+            tokio::task::yield_now().await;
+        }
         assert_eq!(turns.state.lock().by_client.len(), 0);
     }
 
     #[tokio::test]
     async fn a_client_with_none_is_before_one_that_has_some() {
         let turns = ReadingTurns::new(2);
-        let _other = turns.wait(client(1), 10, later()).await.expect("a turn");
-        let held = turns.wait(client(1), 10, later()).await.expect("a turn");
+        let _other = hold(&turns, 1, 10);
+        let held = hold(&turns, 1, 10);
         let found = order(&turns, held, &[(1, 100), (1, 200), (2, 300)]).await;
         assert_eq!(found, [(2, 300), (1, 100), (1, 200)]);
     }
@@ -369,12 +406,25 @@ mod tests {
     #[tokio::test]
     async fn the_longest_leave_a_turn_to_others() {
         let (turns, now) = (ReadingTurns::new(2), Instant::now());
-        let long = turns.wait(client(1), LONGEST + 1, now).await.expect("a turn");
-        assert!(turns.wait(client(2), LONGEST + 1, now).await.is_none());
-        let short = turns.wait(client(1), LONGEST, now).await.expect("a turn");
-        assert!(turns.wait(client(2), 1, now).await.is_none());
-        drop((long, short));
-        assert_eq!(turns.state.lock().taken, 0);
-        assert!(turns.wait(client(2), LONGEST + 1, now).await.is_some());
+        let _long = hold(&turns, 1, LONGEST + 1);
+        assert_eq!(turns.run(client(2), LONGEST + 1, now, || ()).await, Err(NoResult::TookTooLong));
+        assert_eq!(turns.run(client(1), LONGEST, later(), || 7).await, Ok(7));
+    }
+
+    #[tokio::test]
+    async fn a_panic_and_a_client_that_has_left_cost_no_turn() {
+        let turns = ReadingTurns::new(1);
+        let held = hold(&turns, 1, 10);
+        let ran = Arc::new(AtomicBool::new(false));
+        let gone = turns.run(client(1), 10, Instant::now(), {
+            let ran = ran.clone();
+            move || ran.store(true, Relaxed)
+        });
+        assert_eq!(gone.await, Err(NoResult::TookTooLong));
+        drop(held);
+        let panics = turns.run(client(1), 10, later(), || -> u8 { panic!("a fault") });
+        assert_eq!(panics.await, Err(NoResult::Panicked));
+        assert_eq!(turns.run(client(1), 10, later(), || 7).await, Ok(7));
+        assert!(!ran.load(Relaxed), "work that nobody waits for is not done");
     }
 }

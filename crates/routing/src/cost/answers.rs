@@ -2,8 +2,10 @@
 
 /// Answers that are kept in mind.
 const MOST: usize = 1_024;
-/// Number of new answers after which the sums are made again.
+/// Number of new answers after which the sums are made again, and the part of all answers that they have to be: to sort
+/// them costs more the more there are.
 const FRESH: usize = 16;
+const FRESH_PART: usize = 16;
 /// Answers of an average length still to come that each estimate is mixed with: the longest of those seen says little.
 const MEMORYLESS: f64 = 8.0;
 /// Tokens of answers that are taken for granted at first.
@@ -42,7 +44,8 @@ impl Answers {
             self.next = (self.next + 1) % MOST;
         }
         self.fresh += 1;
-        if self.fresh >= FRESH || self.lengths.len() < 4 * FRESH {
+        let enough = FRESH.max(self.lengths.len() / FRESH_PART);
+        if self.fresh >= enough || self.lengths.len() < 4 * FRESH {
             self.sum();
         }
     }

@@ -110,9 +110,14 @@ class Discovery:
         self.wanted = self._look()
         return tuple(member.entry for member in self.wanted.values() if member.why_held is None)
 
-    async def run(self, native: Native) -> None:
-        """Follow the entries until `stop`. Registrations stay."""
+    def begin(self, native: Native) -> None:
+        """Tell the native part of all sources, before they have been asked: so that none is missing in its answers."""
         self._native = native
+        self._report()
+
+    async def run(self) -> None:
+        """Follow the entries until `stop`. To be called after `begin`. Registrations stay."""
+        native = self._native
         async with Asker(self._config.discovery.request_timeout, self._key) as asker:
             self._asker = asker
             for source in self._sources:
