@@ -13,32 +13,87 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `error.rs` | errors of digests |
 //! | `marks.rs` | prefix hashes at the grain, of a rank's blocks and of a prompt |
 //! | `message.rs` | the bytes of a digest |
 //! | `publisher.rs` | a site's side: marks that came and went since the last digest |
-//! | `table.rs`, `sets.rs` | prefix hash to set of sites, in 12 bytes and a little room |
-//! | `trust.rs` | the share of a site's claims that has held |
-//! | `status.rs` | the status of each site, and counts |
+//! | `table.rs` | prefix hash to set of sites, in 12 bytes and a little room |
+//! | `status.rs` | the status of each site, the share of its claims that has held, and counts |
 //! | `sites.rs` | the index of sites, and its answers |
 //!
 //! No I/O and no clock: time is an argument.
 
-mod error;
 mod marks;
 mod message;
 mod publisher;
-mod sets;
 mod sites;
 mod status;
 mod table;
-mod trust;
 
-pub use error::Error;
 pub use marks::{marks_of_prompt, marks_of_rank};
 pub use message::Digest;
 pub use publisher::{LookCounts, Publisher};
-pub use sets::MAX_SITES;
 pub use sites::{Answer, DigestEffect, Level, Sites};
-pub use status::{Counts, SiteStatus, State};
-pub use trust::Proof;
+pub use status::{Counts, Proof, SiteStatus, State};
+pub use table::MAX_SITES;
+
+/// Error in a digest, or in a setting.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The grain is 0.
+    #[error("the grain must be at least 1 block, got 0")]
+    Grain,
+    /// The site's name is empty or too long.
+    #[error("a site's name has 1 to {most} bytes, got {got}")]
+    Name {
+        /// Bytes given.
+        got: usize,
+        /// Bytes at most.
+        most: usize,
+    },
+    /// The bytes are not a digest.
+    #[error("not a digest: {what}")]
+    Invalid {
+        /// Description of the fault.
+        what: String,
+    },
+    /// A site's digest has another grain than the index of sites.
+    #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
+    OtherGrain {
+        /// Grain of the digest.
+        got: u32,
+        /// Grain of the index.
+        expected: u32,
+    },
+    /// A digest is missing before this one, or the site has restarted.
+    #[error("a whole digest is wanted: {why}")]
+    WholeWanted {
+        /// Reason to request a whole digest.
+        why: &'static str,
+    },
+    /// There are too many sites.
+    #[error("there are {most} sites already, and no more can be numbered")]
+    TooMany {
+        /// Largest number of sites.
+        most: usize,
+    },
+}
+
+impl Error {
+    /// Stable code of the error.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Grain => "invalid_grain",
+            Self::Name { .. } => "invalid_site_name",
+            Self::Invalid { .. } => "invalid_digest",
+            Self::OtherGrain { .. } => "other_grain",
+            Self::WholeWanted { .. } => "whole_wanted",
+            Self::TooMany { .. } => "too_many_sites",
+        }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Self::Invalid { what: what.into() }
+    }
+}

@@ -14,7 +14,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::error::Error;
+use crate::Error;
 
 const MAGIC: [u8; 4] = *b"KVAD";
 const VERSION: u8 = 1;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use kvatlas_index::{BlockIndex, CopyState, RankCopier, RankCopy};
 
-use crate::error::Error;
+use crate::Error;
 use crate::marks::marks_of_rank;
 use crate::message::{Digest, LONGEST_NAME, word};
 

@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::error::Error;
+use crate::Error;
 use crate::message::{Digest, word};
-use crate::sets::{MAX_SITES, Sets};
-use crate::status::{Counts, SiteStatus, State};
-use crate::table::Table;
-use crate::trust::{PROBE_EVERY, Proof, Trust};
+use crate::status::{Counts, PROBE_EVERY, Proof, SiteStatus, State, Trust};
+use crate::table::{MAX_SITES, Sets, Table};
 
 /// Sparse index of many sites. Times are measured from one moment of the caller's choice.
 pub struct Sites {

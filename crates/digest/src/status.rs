@@ -1,4 +1,13 @@
-//! Status of each site, and counts of the index of sites.
+//! Status of each site, the trust in it, which is the share of its claims that has held, and counts of the index of sites.
+//!
+//! A claim is the fewest blocks that a site has by its digest. The site's exact answer, or the cached tokens reported by one of
+//! its engines, shows how many of them it *kept*. Trust is the share of the claimed blocks that was kept, over about the last
+//! [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`] a site's claims are left out of answers until
+//! the share is above [`BELIEVED`] again. Probes measure it: one in [`PROBE_EVERY`] of the answers in which the site would have
+//! been the best.
+//!
+//! So a site that claims everything is asked in vain some ten times, and then once in [`PROBE_EVERY`] times. Honest sites fall
+//! slightly short when blocks go between a digest and a question.
 
 use std::time::Duration;
 
@@ -103,4 +112,86 @@ pub struct SiteStatus {
     pub compared: u64,
     /// Claims that exceeded the real holdings.
     pub short: u64,
+}
+
+/// Number of answers after which an answer counts 1/e of a new one.
+const MEMORY: f64 = 16.0;
+/// Credit of a new site, in grains of kept claims.
+const CREDIT: f64 = 4.0;
+const DOUBTED: f64 = 0.5;
+const BELIEVED: f64 = 0.75;
+/// Answers in which a doubted site would have been the best, for each probe of it.
+pub(crate) const PROBE_EVERY: u32 = 32;
+
+/// Source of a site's real holdings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// Answer of the site's exact index.
+    Answer,
+    /// Report of an engine of the site, in its answer to the request.
+    Engine,
+}
+
+/// Record of a site's honesty.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Trust {
+    claimed: f64,
+    kept: f64,
+    doubted: bool,
+    /// Number of answers compared with claims.
+    pub(crate) compared: u64,
+    /// Number of answers below the claim.
+    pub(crate) short: u64,
+}
+
+impl Trust {
+    /// Compares a claim of at least `claimed` blocks with the real number. True if the site becomes doubted.
+    pub(crate) fn compare(&mut self, claimed: u32, was: u32, grain: u32) -> bool {
+        if claimed == 0 {
+            return false;
+        }
+        let kept = claimed.min(was);
+        let fade = 1.0 - 1.0 / MEMORY;
+        self.claimed = self.claimed * fade + f64::from(claimed);
+        self.kept = self.kept * fade + f64::from(kept);
+        self.compared += 1;
+        self.short += u64::from(kept < claimed);
+        let before = self.doubted;
+        let share = self.share(grain);
+        self.doubted = if self.doubted { share < BELIEVED } else { share < DOUBTED };
+        self.doubted && !before
+    }
+
+    /// Share of the claimed blocks that was kept, from 0 to 1.
+    pub(crate) fn share(&self, grain: u32) -> f64 {
+        let credit = CREDIT * f64::from(grain);
+        (self.kept + credit) / (self.claimed + credit)
+    }
+
+    pub(crate) fn is_doubted(&self) -> bool {
+        self.doubted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_liar_is_doubted_soon_and_believed_again_when_it_is_honest() {
+        let mut trust = Trust::default();
+        let lies = (1..).find(|_| trust.compare(32, 0, 32)).unwrap();
+        assert!((2..=10).contains(&lies), "{lies}");
+        let truths = (1..).find(|_| !trust.is_doubted() || (trust.compare(32, 40, 32), false).1).unwrap();
+        assert!((2..=64).contains(&truths), "{truths}");
+        assert_eq!((trust.compared, trust.short), (lies + truths - 1, lies));
+    }
+
+    #[test]
+    fn falling_a_little_short_is_no_lie() {
+        let mut trust = Trust::default();
+        assert!((0..10_000).all(|at| !trust.compare(64, if at % 10 == 0 { 0 } else { 64 }, 32)));
+        assert!(trust.share(32) > 0.7);
+        assert!(!trust.compare(0, 0, 32));
+    }
 }

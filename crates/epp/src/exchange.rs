@@ -10,7 +10,7 @@ use crate::messages::{
     HttpBody, HttpStatus, ImmediateResponse, Kind, PhaseReply, ProcessingRequest, ProcessingResponse, ReplyKind,
     RequestMetadata, Struct, TrailersReply, Value,
 };
-use crate::picker::{AnswerWatcher, Counts, Pick, PickRefusal, RequestToPick};
+use crate::{AnswerWatcher, Counts, Pick, PickRefusal, RequestToPick};
 
 /// Header, and key of the metadata, that name the picked endpoints.
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";

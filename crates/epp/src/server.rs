@@ -25,7 +25,7 @@ use tonic_prost::ProstCodec;
 
 use crate::exchange::{NextStep, PickExchange};
 use crate::messages::{ProcessingRequest, ProcessingResponse};
-use crate::picker::{BodyRoom, Counts, PickRefusal, Picker};
+use crate::{BodyRoom, Counts, PickRefusal, Picker};
 
 /// Name of the service.
 pub(crate) const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";

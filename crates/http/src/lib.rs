@@ -35,7 +35,6 @@ pub mod metrics;
 mod places;
 pub mod ranges;
 pub mod server;
-mod trust;
 
 use std::borrow::Cow;
 

@@ -1,9 +1,8 @@
 //! For a service that began late: what it has not heard of, and what it learns of it by other ways. `kvatlas-adopt` says
 //! when that is right.
 
-use crate::error::Error;
 use crate::index::BlockIndex;
-use crate::types::BlockHash;
+use crate::types::{BlockHash, Error};
 use crate::writer::{Adoption, Chain, Roots};
 
 impl BlockIndex {

@@ -4,10 +4,9 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 
-use crate::error::Error;
 use crate::handle::RankRef;
 use crate::index::{BlockIndex, Config};
-use crate::types::{BlockHash, Event, Tier};
+use crate::types::{BlockHash, Error, Event, Tier};
 use crate::writer::{Chain, Way, Writer};
 
 /// Changes of an index, one after the other. From the first on, others who want to change something wait until this is

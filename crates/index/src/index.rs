@@ -8,14 +8,13 @@ use std::sync::atomic::AtomicUsize;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::changes::Changes;
-use crate::error::Error;
 use crate::find::{Match, find};
 use crate::hash::prefix_hashes;
 use crate::loading::{LoadBook, Loadable, OffloadSettings, Outside, SavedPool, SharedPool};
 use crate::raw::Readers;
 use crate::runs::ReaderEntry;
 use crate::stats::{RankStats, Stats};
-use crate::types::{BlockHash, Event, Tier, View};
+use crate::types::{BlockHash, Error, Event, Tier, View};
 use crate::writer::Writer;
 
 /// Configuration of an index.

@@ -33,13 +33,12 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
+//! | `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
 //! | `position.rs`, `spread.rs`, `fingerprint.rs`, `sync.rs` | where a block is; mixing hashes; a rank's word; atomics |
-//! | `chunked.rs` | a long list that grows without being moved |
-//! | `segmented.rs` | hash tables of what is rare, in segments: no change builds them anew as a whole |
+//! | `segmented.rs` | a long list, and hash tables of what is rare, in segments: no change moves or builds them anew as a whole |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
-//! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
+//! | `sets.rs` | sets of holders |
 //! | `roster.rs` | who is behind a holder's number |
 //! | `handle.rs` | a rank by name, and by a handle that is looked up once |
 //! | `retire.rs` | what is unlinked and waits for the last reader |
@@ -72,16 +71,13 @@
 
 mod adopt;
 mod changes;
-mod chunked;
 mod copied;
 mod copier;
-mod error;
 mod find;
 mod fingerprint;
 mod handle;
 pub mod hash;
 mod index;
-mod levels;
 mod loading;
 mod position;
 #[allow(unsafe_code, reason = "the one room that has it; its rules are in its text")]
@@ -102,11 +98,10 @@ mod writer;
 pub use changes::Changes;
 pub use copied::{CopiedBlock, CopiedChain, RankCopy, UniformChain};
 pub use copier::{CopyDone, CopyState, Dump, RankCopier};
-pub use error::Error;
 pub use find::{Match, OwnedMatch};
 pub use handle::{RankHandle, RankRef};
 pub use index::{BlockIndex, Config};
 pub use loading::{Loadable, Members, OffloadSettings, SavedPool, SavedPoolBlock, Segment, SharedPool};
 pub use stats::{RankStats, Stats};
-pub use types::{BlockHash, Event, Tier, View};
+pub use types::{BlockHash, Error, Event, Tier, View};
 pub use writer::{Adoption, Roots};

@@ -14,7 +14,7 @@ use std::time::Instant;
 use minijinja::Value;
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 
 /// Allowance of a short body, in bytes, whatever it contains.
 const LEAST: usize = 4 << 20;

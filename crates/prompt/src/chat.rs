@@ -6,11 +6,10 @@ use minijinja::Value;
 
 use crate::allowance::taken;
 use crate::convert::{self, ConvertedChat};
-use crate::dialect::{self, Dialect};
-use crate::dialect_chat::{self, ThinkingSwitches};
+use crate::dialect::{self, Dialect, ThinkingSwitches};
 use crate::endpoint::Endpoint;
 use crate::messages::{self, CUT, Message, TemplateMessages};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText, Text, Variables};
@@ -229,9 +228,9 @@ impl<'a> Chat<'a> {
         let mut shown = messages.clone();
         let mut answer = None;
         if !is_vllm && self.continues {
-            answer = dialect_chat::take_answer(&mut shown);
+            answer = dialect::take_answer(&mut shown);
         } else if !is_vllm {
-            dialect_chat::end_with_user(&mut shown);
+            dialect::end_with_user(&mut shown);
         }
         let variables = Variables {
             messages: shown,

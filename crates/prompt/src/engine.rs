@@ -10,11 +10,10 @@ use serde_json::value::RawValue;
 
 use crate::allowance::{LONGEST_CHAT, take, within};
 use crate::convert;
-use crate::dialect::{Dialect, Engine};
-use crate::dialect_chat::ThinkingSwitches;
+use crate::dialect::{Dialect, Engine, ThinkingSwitches};
 use crate::endpoint::Endpoint;
 use crate::messages::{self, Message};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{BodyPrompt, Request, is_there, read};
 
 impl Engine {

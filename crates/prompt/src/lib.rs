@@ -22,19 +22,18 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `endpoint`, `endpoint_of_body` | the API of a request: by its path, or by its body alone |
-//! | `request`, `request_message` | the parsed body, and one message of a chat in it |
+//! | `endpoint` | the API of a request: by its path, or by its body alone |
+//! | `request`, `request_fields` | the parsed body, and its fields, with those of a message of a chat in it |
 //! | `json_string` | strings borrowed from the body |
-//! | `known_fields` | the request without the fields that an engine ignores, and the salt of its blocks |
 //! | `media`, `pictures` | content that is not text, counted by kind; pictures with names for vLLM |
-//! | `dialect`, `dialect_chat` | differences between versions of engines: in general, and for chats |
+//! | `dialect` | differences between versions of engines, and the request without the fields that an engine ignores |
 //! | `messages` | messages in the form for templates, from a chat request |
 //! | `convert` | the same from requests of Messages and Responses, and tools from all three APIs |
 //! | `chat` | a chat with messages, tools and variables, rendered to text |
 //! | `template`, `python` | chat templates: Jinja as in Python and transformers |
 //! | `tokenizer`, `files` | text to tokens; a model's files |
 //! | `prompter` | all of it together: from a request to tokens |
-//! | `prompt_tokens`, `prompt_failure` | the result, and the reasons why tokens are missing |
+//! | `prompt_tokens` | the result, and the reasons why tokens are missing |
 //! | `turn`, `turns`, `rope` | data kept for a chat's next turn, and sequences that share their beginning |
 //! | `engine` | the question to an engine's `/tokenize`, and its answer |
 //! | `allowance` | limits on memory and time |
@@ -43,26 +42,20 @@ mod allowance;
 mod chat;
 mod convert;
 mod dialect;
-mod dialect_chat;
 mod endpoint;
-mod endpoint_of_body;
 mod engine;
 mod files;
 mod json_string;
-mod known_fields;
 mod media;
 mod messages;
 mod pictures;
-mod prompt_failure;
 mod prompt_tokens;
 mod prompter;
 mod python;
 mod request;
-mod request_message;
+mod request_fields;
 mod rope;
 mod template;
-#[cfg(test)]
-mod template_tests;
 mod tokenizer;
 mod turn;
 mod turns;
@@ -73,8 +66,7 @@ pub use endpoint::Endpoint;
 pub use engine::{MESSAGES_RENDER_PATH, Question, RESPONSES_RENDER_PATH, TOKENIZE_PATH, tokenize_answer};
 pub use media::{MEDIA_TOKENS, Media, MediaKind};
 pub use pictures::{PICTURE_PREFIX, Picture, PictureNames, PictureScope, Pictures};
-pub use prompt_failure::{Error, PromptFailure};
-pub use prompt_tokens::{Placeholders, PromptTokens};
+pub use prompt_tokens::{Error, Placeholders, PromptFailure, PromptTokens};
 pub use prompter::{Options, Prompter};
 pub use request::{Request, SessionFields};
 pub use template::{ChatTemplate, Variables};

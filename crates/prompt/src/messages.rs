@@ -15,9 +15,9 @@ use serde_json::value::RawValue;
 
 use crate::allowance::{CountedList, CountedValue, MESSAGE, PART, take};
 use crate::dialect::Dialect;
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{is_there, string};
-use crate::request_message::{RequestContent, RequestMessage};
+use crate::request_fields::{RequestContent, RequestMessage};
 
 /// The mark that replaces the first part that is not text: private-use characters around words.
 pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";

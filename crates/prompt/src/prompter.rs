@@ -10,13 +10,11 @@ use minijinja::value::ValueKind;
 
 use crate::allowance::{self, LONGEST_CHAT, within};
 use crate::chat::{Chat, ChatText, Habits, TemplateContext};
-use crate::dialect::Dialect;
-use crate::dialect_chat::ThinkingSwitches;
+use crate::dialect::{Dialect, ThinkingSwitches};
 use crate::endpoint::Endpoint;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::media::MEDIA_TOKENS;
-use crate::prompt_failure::{Error, PromptFailure};
-use crate::prompt_tokens::{Placeholders, PromptTokens, truncated};
+use crate::prompt_tokens::{Error, Placeholders, PromptFailure, PromptTokens, truncated};
 use crate::request::{BodyPrompt, Request, TokenIds, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText};

@@ -4,14 +4,15 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Instant;
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::allowance::{FirstOfList, LONGEST_TEXT, Limits, MOST_TOKENS};
 use crate::endpoint::Endpoint;
 pub(crate) use crate::json_string::{Key, beginning, string};
 use crate::media::Media;
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
+use crate::request_fields::{Features, Fields, SamplingFields, StreamOptions};
 
 /// Longest name of a model, in bytes of its JSON.
 const LONGEST_NAME: usize = 4096;
@@ -285,45 +286,6 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Places of media among a prompt's tokens, by kind.
-#[derive(serde::Deserialize)]
-struct Features {
-    mm_placeholders: FirstPlace,
-}
-
-/// The smallest of a list of places; none if the list is empty.
-struct FirstPlace(Option<usize>);
-
-#[derive(serde::Deserialize)]
-struct Placeholder {
-    offset: usize,
-}
-
-impl<'de> Deserialize<'de> for FirstPlace {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Kinds;
-
-        impl<'de> Visitor<'de> for Kinds {
-            type Value = FirstPlace;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of lists")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut kinds: A) -> Result<FirstPlace, A::Error> {
-                let mut first: Option<usize> = None;
-                while kinds.next_key::<IgnoredAny>()?.is_some() {
-                    let places = kinds.next_value::<Vec<Placeholder>>()?;
-                    first = places.iter().map(|placeholder| placeholder.offset).chain(first).min();
-                }
-                Ok(FirstPlace(first))
-            }
-        }
-
-        deserializer.deserialize_map(Kinds)
-    }
-}
-
 /// Token ids, up to the largest number that is read.
 #[derive(Debug)]
 pub(crate) struct TokenIds {
@@ -412,7 +374,7 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<
 }
 
 /// The value itself, or the first item if it is a list: a list of prompts may have one value for each.
-fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
+pub(crate) fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     match raw {
         Some(list) if list.get().starts_with('[') => read::<FirstOfList<&RawValue>>(raw)?.first,
         one => one,
@@ -430,7 +392,7 @@ pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
 }
 
 /// A string, borrowed from the body if it has no escapes.
-fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
+pub(crate) fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     string(raw?.get())
 }
 
@@ -448,186 +410,4 @@ fn salt(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
 /// The text, or the hash of a long text.
 pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     if text.len() > LONGEST_NAME { format!("blake3\0{}", blake3::hash(text.as_bytes())).into() } else { text.into() }
-}
-
-#[derive(serde::Deserialize)]
-struct StreamOptions {
-    #[serde(default)]
-    include_usage: bool,
-}
-
-/// Sampling parameters, in APIs that have an object for them.
-#[derive(Default, serde::Deserialize)]
-#[serde(default)]
-struct SamplingFields<'a> {
-    #[serde(borrow)]
-    n: Option<&'a RawValue>,
-    #[serde(borrow)]
-    max_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    max_new_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    prompt_logprobs: Option<&'a RawValue>,
-    #[serde(borrow)]
-    skip_reading_prefix_cache: Option<&'a RawValue>,
-}
-
-/// The fields of a body. Of duplicate keys the last counts, as in engines.
-#[derive(Default)]
-struct Fields<'a> {
-    model: Option<&'a RawValue>,
-    stream: Option<&'a RawValue>,
-    stream_options: Option<&'a RawValue>,
-    n: Option<&'a RawValue>,
-    best_of: Option<&'a RawValue>,
-    max_tokens: Option<&'a RawValue>,
-    max_completion_tokens: Option<&'a RawValue>,
-    max_output_tokens: Option<&'a RawValue>,
-    priority: Option<&'a RawValue>,
-    cache_salt: Option<&'a RawValue>,
-    prompt_logprobs: Option<&'a RawValue>,
-    echo: Option<&'a RawValue>,
-    logprobs: Option<&'a RawValue>,
-    top_logprobs: Option<&'a RawValue>,
-    task: Option<&'a RawValue>,
-    background: Option<&'a RawValue>,
-    sampling_params: Option<&'a RawValue>,
-    lora_path: Option<&'a RawValue>,
-    session: SessionFields<'a>,
-    parts: Parts<'a>,
-}
-
-impl<'a> Fields<'a> {
-    /// Supported by vLLM since 0.11 (`skip_reading_prefix_cache`) and SGLang since 0.5 (`logprob_start_len`), each on
-    /// its own endpoints: other endpoints ignore the fields.
-    fn skips(&self, endpoint: Endpoint, sampling: &SamplingFields<'_>) -> Skips {
-        let echoes = read::<bool>(self.echo).unwrap_or(false);
-        match endpoint {
-            // vLLM takes `top_logprobs` for an echo, which is 0 unless it is null.
-            Endpoint::Chat | Endpoint::ChatTokens => Skips {
-                vllm: is_there(self.prompt_logprobs)
-                    || echoes && self.top_logprobs.is_none_or(|raw| raw.get() != "null"),
-                sglang: false,
-            },
-            Endpoint::Completions => Skips {
-                vllm: is_there(self.prompt_logprobs) || echoes && is_there(self.logprobs),
-                sglang: echoes && read::<i64>(self.logprobs).is_some_and(|most| most != 0),
-            },
-            // A task that returns one vector per token needs every token computed.
-            Endpoint::Embeddings => {
-                let by_token = |task: Cow<'_, str>| matches!(&*task, "token_embed" | "token_classify");
-                Skips { vllm: text(self.task).is_some_and(by_token), sglang: false }
-            }
-            Endpoint::Responses | Endpoint::Messages => Skips::default(),
-            // Only one kind of engine accepts these two endpoints.
-            Endpoint::Generate => {
-                let starts_at = read::<i64>(first(self.parts.logprob_start_len));
-                let skips = read::<bool>(first(self.parts.return_logprob)).unwrap_or(false) && starts_at == Some(0);
-                Skips { vllm: skips, sglang: skips }
-            }
-            Endpoint::Tokens => {
-                let says = read::<bool>(sampling.skip_reading_prefix_cache);
-                let skips = says.unwrap_or_else(|| is_there(sampling.prompt_logprobs));
-                Skips { vllm: skips, sglang: skips }
-            }
-        }
-    }
-
-    fn slot(&mut self, key: &str) -> Option<&mut Option<&'a RawValue>> {
-        let (parts, session) = (&mut self.parts, &mut self.session);
-        Some(match key {
-            "model" => &mut self.model,
-            "stream" => &mut self.stream,
-            "stream_options" => &mut self.stream_options,
-            "n" => &mut self.n,
-            "best_of" => &mut self.best_of,
-            "max_tokens" => &mut self.max_tokens,
-            "max_completion_tokens" => &mut self.max_completion_tokens,
-            "max_output_tokens" => &mut self.max_output_tokens,
-            "priority" => &mut self.priority,
-            "cache_salt" => &mut self.cache_salt,
-            "session_id" => &mut session.session_id,
-            "session_params" => &mut session.session_params,
-            "agentic_context" => &mut session.agentic_context,
-            "vllm_xargs" => &mut session.vllm_xargs,
-            "nvext" => &mut session.nvext,
-            "metadata" => &mut session.metadata,
-            "prompt_cache_key" => &mut session.prompt_cache_key,
-            "prompt_logprobs" => &mut self.prompt_logprobs,
-            "echo" => &mut self.echo,
-            "logprobs" => &mut self.logprobs,
-            "top_logprobs" => &mut self.top_logprobs,
-            "task" => &mut self.task,
-            "background" => &mut self.background,
-            "sampling_params" => &mut self.sampling_params,
-            "lora_path" => &mut self.lora_path,
-            "prompt" => &mut parts.prompt,
-            "prompt_embeds" => &mut parts.prompt_embeds,
-            "messages" => &mut parts.messages,
-            "input" => &mut parts.input,
-            "system" => &mut parts.system,
-            "stop_sequences" => &mut parts.stop_sequences,
-            "instructions" => &mut parts.instructions,
-            "previous_response_id" => &mut parts.previous_response_id,
-            "conversation" => &mut parts.conversation,
-            "tools" => &mut parts.tools,
-            "tool_choice" => &mut parts.tool_choice,
-            "documents" => &mut parts.documents,
-            "chat_template" => &mut parts.chat_template,
-            "chat_template_kwargs" => &mut parts.chat_template_kwargs,
-            "add_generation_prompt" => &mut parts.add_generation_prompt,
-            "continue_final_message" => &mut parts.continue_final_message,
-            "add_special_tokens" => &mut parts.add_special_tokens,
-            "reasoning_effort" => &mut parts.reasoning_effort,
-            "reasoning" => &mut parts.reasoning,
-            "thinking" => &mut parts.thinking,
-            "output_config" => &mut parts.output_config,
-            "truncate_prompt_tokens" => &mut parts.truncate_prompt_tokens,
-            "truncation_side" => &mut parts.truncation_side,
-            "truncation" => &mut parts.truncation,
-            "input_ids" => &mut parts.input_ids,
-            "token_ids" => &mut parts.token_ids,
-            "tokens" => &mut parts.tokens,
-            "text" => &mut parts.text,
-            "input_embeds" => &mut parts.input_embeds,
-            "image_data" => &mut parts.image_data,
-            "video_data" => &mut parts.video_data,
-            "audio_data" => &mut parts.audio_data,
-            "features" => &mut parts.features,
-            "content_parts" => &mut parts.content_parts,
-            "return_logprob" => &mut parts.return_logprob,
-            "logprob_start_len" => &mut parts.logprob_start_len,
-            "extra_key" => &mut parts.extra_key,
-            _ => return None,
-        })
-    }
-}
-
-impl<'de> Deserialize<'de> for Fields<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
-
-        impl<'de> Visitor<'de> for Object {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut fields = Fields::default();
-                while let Some(Key(key)) = map.next_key()? {
-                    match fields.slot(&key) {
-                        Some(slot) => *slot = Some(map.next_value()?),
-                        None => {
-                            map.next_value::<IgnoredAny>()?;
-                        }
-                    }
-                }
-                Ok(fields)
-            }
-        }
-
-        deserializer.deserialize_map(Object)
-    }
 }

@@ -8,7 +8,6 @@ mod errors;
 mod events;
 mod files;
 mod gil;
-mod hashing;
 mod index;
 mod index_match;
 mod loading;
@@ -53,8 +52,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<wire::Removed>()?;
     module.add_class::<wire::Stored>()?;
     module.add_class::<wire::Tally>()?;
-    module.add_function(wrap_pyfunction!(hashing::content_hashes, module)?)?;
-    module.add_function(wrap_pyfunction!(hashing::prefix_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(prompt::content_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(prompt::prefix_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(router::adopt_sockets, module)?)?;
     module.add_function(wrap_pyfunction!(router::prompt_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(router::unused_sockets, module)?)?;

@@ -15,7 +15,7 @@ use crate::keeper::FleetChanges;
 use crate::placing::Places;
 use crate::proxy::Forwarder;
 use crate::remote::cache_reports::CacheReporter;
-use crate::remote::external_index::ExternalIndex;
+use crate::remote::index::ExternalIndex;
 use crate::remote::peers::Peers;
 use crate::requests::read_body::BodyReader;
 use crate::spans::Spans;

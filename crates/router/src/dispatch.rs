@@ -12,20 +12,19 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue
 use hyper::{Method, Request, Response, StatusCode, Version};
 use kvatlas_http::{Access, Call, Content, Denial, Front, Handler, ListenerKind, RequestBody};
 
-use crate::answers::body::{Answer, json, typed};
 use crate::answers::observe::Dialect;
 use crate::answers::refusal::Refusal;
+use crate::answers::{Answer, json, typed};
 use crate::app::App;
-use crate::counts;
 use crate::engines::request_head::REQUEST_ID;
 use crate::proxy::boxed;
 use crate::reports::admin;
 use crate::reports::exposition;
 use crate::reports::page;
-use crate::reports::state;
 use crate::requests::cors;
 use crate::requests::reserved;
 use crate::requests::routes::{self, Responder, RouteMatch, RouterAnswer};
+use crate::{counts, reports};
 
 impl Handler for App {
     type Body = Answer;
@@ -197,15 +196,15 @@ async fn dispatch(
             Ok(json(StatusCode::OK, version.to_string()))
         }
         RouterAnswer::Metrics => metrics(app, request.headers(), kind),
-        RouterAnswer::Workers => Ok(json(StatusCode::OK, state::workers(&app.places).to_string())),
-        RouterAnswer::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
+        RouterAnswer::Workers => Ok(json(StatusCode::OK, reports::workers(&app.places).to_string())),
+        RouterAnswer::Router => Ok(json(StatusCode::OK, reports::router(app).to_string())),
         RouterAnswer::Streams => {
             let streams = app.follower.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
             Ok(json(StatusCode::OK, streams.to_string()))
         }
         RouterAnswer::Decisions => admin::decisions(&app.places, &app.reader.threads, query).await,
         RouterAnswer::Reuse => Ok(json(StatusCode::OK, app.places.reuse().to_string())),
-        RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(&app.fleet).to_string())),
+        RouterAnswer::Models => Ok(json(StatusCode::OK, reports::models(&app.fleet).to_string())),
         RouterAnswer::Model => admin::model(&app.fleet, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.
         RouterAnswer::Page => kvatlas_ui::asset(path).map(page::file).ok_or_else(Refusal::unknown_path),

@@ -19,7 +19,6 @@ use tokio::runtime::{Builder, Runtime};
 use crate::answers::stored::AnswerEngines;
 use crate::app::App;
 use crate::config::{Config, EngineConfig};
-use crate::control;
 use crate::counts::Counts;
 use crate::engines::DrainedBy;
 use crate::engines::fleet::{Adder, Fleet};
@@ -29,19 +28,19 @@ use crate::picking::PickerServer;
 use crate::placing::Places;
 use crate::proxy::{Forwarder, Tokens};
 use crate::remote::cache_reports::{self, CacheReporter};
-use crate::remote::external_index::ExternalIndex;
+use crate::remote::index::ExternalIndex;
 use crate::remote::peer_requests;
 use crate::remote::peers::Peers;
 use crate::remote::sites;
 use crate::reports::page;
-use crate::reports::state;
+use crate::requests::facts::Objectives;
 use crate::requests::fleet_secret::FleetSecret;
 use crate::requests::long_work::LongWork;
-use crate::requests::objectives::Objectives;
 use crate::requests::prompts::Prompts;
 use crate::requests::read_body::BodyReader;
 use crate::requests::sessions::Sessions;
 use crate::spans::Spans;
+use crate::{control, reports};
 
 /// The longest time that threads may take to end.
 const END: Duration = Duration::from_secs(2);
@@ -293,7 +292,7 @@ impl Router {
     /// Returns what `/workers` says.
     #[must_use]
     pub fn workers(&self) -> Value {
-        state::workers(&self.app.places)
+        reports::workers(&self.app.places)
     }
 
     /// Returns the reasons that `/ready` gives for not being ready; none if it is.

@@ -1,7 +1,5 @@
 //! The workers that may take a request: one row for each worker and rank, one column for each property.
 
-use crate::way::PromptWay;
-
 /// The candidates for one request. All columns have the same length; rows are in order of `worker`.
 ///
 /// Only workers that may take the request have a row: those that serve its model, are up and not drained.
@@ -235,5 +233,43 @@ impl Candidates {
     /// Becomes these rows of `from`.
     pub(crate) fn gather(&mut self, from: &Self, rows: &[u32]) {
         columns!(gather, self, from, rows,);
+    }
+}
+
+/// A way to serve a request at a worker: which part of the prompt is moved there, from where; the rest is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PromptWay {
+    /// Leading blocks that it holds on its device by the time that its turn comes.
+    pub device: u32,
+    /// Leading blocks that it has then, or has loaded from its host memory.
+    pub host: u32,
+    /// Leading blocks that it has then, or has loaded from any tier of its own and from pools.
+    pub loaded: u32,
+    /// Leading blocks that are not computed: at least `loaded`, more if it pulls.
+    pub reached: u32,
+    /// The worker that the rest up to `reached` is pulled from, by its number.
+    pub source: Option<u32>,
+    /// True if it has to be kept from loading more.
+    pub is_limited: bool,
+    /// Seconds that all this is expected to take.
+    pub seconds: f64,
+}
+
+impl PromptWay {
+    /// The way on which nothing is moved.
+    pub(crate) fn computed(device: u32) -> Self {
+        Self { device, host: device, loaded: device, reached: device, ..Self::default() }
+    }
+
+    /// Number of blocks that are pulled from another worker.
+    #[must_use]
+    pub fn pulled(&self) -> u32 {
+        self.reached - self.loaded
+    }
+
+    /// True if anything is loaded or pulled, or could have been.
+    #[must_use]
+    pub fn is_choice(&self) -> bool {
+        self.reached > self.device || self.is_limited
     }
 }

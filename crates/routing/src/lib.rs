@@ -5,10 +5,10 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `error.rs`, `options.rs` | refusals; a policy's settings, read and checked in one place |
+//! | `options.rs` | refusals; a policy's settings, read and checked in one place |
 //! | `time.rs`, `rng.rs` | seconds in order; chance with a seed |
-//! | `request.rs`, `way.rs`, `candidates.rs`, `depths.rs` | what a policy is shown: a request, the way in which a worker gets at it, a row for each worker and rank; what a lookup found |
-//! | `policy.rs`, `policy_entry.rs` | [`Policy`], and what it answers; a name for one |
+//! | `request.rs`, `candidates.rs`, `depths.rs` | what a policy is shown: a request, the way in which a worker gets at it, a row for each worker and rank; what a lookup found |
+//! | `policy.rs` | [`Policy`], and what it answers; a name for one |
 //! | `parts/` | what policies are made of: chance, a ring of workers, tables of terms |
 //! | `policies/` | the plain policies |
 //! | `cost/` | our own policy, `kvatlas`: seconds of expected harm; all its weights |
@@ -25,12 +25,10 @@
 mod candidates;
 mod cost;
 mod depths;
-mod error;
 mod options;
 pub mod parts;
 mod policies;
 mod policy;
-mod policy_entry;
 mod policy_table;
 mod predict;
 mod request;
@@ -39,15 +37,12 @@ mod router;
 mod speed;
 mod time;
 mod transfers;
-mod way;
 
-pub use candidates::Candidates;
+pub use candidates::{Candidates, PromptWay};
 pub use cost::Weights;
 pub use depths::{Depth, Depths};
-pub use error::Error;
-pub use options::Options;
-pub use policy::{Choice, Placement, Policy, Terms};
-pub use policy_entry::{BoxedPolicy, PolicyEntry, boxed};
+pub use options::{Error, Options};
+pub use policy::{BoxedPolicy, Choice, Placement, Policy, PolicyEntry, Terms, boxed};
 pub use policy_table::{PolicyTable, by_name};
 pub use predict::{PredictedIndex, Retention};
 pub use request::{Kind, Request};
@@ -57,4 +52,3 @@ pub use router::{
     TransferCost, Usage, WorkerId,
 };
 pub use transfers::{Line, PullResult, Ways};
-pub use way::PromptWay;

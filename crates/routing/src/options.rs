@@ -1,10 +1,9 @@
-//! A policy's settings: numbers and words by name, each taken once, and none left over.
+//! A policy's settings: numbers and words by name, each taken once, and none left over; and the error for something wrong
+//! in what a caller gives.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-
-use crate::error::Error;
 
 /// Settings by name. A policy takes those that it knows; [`Options::finish`] refuses what is left.
 #[derive(Debug, Clone, Default)]
@@ -90,5 +89,22 @@ impl Options {
         let Some((name, _)) = self.given.into_iter().next() else { return Ok(()) };
         let known = if self.known.is_empty() { "none".to_owned() } else { self.known.join(", ") };
         Err(Error::new("bad_option", format!("policy {policy:?} has no option {name:?}; it has {known}")))
+    }
+}
+
+/// A refusal: what was wrong, and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// The code, stable, for programs: `unknown_policy`, `bad_option`, ...
+    pub code: &'static str,
+    /// The message, for people.
+    pub message: String,
+}
+
+impl Error {
+    /// A refusal with a code and a text.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
     }
 }

@@ -1,6 +1,7 @@
-//! The interface of policies.
+//! The interface of policies, and a policy that has a name.
 
 use crate::candidates::Candidates;
+use crate::options::{Error, Options};
 use crate::request::Request;
 use crate::transfers::Ways;
 
@@ -151,4 +152,24 @@ pub trait Policy: Send {
     fn remembered(&self) -> (usize, usize) {
         (0, 0)
     }
+}
+
+/// Any policy.
+pub type BoxedPolicy = Box<dyn Policy>;
+
+/// A name, and how the policy of that name is made.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyEntry {
+    /// The name, as users give it.
+    pub name: &'static str,
+    /// Makes the policy with the options that it takes, and the seed of what it leaves to chance.
+    pub make: fn(&mut Options, u64) -> Result<BoxedPolicy, Error>,
+}
+
+/// A made policy, as [`PolicyEntry::make`] returns it.
+///
+/// # Errors
+/// Those of making it.
+pub fn boxed<P: Policy + 'static>(made: Result<P, Error>) -> Result<BoxedPolicy, Error> {
+    Ok(Box::new(made?))
 }

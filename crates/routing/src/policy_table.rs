@@ -1,10 +1,9 @@
 //! Policies by name.
 
 use crate::cost::Kvatlas;
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::policies::PLAIN;
-use crate::policy_entry::{BoxedPolicy, PolicyEntry, boxed};
+use crate::policy::{BoxedPolicy, PolicyEntry, boxed};
 
 /// The policies that a program has, by their names.
 ///

@@ -1,5 +1,7 @@
-//! Bodies of answers: whole, or in pieces as they are made.
+//! Bodies of answers, whole or in pieces as they are made; refused requests: status, error code and message; and a writer
+//! of JSON, since a general serialiser would be too slow for the rate of queries.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,10 +9,14 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    X_CONTENT_TYPE_OPTIONS,
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Response, StatusCode};
+use kvatlas_follow::Error;
+use kvatlas_follow::error::WRONG_TYPE;
+use kvatlas_follow::report::is_number;
+use kvatlas_http::{BodyFault, Denial};
 use kvatlas_ui::{Asset, Viewer};
 use tokio::sync::mpsc;
 
@@ -125,4 +131,240 @@ fn with_type(status: StatusCode, content_type: &'static str, body: Answer) -> Re
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+/// Bytes of a too large body to read and drop, as a multiple of the limit: a client that sends its whole body first
+/// then still reads the refusal.
+pub(crate) const PATIENCE: u64 = 8;
+
+/// The refusal of a request. The code is the same in every release; the message says what was wrong and what would be
+/// right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    pub(crate) code: &'static str,
+    pub(crate) message: Cow<'static, str>,
+    /// The allowed methods, for status 405.
+    allow: Option<&'static str>,
+}
+
+impl Refusal {
+    /// The same refusal, with the place in front of its message.
+    pub(crate) fn at(self, place: impl std::fmt::Display) -> Self {
+        Self { message: format!("{place}: {}", self.message).into(), ..self }
+    }
+
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, message: message.into(), allow: None }
+    }
+
+    /// The refusal of a body that is not JSON.
+    pub(crate) fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "malformed_json", message)
+    }
+
+    /// The refusal of a value of the wrong type.
+    pub(crate) fn wrong_type(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, WRONG_TYPE, message)
+    }
+
+    /// The refusal of an invalid value.
+    pub(crate) fn invalid(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// The refusal of content hashes where blocks have keyed hashes, which clients can neither make nor use.
+    pub(crate) fn keyed_identity(instead: &str) -> Self {
+        Error::keyed_identity(instead).into()
+    }
+
+    pub(crate) fn unknown_path() -> Self {
+        let message = "there is no such path; GET / lists all paths";
+        Self::new(StatusCode::NOT_FOUND, "unknown_path", message)
+    }
+
+    pub(crate) fn wrong_method(allow: &'static str) -> Self {
+        let message = format!("this path accepts only {allow}");
+        let refusal = Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message);
+        Self { allow: Some(allow), ..refusal }
+    }
+
+    /// The refusal of a body that could not be read; `most`: the size limit in bytes.
+    pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
+        match fault {
+            BodyFault::TooLarge => {
+                let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+            }
+            BodyFault::CutOff(_) => {
+                let message = "the body ended early or does not match the framing that the request's headers announce";
+                Self::new(StatusCode::BAD_REQUEST, "body_cut_off", message)
+            }
+            BodyFault::TooSlow => {
+                let message = "the request did not arrive within the time limit (http.request_timeout)";
+                Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+            }
+            BodyFault::NoRoom => {
+                let message = "the memory for the bodies of all requests is full (http.body_memory)";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "body_memory", message)
+            }
+        }
+    }
+
+    pub(crate) fn wrong_content_type() -> Self {
+        let message = "send a JSON body with the header \"Content-Type: application/json\"; /query and /query_by_hash \
+                       also take bytes, with application/octet-stream";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
+    }
+
+    pub(crate) fn draining() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service is shutting down")
+    }
+
+    /// The refusal after an internal error, which no request should cause.
+    pub(crate) fn internal() -> Self {
+        let message = "internal error; the service's log has the details";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    pub(crate) fn response(&self) -> Response<Answer> {
+        let body = serde_json::json!({ "error": self.message, "code": self.code });
+        let mut response = json(self.status, body.to_string());
+        let headers = response.headers_mut();
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"kvatlas\""));
+            }
+            // The rest of the request cannot be told from the next one.
+            StatusCode::REQUEST_TIMEOUT => {
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let status = match &error {
+            Error::Invalid { code: WRONG_TYPE, .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            Error::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Error::Forbidden { .. } => StatusCode::FORBIDDEN,
+            Error::Conflict { .. } => StatusCode::CONFLICT,
+            Error::Unknown { .. } => StatusCode::NOT_FOUND,
+            Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Internal => return Self::internal(),
+            // A change cut off by the shutdown.
+            _ => return Self::draining(),
+        };
+        Self::new(status, error.code(), error.to_string())
+    }
+}
+
+impl From<Denial> for Refusal {
+    fn from(denied: Denial) -> Self {
+        Self::new(denied.status, denied.code, denied.message)
+    }
+}
+
+impl From<serde_json::Error> for Refusal {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_data() { Self::wrong_type(error.to_string()) } else { Self::malformed(error.to_string()) }
+    }
+}
+
+/// A buffer of JSON text.
+pub(crate) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self(Vec::with_capacity(capacity))
+    }
+
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn raw(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    /// Appends finished JSON.
+    pub(crate) fn bytes(&mut self, json: &[u8]) {
+        self.0.extend_from_slice(json);
+    }
+
+    pub(crate) fn number(&mut self, number: impl itoa::Integer) {
+        self.0.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    }
+
+    /// Appends a string with its quotes.
+    pub(crate) fn string(&mut self, text: &str) {
+        if text.bytes().all(|byte| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e)) {
+            self.0.push(b'"');
+            self.raw(text);
+            self.0.push(b'"');
+        } else {
+            // Writing to memory does not fail.
+            let _ = serde_json::to_writer(&mut self.0, text);
+        }
+    }
+
+    /// Appends a worker's name: as a number if it looks like one.
+    pub(crate) fn id(&mut self, name: &str) {
+        if is_number(name) { self.raw(name) } else { self.string(name) }
+    }
+
+    /// Appends items separated by commas.
+    pub(crate) fn list<T>(&mut self, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut Self, T)) {
+        for (at, value) in items.into_iter().enumerate() {
+            if at > 0 {
+                self.0.push(b',');
+            }
+            item(self, value);
+        }
+    }
+
+    /// Appends a number as a key, with its colon.
+    pub(crate) fn key(&mut self, number: u32) {
+        self.0.push(b'"');
+        self.number(number);
+        self.raw("\":");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_json_with_a_code() {
+        let response = Refusal::wrong_method("POST").response();
+        assert_eq!(response.status(), 405);
+        assert_eq!(response.headers()[ALLOW], "POST");
+        let Answer::Whole(body) = response.into_body() else { panic!("refusals are short") };
+        let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(body["code"], "wrong_method");
+        assert!(body["error"].as_str().is_some_and(|message| message.contains("POST")));
+    }
+
+    #[test]
+    fn strings_are_escaped() {
+        for text in ["a", "a b!", "a\"b", "a\\b", "déjà", "\n\u{1}", "", "</script>", "\u{7f}"] {
+            let mut out = Writer::with_capacity(0);
+            out.string(text);
+            assert_eq!(serde_json::from_slice::<String>(&out.finish()).expect("JSON"), text);
+        }
+    }
 }

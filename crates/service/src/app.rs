@@ -6,7 +6,7 @@ use kvatlas_http::{Front, Gate};
 use tokio::sync::Semaphore;
 
 use crate::config::UntrustedPolicy;
-use crate::counts::Counts;
+use crate::exposition::Counts;
 use crate::health::Pulses;
 use kvatlas_follow::Follower;
 use kvatlas_follow::fleet::Fleet;

@@ -13,13 +13,12 @@ use kvatlas_http::ranges::RangeRequest;
 use kvatlas_http::{BodyLimits, Call, Content, ListenerKind, RequestBody, body};
 use tokio::sync::Semaphore;
 
-use crate::answer::{self, Answer, json, json_pieces, typed};
+use crate::answer::{self, Answer, PATIENCE, Refusal, json, json_pieces, typed};
 use crate::app::App;
 use crate::query::{Body, Kind};
-use crate::refusal::{PATIENCE, Refusal};
 use crate::routes::{Route, WELCOME};
 use crate::trace::Trace;
-use crate::{dump, exposition, health, observed, page, queries, register, sites};
+use crate::{dump, exposition, health, page, queries, register, sites};
 
 const OPENAPI: &str = include_str!("openapi.json");
 
@@ -155,7 +154,7 @@ fn answer_at(
 ) -> Result<Response<Answer>, Refusal> {
     let sent = if is_json { Body::Json(body) } else { Body::Bytes { parameters, blocks: body } };
     guarded(app, || match route {
-        Route::Observed => observed::observe(app, body),
+        Route::Observed => register::observe(app, body),
         Route::Digest => match sent {
             Body::Bytes { parameters, blocks } => sites::digest(app, parameters, blocks),
             Body::Json(_) => Err(Refusal::wrong_content_type()),

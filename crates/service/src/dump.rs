@@ -12,9 +12,8 @@ use bytes::Bytes;
 use kvatlas_index::{BlockHash, BlockIndex, Event, Tier};
 use tokio::sync::mpsc;
 
-use crate::answer::Piece;
+use crate::answer::{Piece, Writer};
 use crate::app::App;
-use crate::writer::Writer;
 use kvatlas_follow::log::panic_text;
 use kvatlas_follow::state::Keyspace;
 

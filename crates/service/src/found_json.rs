@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use kvatlas_index::Loadable;
 
-use crate::writer::Writer;
+use crate::answer::Writer;
 use kvatlas_follow::lookup::{Depths, Row, WorkerRow};
 use kvatlas_follow::state::{Reservations, Stream};
 

@@ -20,33 +20,28 @@
 //! | `dispatch`, `routes` | the table of routes, and the call of each route's function |
 //! | `query`, `json` | parsing of queries from bodies and parameters |
 //! | `queries`, `found_json`, `trace` | look-ups and their answers |
-//! | `answer`, `refusal`, `writer` | bodies of answers, errors with their codes, and text appended to bodies |
-//! | others | one route each, by its name |
+//! | `answer` | bodies of answers, errors with their codes, and text appended to bodies |
+//! | others | the routes by their names |
 
 #![forbid(unsafe_code)]
 
 mod answer;
 mod app;
 pub mod config;
-mod counts;
 mod dispatch;
 mod dump;
 mod exposition;
 mod found_json;
 mod health;
 mod json;
-mod observed;
 mod page;
 mod queries;
 mod query;
-mod refusal;
 mod register;
 mod routes;
-mod server;
 mod service;
 mod sites;
 mod trace;
-mod writer;
 
 pub use config::Config;
 pub use service::Service;

@@ -10,8 +10,8 @@ use kvatlas_follow::report::{self, VERSION};
 use kvatlas_ui::{Feed, Viewer};
 use serde_json::{Map, Value, json};
 
+use crate::answer::Refusal;
 use crate::app::App;
-use crate::refusal::Refusal;
 
 /// Registers a viewer of the page; an error if the maximum is reached.
 pub(crate) fn watch(app: &App) -> Result<Viewer, Refusal> {

@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use hyper::{Response, StatusCode};
 
-use crate::answer::{Answer, json};
+use crate::answer::{Answer, Refusal, Writer, json};
 use crate::app::App;
 use crate::config::UntrustedPolicy;
 use crate::found_json::{self, Ranks};
 use crate::query::{self, Body, Kind, Queries, Scope, Scratch};
-use crate::refusal::Refusal;
-use crate::writer::Writer;
 use kvatlas_follow::fleet::ModelPlace;
 use kvatlas_follow::lookup::{self, Filter, Row};
 use kvatlas_follow::state::{Keyspace, Reservations};

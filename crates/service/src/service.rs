@@ -1,17 +1,20 @@
-//! [`Service`]: a follower with an HTTP server in front of it, started together and stopped in order.
+//! [`Service`]: a follower with an HTTP server in front of it, started together and stopped in order; and the handler of
+//! the server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::{Request, Response};
 use kvatlas_follow::{Error, Follower, log};
-use kvatlas_http::{Front, Server};
+use kvatlas_http::{Call, Denial, Front, Handler, RequestBody, Server, Threads};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
+use crate::answer::{Answer, Refusal};
 use crate::app::App;
 use crate::config::Config;
-use crate::server;
+use crate::{dispatch, page};
 
 /// The settings that can change without a restart.
 #[derive(Deserialize)]
@@ -43,7 +46,7 @@ impl Service {
         let app = App::new(follower, untrusted, front);
         let pulse = app.pulses.ingest.clone();
         app.follower.spawn(async move { pulse.beat().await });
-        let server = server::start(&app).map_err(not_started)?;
+        let server = start(&app).map_err(not_started)?;
         let address = server.address();
         let (tls, key) = (app.front.config.tls.is_some(), app.gate.asks_for_key());
         let admin_key = app.gate.asks_for_key_to_change();
@@ -118,6 +121,43 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.drain(Duration::ZERO, Duration::ZERO);
     }
+}
+
+impl Handler for App {
+    type Body = Answer;
+
+    const HTTP2: bool = false;
+
+    /// Answers are made at once.
+    const HALF_CLOSE: bool = true;
+
+    fn front(&self) -> &Front {
+        &self.front
+    }
+
+    fn answer(
+        app: Arc<Self>,
+        call: Call,
+        request: Request<RequestBody>,
+    ) -> impl Future<Output = Response<Answer>> + Send + 'static {
+        dispatch::answer(app, call, request)
+    }
+
+    fn refuse(denied: Denial) -> Response<Answer> {
+        Refusal::from(denied).response()
+    }
+}
+
+/// Starts the HTTP server.
+pub(crate) fn start(app: &Arc<App>) -> Result<Server, kvatlas_http::Error> {
+    let server = Server::start(app, Threads::Shared(app.front.threads()))?;
+    if let Some(threads) = server.handle() {
+        let (watching, shown, beating) = (app.gate.clone(), app.clone(), app.clone());
+        threads.spawn(async move { watching.watch().await });
+        threads.spawn(page::run(shown));
+        threads.spawn(async move { beating.pulses.http.beat().await });
+    }
+    Ok(server)
 }
 
 #[cfg(test)]

@@ -8,9 +8,8 @@ use kvatlas_index::hash::content_hashes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{self, Answer};
+use crate::answer::{self, Answer, Refusal};
 use crate::app::App;
-use crate::refusal::Refusal;
 
 /// Largest block size accepted.
 const LARGEST_BLOCK: u32 = 1 << 20;

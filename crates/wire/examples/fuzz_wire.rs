@@ -1,6 +1,6 @@
 //! Fuzzing of the decoder, for as long as one likes: random batches, whole, cut, damaged, and nonsense.
 
-#[path = "../tests/mutations/mod.rs"]
+#[path = "../tests/mutations.rs"]
 mod mutations;
 
 fn main() {

@@ -1,13 +1,11 @@
-//! A batch and its events, as values.
+//! A batch and its events as values, with the names of blocks and the media as engines send them.
 
 use std::borrow::Cow;
 
-use kvatlas_index::Tier;
+use kvatlas_index::{BlockHash, Tier};
 
 use crate::error::RefusedEvent;
 use crate::keys::Key;
-use crate::medium;
-use crate::name::Name;
 
 /// A batch with names in the form they were sent in.
 pub type Batch = BatchOf<Name>;
@@ -180,7 +178,7 @@ impl<N> StoredOf<N> {
     /// Tier that the blocks are on.
     #[must_use]
     pub fn tier(&self) -> Tier {
-        medium::tier(self.medium.as_deref(), self.locality.as_deref())
+        tier(self.medium.as_deref(), self.locality.as_deref())
     }
 
     /// Name of the LoRA adapter in the index: its own, or `lora-id:3` where an engine only has numbers.
@@ -201,6 +199,143 @@ impl<N> RemovedOf<N> {
     /// Tier that the blocks were on.
     #[must_use]
     pub fn tier(&self) -> Tier {
-        medium::tier(self.medium.as_deref(), self.locality.as_deref())
+        tier(self.medium.as_deref(), self.locality.as_deref())
+    }
+}
+
+/// Names by which engines and connectors call their media, in lower case. Whatever is not here is external: a block in
+/// an unknown place must not count as in device memory, nor as something this host can load by itself.
+const MEDIA: [(&str, Tier); 17] = [
+    ("gpu", Tier::Gpu),
+    ("", Tier::Gpu),
+    ("device", Tier::Gpu),
+    ("cpu", Tier::Cpu),
+    ("cpu_pinned", Tier::Cpu),
+    ("cpu_tier1", Tier::Cpu),
+    ("host", Tier::Cpu),
+    ("localcpubackend", Tier::Cpu),
+    ("disk", Tier::Disk),
+    ("storage", Tier::Disk),
+    ("nvme", Tier::Disk),
+    ("cpu_tier2", Tier::Disk),
+    ("localdiskbackend", Tier::Disk),
+    ("gdsbackend", Tier::Disk),
+    ("external", Tier::External),
+    ("remote", Tier::External),
+    ("remotebackend", Tier::External),
+];
+
+/// The media as engines write them, so that no event needs a string of its own.
+const USUAL: [&str; 6] = ["GPU", "CPU", "CPU_PINNED", "STORAGE", "DISK", "EXTERNAL"];
+
+/// The tier of a medium, whatever its case; none is device memory. What is stored remotely is external wherever it
+/// says that it lies.
+pub(crate) fn tier(medium: Option<&str>, locality: Option<&str>) -> Tier {
+    if locality.is_some_and(|locality| locality.eq_ignore_ascii_case("remote")) {
+        return Tier::External;
+    }
+    let Some(medium) = medium else { return Tier::Gpu };
+    let known = MEDIA.iter().find(|(name, _)| name.eq_ignore_ascii_case(medium));
+    known.map_or(Tier::External, |&(_, tier)| tier)
+}
+
+/// The text, without an allocation if it is a usual one.
+pub(crate) fn intern(medium: &str) -> Cow<'static, str> {
+    let usual = USUAL.iter().find(|&&usual| usual == medium);
+    usual.map_or_else(|| Cow::Owned(medium.to_owned()), |&usual| Cow::Borrowed(usual))
+}
+
+/// An engine's name of a block, in the form it was sent in.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Name {
+    /// An integer of 0 or more.
+    Unsigned(u64),
+    /// An integer below 0. Made by [`Name::from`], so that every integer has one form.
+    Signed(i64),
+    /// A raw digest.
+    Bytes(Box<[u8]>),
+}
+
+impl Name {
+    /// The form that the index knows the block by.
+    #[must_use]
+    #[inline]
+    pub fn canonical(&self) -> BlockHash {
+        match self {
+            Self::Unsigned(name) => BlockHash(*name),
+            Self::Signed(name) => BlockHash::from_i64(*name),
+            Self::Bytes(name) => BlockHash::from_bytes(name),
+        }
+    }
+}
+
+/// Type that names of blocks are read as: [`Name`]s keep the form that they were sent in, [`BlockHash`]es are what the
+/// index wants.
+pub trait BlockName: Sized {
+    /// An integer of 0 or more.
+    fn unsigned(name: u64) -> Self;
+    /// An integer below 0.
+    fn signed(name: i64) -> Self;
+    /// A raw digest.
+    fn digest(name: &[u8]) -> Self;
+    /// The form that the index knows the block by.
+    fn block_hash(&self) -> BlockHash;
+    /// Returns the hashes of many names; `room` is for those that have to be made.
+    fn block_hashes<'a>(names: &'a [Self], room: &'a mut Vec<BlockHash>) -> &'a [BlockHash];
+}
+
+impl BlockName for Name {
+    fn unsigned(name: u64) -> Self {
+        Self::Unsigned(name)
+    }
+    fn signed(name: i64) -> Self {
+        Self::Signed(name)
+    }
+    fn digest(name: &[u8]) -> Self {
+        Self::from(name)
+    }
+    fn block_hash(&self) -> BlockHash {
+        self.canonical()
+    }
+    fn block_hashes<'a>(names: &'a [Self], room: &'a mut Vec<BlockHash>) -> &'a [BlockHash] {
+        room.clear();
+        room.extend(names.iter().map(Self::canonical));
+        room
+    }
+}
+
+impl BlockName for BlockHash {
+    fn unsigned(name: u64) -> Self {
+        Self(name)
+    }
+    fn signed(name: i64) -> Self {
+        Self::from_i64(name)
+    }
+    fn digest(name: &[u8]) -> Self {
+        Self::from_bytes(name)
+    }
+    fn block_hash(&self) -> BlockHash {
+        *self
+    }
+    fn block_hashes<'a>(names: &'a [Self], _: &'a mut Vec<BlockHash>) -> &'a [BlockHash] {
+        names
+    }
+}
+
+impl From<u64> for Name {
+    fn from(name: u64) -> Self {
+        Self::Unsigned(name)
+    }
+}
+
+impl From<i64> for Name {
+    fn from(name: i64) -> Self {
+        u64::try_from(name).map_or(Self::Signed(name), Self::Unsigned)
+    }
+}
+
+impl From<&[u8]> for Name {
+    fn from(name: &[u8]) -> Self {
+        Self::Bytes(name.into())
     }
 }

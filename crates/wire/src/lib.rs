@@ -33,15 +33,14 @@ mod event;
 mod hybrid;
 mod identity;
 pub mod keys;
-mod medium;
-mod name;
 mod reader;
 
 pub use decode::{Decoder, decode};
 pub use error::{Error, Reason, RefusedEvent};
-pub use event::{AdapterDigest, Batch, BatchOf, Cleared, Event, EventOf, Removed, RemovedOf, Stored, StoredOf};
+pub use event::{
+    AdapterDigest, Batch, BatchOf, BlockName, Cleared, Event, EventOf, Name, Removed, RemovedOf, Stored, StoredOf,
+};
 pub use hybrid::Hybrid;
 pub use identity::Identity;
 pub use keys::Key;
-pub use name::{BlockName, Name};
 pub use reader::{Reader, ReaderState, SaltedBlock, Tally};

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use kvatlas_adopt::{Chain, Dialect, Form, FrontierState, Outcome, RankAdoption, RankPlace, Scheme};
-use kvatlas_fake_engine::conversations::Hit;
+use kvatlas_fake_engine::cache::Hit;
 use kvatlas_fake_engine::{BLOCK_SIZE, Conversations, Kind, Sequence};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};

@@ -1,7 +1,6 @@
 //! The configuration of a follower. Its JSON form is what `kvatlas serve` and `kvatlas router` hand over, already
 //! checked there; durations are in seconds.
 
-mod loading;
 mod sections;
 
 use std::sync::Arc;
@@ -11,8 +10,9 @@ use kvatlas_settings::{Secret, merge};
 use kvatlas_wire::Identity;
 use serde::Deserialize;
 
-pub use self::loading::{LoadingConfig, PoolConfig, Resets};
-pub use self::sections::{AdoptConfig, RelayConfig, Role, SitesConfig, SnapshotConfig, StreamConfig};
+pub use self::sections::{
+    AdoptConfig, LoadingConfig, PoolConfig, RelayConfig, Resets, Role, SitesConfig, SnapshotConfig, StreamConfig,
+};
 use crate::error::Error;
 use crate::log::LogConfig;
 

@@ -1,15 +1,16 @@
-//! Sections of the configuration: one struct each.
+//! Sections of the configuration, one struct each, and settings for what engines can load beyond their device memory.
 
 use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvatlas_index::{BlockIndex, Members, OffloadSettings, SharedPool, Tier};
 use kvatlas_settings::Secret;
 use kvatlas_stream::limits::LimitsConfig;
 use kvatlas_stream::machine::MachineConfig;
-use serde::Deserialize;
-
-use super::loading::{LoadingConfig, PoolConfig, Resets};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 /// Settings for following engines.
 #[derive(Debug, Clone, Deserialize)]
@@ -184,4 +185,86 @@ pub struct SitesConfig {
     /// Time without a digest after which a site is forgotten.
     #[serde(with = "kvatlas_settings::seconds")]
     pub forget_after: Duration,
+}
+
+/// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resets {
+    /// An effect that is not known.
+    Unknown,
+    /// Blocks stay.
+    Keep,
+    /// Blocks go.
+    Empty,
+}
+
+/// A pool: a store that several engines put blocks in and load from.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolConfig {
+    /// Name of the pool.
+    pub name: Box<str>,
+    /// Workers that may load from it; none for all.
+    pub members: Option<Vec<Box<str>>>,
+    /// Blocks in a chunk.
+    pub chunk: NonZeroU32,
+    /// The tier by which its members' events call it.
+    #[serde(deserialize_with = "beyond_the_device")]
+    pub tier: Tier,
+    /// True if its members announce what is removed.
+    pub announces_removals: bool,
+    /// Seconds after which a block counts no more unless it was announced again; none for no limit.
+    pub lifetime: Option<f64>,
+    /// Blocks that it has room for; none for no limit.
+    pub room: Option<NonZeroU64>,
+    /// Directory with a file for each chunk, which is looked at; none to believe what is announced.
+    pub directory: Option<PathBuf>,
+    /// Time between two looks at the directory.
+    #[serde(with = "kvatlas_settings::seconds")]
+    pub look_every: Duration,
+}
+
+fn beyond_the_device<'de, D: Deserializer<'de>>(from: D) -> Result<Tier, D::Error> {
+    match String::deserialize(from)?.parse() {
+        Ok(Tier::Gpu) => Err(D::Error::custom("a pool is on another tier than \"gpu\"")),
+        Ok(tier) => Ok(tier),
+        Err(error) => Err(D::Error::custom(error)),
+    }
+}
+
+impl From<&PoolConfig> for SharedPool {
+    fn from(config: &PoolConfig) -> Self {
+        let PoolConfig { name, members, chunk, tier, announces_removals, lifetime, room, .. } = config.clone();
+        let members = members.map_or(Members::All, Members::Named);
+        Self { name, members, tier, chunk, announces_removals, lifetime, room }
+    }
+}
+
+/// All of these settings.
+#[derive(Debug, Clone)]
+pub struct LoadingConfig {
+    /// Effect of resets.
+    pub resets: Resets,
+    /// Pools that engines share.
+    pub pools: Vec<PoolConfig>,
+}
+
+impl Default for LoadingConfig {
+    fn default() -> Self {
+        Self { resets: Resets::Unknown, pools: Vec::new() }
+    }
+}
+
+impl LoadingConfig {
+    /// Tells an index.
+    pub(crate) fn tell(&self, index: &BlockIndex) {
+        let resets_keep = match self.resets {
+            Resets::Unknown => None,
+            Resets::Keep => Some(true),
+            Resets::Empty => Some(false),
+        };
+        index.set_usual_offloading(OffloadSettings { resets_keep, ..OffloadSettings::default() });
+        self.pools.iter().for_each(|pool| index.add_pool(pool.into()));
+    }
 }

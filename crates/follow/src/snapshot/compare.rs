@@ -7,8 +7,7 @@ use kvatlas_index::snapshot::{Dictionary, SavedBlocks};
 use kvatlas_index::{BlockHash, Tier};
 use serde::Serialize;
 
-use super::format::decode;
-use super::unpack::unpack;
+use super::format::{decode, unpack};
 use crate::error::Error;
 use crate::state::SavedKeyspace;
 

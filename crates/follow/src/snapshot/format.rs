@@ -2,16 +2,19 @@
 //! has the parts that only a service has: the head, the keyspaces, and of each stream its mark, its salts, and the blocks
 //! known from answers.
 
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 
 use kvatlas_codec::{Cursor, put_text, put_varint, put_words};
-use kvatlas_index::BlockHash;
 use kvatlas_index::snapshot::{Dictionary, DictionaryWriter, SavedBlocks, Section, SectionWriter, Sections, kind};
+use kvatlas_index::{BlockHash, SavedPool, SavedPoolBlock};
 use kvatlas_wire::SaltedBlock;
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-use super::pools;
 use crate::state::{KeyedPool, RankBlocks, SavedKeyspace, SavedRank, SavedStream, StreamCopy, StreamHead};
 
 /// Head of a snapshot.
@@ -71,7 +74,7 @@ impl<W: Write> Encoder<W> {
         out.section(kind::KEYSPACE, &json(&KeyspaceHead { model, routing_group, block_size })?)?;
         keyspace.dictionary.sections().try_for_each(|payload| out.section(kind::BLOCKS, &payload))?;
         keyspace.streams.iter().try_for_each(|stream| out.section(kind::STREAM, stream))?;
-        keyspace.pools.iter().try_for_each(|pool| out.section(kind::POOL, &pools::encode(pool)))?;
+        keyspace.pools.iter().try_for_each(|pool| out.section(kind::POOL, &encode_pool(pool)))?;
         written.streams += keyspace.streams.len() as u64;
         written.blocks += keyspace.blocks;
         written.sequence = [written.sequence, keyspace.sequence].into_iter().flatten().min();
@@ -185,7 +188,7 @@ impl PartialSnapshot {
                 let stream = stream(payload, &keyspace.dictionary)?;
                 keyspace.streams.push(stream);
             }
-            (kind::POOL, Some(keyspace)) => keyspace.pools.push(pools::decode(payload)?),
+            (kind::POOL, Some(keyspace)) => keyspace.pools.push(decode_pool(payload)?),
             (kind::INDEX, None) => {
                 return Err("the snapshot is of an index by itself, which knows no streams".to_owned());
             }
@@ -232,4 +235,178 @@ fn rank(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<SavedRank, S
     let answered = cursor.count(8)?;
     let answered = cursor.words(answered)?.map(BlockHash).collect();
     Ok(SavedRank { held, salts, answered })
+}
+
+/// First bytes of zstd's format.
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// Bytes that any compressed snapshot may unpack to, and bytes for each compressed byte besides. Most of a snapshot is hashes,
+/// which cannot be compressed: a fleet whose engines hold the same blocks comes to a tenth of this.
+const FREE: u64 = 4 << 20;
+const RATIO: u64 = 64;
+/// Most bytes allocated for an announced size.
+const ANNOUNCED: u64 = 1 << 20;
+
+/// Message for a snapshot of more than `most` bytes.
+pub(crate) fn too_large(most: u64) -> String {
+    format!("it has more than {most} bytes: raise snapshot.max_bytes if that is right")
+}
+
+/// Reads a file of up to `most` bytes.
+pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    if size > most {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(most)));
+    }
+    let mut bytes = Vec::with_capacity(size as usize);
+    bounded(file, &mut bytes, most)?;
+    Ok(bytes)
+}
+
+/// Reads up to `most` bytes to their end; their sender has announced `announced`.
+///
+/// # Errors
+/// A message if there are more bytes, or they cannot be read.
+pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most: u64) -> Result<Vec<u8>, String> {
+    if announced > most {
+        return Err(too_large(most));
+    }
+    let mut bytes = Vec::with_capacity(announced.min(ANNOUNCED) as usize);
+    from.take(most + 1).read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > most { Err(too_large(most)) } else { Ok(bytes) }
+}
+
+/// A snapshot of up to `most` bytes, unpacked if it is compressed.
+///
+/// # Errors
+/// A message if the snapshot is too large, or cannot be unpacked.
+pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
+    if bytes.len() as u64 > most {
+        return Err(too_large(most));
+    }
+    if !bytes.starts_with(&ZSTD) {
+        return Ok(Cow::Borrowed(bytes));
+    }
+    let plausible = FREE + RATIO * bytes.len() as u64;
+    let mut out = Vec::with_capacity(bytes.len() + bytes.len() / 8);
+    let unpacking = zstd::Decoder::new(bytes).and_then(|from| bounded(from, &mut out, plausible.min(most)));
+    unpacking.map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge if plausible < most => {
+            format!("{} bytes of it become more than {plausible}, which no snapshot does", bytes.len())
+        }
+        io::ErrorKind::FileTooLarge => too_large(most),
+        _ => format!("it cannot be decompressed: {error}"),
+    })?;
+    Ok(Cow::Owned(out))
+}
+
+/// Reads to the end, up to `most` bytes.
+fn bounded(from: impl Read, out: &mut Vec<u8>, most: u64) -> io::Result<()> {
+    let read = from.take(most + 1).read_to_end(out)?;
+    if read as u64 > most { Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(most))) } else { Ok(()) }
+}
+
+/// Bits of a block's first byte that say which of its optional parts follow.
+const HAS_PARENT: u8 = 1;
+const HAS_PREFIX: u8 = 2;
+const IS_HELD: u8 = 4;
+/// Least number of bytes of a block: its first byte, name and content hash.
+const LEAST: usize = 1 + 8 + 8;
+
+/// Writes a pool as bytes.
+pub(super) fn encode_pool(it: &KeyedPool) -> Vec<u8> {
+    let mut out = Vec::with_capacity(16 + 32 * it.pool.blocks.len());
+    put_varint(&mut out, it.key.into());
+    put_text(&mut out, &it.pool.name);
+    put_varint(&mut out, it.pool.blocks.len() as u64);
+    for block in &it.pool.blocks {
+        let parts = [
+            (HAS_PARENT, block.parent.is_some()),
+            (HAS_PREFIX, block.prefix.is_some()),
+            (IS_HELD, block.age.is_some()),
+        ];
+        out.push(parts.iter().filter(|(_, has)| *has).map(|(bit, _)| bit).sum());
+        put_words(&mut out, [Some(block.name), Some(block.content), block.parent, block.prefix].into_iter().flatten());
+        if let Some(age) = block.age {
+            put_varint(&mut out, (age.max(0.0) * 1e3) as u64);
+        }
+    }
+    out
+}
+
+/// Reads a pool.
+///
+/// # Errors
+/// A text that names the fault in the bytes.
+pub(super) fn decode_pool(payload: &[u8]) -> Result<KeyedPool, String> {
+    let mut cursor = Cursor(payload);
+    let key = cursor.small()?;
+    let name = cursor.text()?.into();
+    let count = cursor.count(LEAST)?;
+    let blocks = (0..count).map(|_| block(&mut cursor)).collect::<Result<_, _>>()?;
+    cursor.end()?;
+    Ok(KeyedPool { key, pool: SavedPool { name, blocks } })
+}
+
+fn block(cursor: &mut Cursor<'_>) -> Result<SavedPoolBlock, String> {
+    let parts = cursor.byte()?;
+    if parts & !(HAS_PARENT | HAS_PREFIX | IS_HELD) != 0 {
+        return Err(format!("a block has parts {parts:#04x}, which are not known"));
+    }
+    let (name, content) = (cursor.word()?, cursor.word()?);
+    let parent = if parts & HAS_PARENT != 0 { Some(cursor.word()?) } else { None };
+    let prefix = if parts & HAS_PREFIX != 0 { Some(cursor.word()?) } else { None };
+    let age = if parts & IS_HELD != 0 { Some(cursor.varint()? as f64 / 1e3) } else { None };
+    Ok(SavedPoolBlock { name, parent, content, prefix, age })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(bytes: &[u8]) -> Vec<u8> {
+        zstd::encode_all(bytes, 1).expect("packed")
+    }
+
+    #[test]
+    fn little_does_not_become_much() {
+        let plain = vec![7; 1000];
+        assert_eq!(unpack(&packed(&plain), 1 << 20).as_deref(), Ok(&plain[..]));
+        let bomb = packed(&vec![0; 64 << 20]);
+        assert!(bomb.len() < 16 << 10, "{}", bomb.len());
+        let why = unpack(&bomb, 1 << 30).expect_err("too much");
+        assert!(why.contains("which no snapshot does"), "{why}");
+        let why = unpack(&bomb, 1 << 20).expect_err("too much");
+        assert!(why.contains("snapshot.max_bytes"), "{why}");
+        assert!(unpack(&plain, 999).is_err() && unpack(&plain, 1000).is_ok());
+        let two = [packed(&plain), packed(&vec![0; 8 << 20])].concat();
+        assert!(unpack(&two, 1 << 20).is_err(), "in several frames");
+    }
+
+    #[tokio::test]
+    async fn what_is_only_announced_takes_nothing() {
+        assert_eq!(read_all(&b"abc"[..], 3, 3).await.as_deref(), Ok(&b"abc"[..]));
+        assert_eq!(read_all(&b"abc"[..], u64::MAX >> 1, u64::MAX >> 1).await.map(|bytes| bytes.len()), Ok(3));
+        assert!(read_all(&b"abc"[..], 4, 3).await.is_err() && read_all(&b"abcd"[..], 3, 3).await.is_err());
+    }
+
+    #[test]
+    fn a_pool_comes_out_as_it_went_in_or_not_at_all() {
+        let block = |name, parent, prefix, age| SavedPoolBlock { name, parent, content: name * 10, prefix, age };
+        let blocks = vec![
+            block(1, None, Some(10), Some(0.25)),
+            block(2, Some(1), None, None),
+            block(u64::MAX / 16, Some(2), Some(u64::MAX), Some(1e6)),
+        ];
+        let it = KeyedPool { key: 7, pool: SavedPool { name: "folder".into(), blocks } };
+        let bytes = encode_pool(&it);
+        assert_eq!(decode_pool(&bytes), Ok(it));
+        for end in 0..bytes.len() {
+            assert!(decode_pool(&bytes[..end]).is_err(), "cut off at {end}");
+        }
+        assert!(decode_pool(&[&bytes[..], &[0]].concat()).is_err());
+        let mut unknown = bytes;
+        unknown[9] = 0x80;
+        assert!(decode_pool(&unknown).expect_err("unknown parts").contains("0x80"));
+    }
 }

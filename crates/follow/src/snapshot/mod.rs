@@ -14,15 +14,12 @@
 //! `stream/copier.rs` and `stream/restore.rs` have the part of the stream tasks.
 
 mod compare;
-mod disk;
 mod format;
 mod keeper;
 mod pending;
-mod pools;
 mod served;
 #[cfg(test)]
 mod tests;
-mod unpack;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,17 +30,15 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use self::compare::compare;
-pub(crate) use self::disk::Directory;
-pub(crate) use self::keeper::Keeper;
+pub(crate) use self::format::{read_all, read_file};
+pub(crate) use self::keeper::{Directory, Keeper};
 pub(crate) use self::pending::{Origin, StreamRestore};
 pub use self::served::PackedSnapshot;
-pub(crate) use self::unpack::{read_all, read_file};
 pub use kvatlas_stream::Outcome;
 
-use self::format::{SnapshotSize, decode};
+use self::format::{SnapshotSize, decode, unpack};
 use self::pending::{PendingRestores, RestoreFailure};
 use self::served::SnapshotCache;
-use self::unpack::unpack;
 use crate::config::SnapshotConfig;
 use crate::error::Error;
 use crate::state::{Keyspace, Stream};

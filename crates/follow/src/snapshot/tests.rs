@@ -11,8 +11,8 @@ use kvatlas_index::snapshot::{SectionWriter, Sections};
 use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, RankCopy, UniformChain};
 use kvatlas_wire::SaltedBlock;
 
-use super::disk::Directory;
 use super::format::{Encoder, Head, KeyspaceCopy, Snapshot, decode};
+use super::keeper::Directory;
 use crate::state::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
 use kvatlas_stream::Mark;
 

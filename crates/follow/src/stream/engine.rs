@@ -1,20 +1,23 @@
-//! An engine as the source of a stream: its sockets, and the stream machine that decides about their events.
+//! An engine as the source of a stream: its sockets, the stream machine that decides about their events, and reports of
+//! what has changed: the status, the status that readers of a log get, and log lines.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kvatlas_index::snapshot::Dictionary;
-use kvatlas_stream::machine::{Effects, Machine, Verdict};
+use kvatlas_stream::Outcome;
+use kvatlas_stream::machine::{Counts, Effects, Machine, Verdict};
+use kvatlas_wire::compact::Status;
 use tokio::sync::oneshot;
 
 use super::holdings::Holdings;
-use super::report::{counts, is_news, report};
 use super::task::{self, RestorePoint, StreamNews, StreamSource};
 use super::transport::{Transport, TransportEvent};
 use crate::context::StreamContext;
-use crate::state::{Keyspace, Stream};
+use crate::state::{Counters, Keyspace, SnapshotOutcome, State, Stream, StreamStatus};
 
 /// Error of a stream to which a second publisher has connected.
 const RIVAL: &str = "two publishers with this topic are connected: the second one is not read before the first is gone, \
@@ -178,4 +181,167 @@ fn take_in<T: Transport>(
             status.set_error("a message does not consist of topic, 8-byte sequence number and payload".to_owned());
         }
     }
+}
+
+/// Error of a stream whose batches keep contradicting each other.
+const MIXED: &str = "batches of two publishers are mixed here: each rank of each engine needs its own endpoint";
+
+/// Publishes the status for readers of the log, if it has changed.
+pub(super) fn publish_status(stream: &Stream) {
+    let Some(outlet) = stream.outlet() else { return };
+    let status = &stream.status;
+    let is_hybrid = status.upper_bound.load(Relaxed);
+    outlet.status(Status {
+        trusted: status.is_trusted(),
+        partial: status.partial.load(Relaxed),
+        upper_bound: is_hybrid,
+        no_salts: status.no_salts.load(Relaxed),
+        late: false,
+        unverified: status.unverified.load(Relaxed),
+    });
+}
+
+/// Counts, reports and logs the outcome of restored holdings.
+pub(super) fn end_restored(stream: &Stream, context: &StreamContext, outcome: Outcome) {
+    context.snapshots.counts.ended(outcome);
+    let Some(it) = stream.status.from_snapshot() else { return };
+    stream.status.set_from_snapshot(SnapshotOutcome { outcome: Some(outcome), ..it });
+    let (worker, rank, from, blocks, outcome) =
+        (&*stream.worker, stream.registration.rank, it.kind, it.blocks, outcome.name());
+    if outcome == Outcome::Kept.name() {
+        tracing::info!(worker, rank, from, blocks, "the engine is the one of the snapshot; its blocks are kept");
+    } else {
+        tracing::warn!(worker, rank, from, blocks, outcome, "the blocks that a snapshot had of the stream are dropped");
+    }
+}
+
+/// True if the status must be updated before the next event. Counts can wait until no event is left; trust cannot, nor can the
+/// end of an error, which would end later errors too.
+pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P>, speaks: bool) -> bool {
+    let trusted = machine.trusted() && status.limit().is_none();
+    let recovers = || speaks && trusted && !machine.partial() && status.is_failing();
+    let is_marked = |flag: &AtomicBool, now: bool| flag.load(Relaxed) != now;
+    trusted != status.is_trusted()
+        || is_marked(&status.partial, machine.partial())
+        || is_marked(&status.unverified, machine.unverified())
+        || recovers()
+}
+
+/// Updates the status. `speaks`: the engine has just sent an event that shows whether all is well.
+pub(super) fn report<P: AsRef<[u8]>>(
+    holdings: &mut Holdings,
+    context: &StreamContext,
+    machine: &mut Machine<P>,
+    now: Duration,
+    speaks: bool,
+) {
+    if let Some(outcome) = machine.take_restored() {
+        holdings.restored(outcome);
+        end_restored(&holdings.stream, context, outcome);
+    }
+    let forgotten = holdings.take_forgotten();
+    let Holdings { keyspace, stream, .. } = &*holdings;
+    let status = &stream.status;
+    let is_limited = status.limit().is_some();
+    let state = if is_limited { State::Limited } else { machine.state(now) };
+    let changed = state != status.state();
+    status.set_state(state);
+    log_changes(stream, machine, state, changed, forgotten);
+    if machine.is_mixed() && machine.counts.contradictions > status.counters.contradictions.load(Relaxed) {
+        status.set_error(MIXED.to_owned());
+    }
+    status.set_last_seq(machine.last());
+    let flags = [(&status.partial, machine.partial()), (&status.unverified, machine.unverified())];
+    set_flags(keyspace, stream, flags);
+    status.buffered.store(machine.waiting() as u64, Relaxed);
+    for (counter, count) in pairs(&status.counters, &mut machine.counts.clone()) {
+        counter.store(*count, Relaxed);
+    }
+    status.epoch.store(machine.counts.epochs, Relaxed);
+    let trusted = machine.trusted() && !is_limited;
+    let recovers = trusted && (speaks || !status.is_trusted());
+    let absent = matches!(state, State::Connecting | State::Stale) && now >= context.config.settle_timeout;
+    settle(holdings, trusted, absent);
+    // A partial stream keeps its error, which explains it.
+    if recovers && !machine.partial() {
+        holdings.stream.status.recover();
+    }
+}
+
+/// Sets flags of the status, and has the keyspace note a change.
+pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, flags: [(&AtomicBool, bool); N]) {
+    let mut changed = false;
+    for (flag, is_set) in flags {
+        changed |= flag.swap(is_set, Relaxed) != is_set;
+    }
+    if changed {
+        keyspace.trust_changed(stream);
+    }
+}
+
+/// Sets the trust in a stream, and ends its hold on readiness: an `absent` engine holds readiness back for a while only.
+pub(super) fn settle(holdings: &Holdings, trusted: bool, absent: bool) {
+    let Holdings { keyspace, stream, index, .. } = holdings;
+    let status = &stream.status;
+    if trusted != status.is_trusted() {
+        keyspace.set_trusted(stream, index, trusted);
+    }
+    if (trusted || absent || status.limit().is_some()) && !status.is_settled() {
+        status.settle();
+    }
+}
+
+/// Logs each change of state, and each loss of blocks.
+fn log_changes<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, changed: bool, forgotten: u64) {
+    let (worker, rank, state, epoch) = (&*stream.worker, stream.registration.rank, state.name(), machine.counts.epochs);
+    let (seq, partial, counters) = (machine.last(), machine.partial(), &stream.status.counters);
+    let lost = machine.counts.lost_batches.saturating_sub(counters.lost_batches.load(Relaxed));
+    if machine.is_mixed() && machine.counts.contradictions > counters.contradictions.load(Relaxed) {
+        tracing::warn!(worker, rank, state, epoch, "{MIXED}");
+    } else if epoch > stream.status.epoch.load(Relaxed) {
+        let what = "the engine has restarted: its blocks are dropped";
+        tracing::warn!(worker, rank, state, epoch, lost, forgotten, "{what}");
+    } else if machine.counts.resets > counters.resets.load(Relaxed) {
+        let what = "lost batches could not be recovered: the stream's blocks are dropped";
+        tracing::warn!(worker, rank, state, seq, lost, forgotten, "{what}");
+    } else if lost > 0 {
+        tracing::warn!(worker, rank, state, seq, lost, partial, "earlier batches could not be recovered");
+    } else if changed && state == State::Stale.name() {
+        tracing::warn!(worker, rank, state, seq, "no events come: the stream is not trusted until one does");
+    } else if changed && state == State::Unreadable.name() {
+        tracing::warn!(worker, rank, state, seq, "more events of unknown types came: the stream is not trusted");
+    } else if forgotten > 0 && state != State::Limited.name() {
+        tracing::warn!(worker, rank, state, seq, forgotten, "the stream's blocks are dropped and will be read again");
+    } else if changed && state == State::Live.name() {
+        tracing::info!(worker, rank, state, seq, epoch, partial, "live: its blocks are known and trusted");
+    } else if changed {
+        tracing::info!(worker, rank, state, seq, epoch, partial, "the stream's state has changed");
+    }
+}
+
+/// Counts for a new machine: those of the status, which outlive a panic.
+pub(super) fn counts(status: &StreamStatus) -> Counts {
+    let mut counts = Counts { epochs: status.epoch.load(Relaxed), ..Counts::default() };
+    for (counter, count) in pairs(&status.counters, &mut counts) {
+        *count = counter.load(Relaxed);
+    }
+    counts
+}
+
+fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64, &'a mut u64); 13] {
+    [
+        (&counters.gaps, &mut counts.gaps),
+        (&counters.recovered_batches, &mut counts.recovered_batches),
+        (&counters.lost_batches, &mut counts.lost_batches),
+        (&counters.resets, &mut counts.resets),
+        (&counters.duplicate_batches, &mut counts.duplicate_batches),
+        (&counters.overflowed_batches, &mut counts.overflowed_batches),
+        (&counters.replays, &mut counts.replays),
+        (&counters.failed_replays, &mut counts.failed_replays),
+        (&counters.truncated_replays, &mut counts.truncated_replays),
+        (&counters.reconnects, &mut counts.reconnects),
+        (&counters.unverified_reconnects, &mut counts.unverified_reconnects),
+        (&counters.contradictions, &mut counts.contradictions),
+        (&counters.rivals, &mut counts.rivals),
+    ]
 }

@@ -13,10 +13,8 @@ use kvatlas_index::{BlockHash, BlockIndex};
 use kvatlas_wire::compact::{Changes, FormatError, Recorder};
 use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
 
-use super::block_limits::BlockLimits;
-use super::claimed_ranks::ClaimedRanks;
-use super::pending_counts::PendingCounts;
-use super::warnings::LoggedWarnings;
+use super::batch_reports::{LoggedWarnings, PendingCounts};
+use super::limits::{BlockLimits, ClaimedRanks};
 use crate::context::StreamContext;
 use crate::state::{Keyspace, Stream, tell_time, time_of};
 use kvatlas_stream::machine::Verdict;

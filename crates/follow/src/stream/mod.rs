@@ -1,34 +1,27 @@
 //! The task of one stream: batches of one engine rank go into the index, each once and in order.
 //!
 //! `task` is the loop of every stream. `engine` is a source of batches: it runs [`kvatlas_stream::machine`], which decides
-//! without sockets or clock, and `report` keeps the status up to date.
-//! `transport` has the sockets, which speak [`kvatlas_stream::zmtp`]: `outbound` those that this side connects, `inbound` and
-//! `publishers` those of engines that connect. `holdings` applies batches to the index, `copier` copies them, `restore` takes
+//! without sockets or clock, and keeps the status up to date.
+//! `transport` has the sockets, which speak [`kvatlas_stream::zmtp`]: `outbound` those that this side connects, `publishers` those
+//! of engines that connect. `holdings` applies batches to the index, `copier` copies them, `restore` takes
 //! over a snapshot. `relayed` is the other source: a log.
 
-mod address;
-mod block_limits;
-mod claimed_ranks;
+mod batch_reports;
 mod copier;
 mod engine;
 mod holdings;
 #[cfg(test)]
 mod holdings_tests;
-mod inbound;
+mod limits;
 mod outbound;
-mod pending_counts;
 mod publishers;
 mod relayed;
-mod report;
 mod restore;
 mod task;
 #[cfg(test)]
 mod task_tests;
 mod topics;
 mod transport;
-#[cfg(test)]
-mod transport_tests;
-mod warnings;
 
 use std::sync::{Arc, Once};
 

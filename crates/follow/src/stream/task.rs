@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use super::copier::{Copier, LogSink, Moment, SnapshotSink};
+use super::engine::{end_restored, publish_status};
 use super::holdings::Holdings;
-use super::report::{end_restored, publish_status};
 use super::restore::restore;
 use crate::context::StreamContext;
 use crate::log::panic_text;

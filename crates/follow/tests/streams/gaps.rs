@@ -1,6 +1,6 @@
 //! Batches that are lost, repeated, swapped or nonsense.
 
-use crate::bench::{Bench, with_blocks, with_engine};
+use crate::{Bench, with_blocks, with_engine};
 
 #[test]
 fn a_gap_is_filled() {

@@ -7,7 +7,7 @@ use kvatlas_follow::limits::{Limit, LimitsConfig};
 use kvatlas_follow::state::{Registration, State};
 use tokio::runtime::Handle;
 
-use crate::bench::{Bench, impatient, registration, with_engine};
+use crate::{Bench, impatient, registration, with_engine};
 
 fn limited(limits: LimitsConfig) -> StreamConfig {
     StreamConfig { limits, ..impatient() }

@@ -9,7 +9,7 @@ use kvatlas_follow::state::{Counters, Stream};
 use kvatlas_follow::{Config, Follower, report};
 use kvatlas_index::View;
 
-use crate::bench::WORKER;
+use crate::WORKER;
 
 /// A server with a directory and a port of its own.
 pub(crate) struct Nats {

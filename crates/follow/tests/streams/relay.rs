@@ -7,7 +7,7 @@ use kvatlas_fake_engine::{BLOCK_SIZE, Publisher};
 use kvatlas_wire::compact::{Frame, MessageWriter, Status};
 use tokio::runtime::Runtime;
 
-use crate::bench::WORKER;
+use crate::WORKER;
 use crate::nodes::{Nats, Node};
 
 /// A scenario with an engine; nothing if there is no `nats-server`.

@@ -6,7 +6,7 @@ use kvatlas_fake_engine::{CuttableProxy, Publisher};
 use kvatlas_follow::config::StreamConfig;
 use kvatlas_follow::state::{Registration, State};
 
-use crate::bench::{Bench, impatient, registration, with_blocks, with_engine};
+use crate::{Bench, impatient, registration, with_blocks, with_engine};
 
 /// Looks for so long whether that ever happens.
 async fn never(bench: &Bench, seconds: f64, what: &str, happens: impl Fn(&Bench) -> bool) {
@@ -86,7 +86,7 @@ fn whom_a_stream_feeds_does_not_change() {
         bench.fleet.register(second).await.expect("it is registered");
         bench.until("read", |bench| bench.depth(1, 5) == 5).await;
         engine.publish(1);
-        assert_eq!(bench.fleet.unregister(crate::bench::WORKER, None, Some(0)).await, Ok(1));
+        assert_eq!(bench.fleet.unregister(crate::WORKER, None, Some(0)).await, Ok(1));
         other.publish(1);
         other.evict();
         bench.until("evicted", |bench| bench.holders(1, 6) == 0).await;

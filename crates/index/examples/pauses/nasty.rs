@@ -3,7 +3,7 @@
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier};
 use kvatlas_testing::mix;
 
-use crate::times::Times;
+use crate::Times;
 
 /// Workers that hold all but what is nasty.
 const WORKERS: u64 = 32;

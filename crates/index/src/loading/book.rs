@@ -13,8 +13,8 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::names::{Names, Tiers, only};
-use super::settings::{OffloadSettings, SharedPool};
 use super::shrink::AnnouncementOrder;
+use super::{OffloadSettings, SharedPool};
 use crate::hash::next_prefix_hash;
 use crate::segmented::Map;
 use crate::types::Tier;

@@ -9,24 +9,150 @@
 //! | file | what |
 //! |---|---|
 //! | `names.rs` | the names that one holder has, and which beginning of a prompt each one ends |
-//! | `settings.rs` | what operators say of engines and pools |
 //! | `book.rs` | all holders that offload and all pools: what events change |
 //! | `shrink.rs` | blocks of pools that go unannounced: for want of room, or as a look at the store shows |
 //! | `walk.rs` | a look-up, and its answer |
-//! | `saved.rs` | blocks of pools, copied for a snapshot |
+//!
+//! What operators say of engines and pools, and blocks of pools as a snapshot has them, are in this file.
 //!
 //! Only ranks that have offloaded something, or that may load from a pool, are in the book; of the others it costs a
 //! look at a flag in each event.
 
 mod book;
 mod names;
-mod saved;
-mod settings;
 mod shrink;
 mod walk;
 
+use std::num::{NonZeroU32, NonZeroU64};
+
+use self::book::Part;
+use crate::types::Tier;
 pub(crate) use book::{HeldName, LoadBook, Outside};
 pub(crate) use names::only;
-pub use saved::{SavedPool, SavedPoolBlock};
-pub use settings::{Members, OffloadSettings, SharedPool};
 pub use walk::{Loadable, Segment};
+
+/// Settings of a worker's engine that offloads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OffloadSettings {
+    /// Blocks in a chunk of host memory, of local disks, and of what is external; none for what is learnt from stores.
+    pub chunks: [Option<NonZeroU32>; 3],
+    /// True if a reset of the engine's prefix cache leaves what it has offloaded; none if that is not known. Engines do
+    /// either and do not say which.
+    pub resets_keep: Option<bool>,
+}
+
+/// Workers that may load from a pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Members {
+    /// All that there are.
+    All,
+    /// Workers of these names, whether they have ever announced anything or not.
+    Named(Vec<Box<str>>),
+}
+
+impl Members {
+    fn has(&self, worker: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Named(names) => names.iter().any(|name| **name == *worker),
+        }
+    }
+}
+
+/// A store that several engines put blocks in and load from, such as a shared folder.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SharedPool {
+    /// Name of the pool.
+    pub name: Box<str>,
+    /// Workers that put blocks in it and may load from it.
+    pub members: Members,
+    /// Tier under which members' events announce the pool's blocks; never the device.
+    pub tier: Tier,
+    /// Blocks in a chunk.
+    pub chunk: NonZeroU32,
+    /// True if its members announce what is removed. Otherwise blocks may go unnoticed.
+    pub announces_removals: bool,
+    /// Seconds after which a block counts no more unless it was announced again; none for no limit.
+    pub lifetime: Option<f64>,
+    /// Blocks that it has room for: of more, those that were announced longest ago count no more. None for no limit.
+    pub room: Option<NonZeroU64>,
+}
+
+/// Blocks of one pool.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SavedPool {
+    /// Name of the pool.
+    pub name: Box<str>,
+    /// Blocks of the pool, and blocks before them in their prompts that tell their contents, in any order.
+    pub blocks: Vec<SavedPoolBlock>,
+}
+
+/// A block of a pool: the engines' hash of it, and its contents.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SavedPoolBlock {
+    /// Block hash by which the engines call it.
+    pub name: u64,
+    /// Block hash of the block before it; none at the beginning of a prompt.
+    pub parent: Option<u64>,
+    /// Content hash.
+    pub content: u64,
+    /// Prefix hash of all blocks to its end; none if the beginning of the prompt is not known.
+    pub prefix: Option<u64>,
+    /// Seconds since it was last announced; none if it is not in the pool, but blocks that continue it are.
+    pub age: Option<f64>,
+}
+
+impl LoadBook {
+    /// Copies all pools that have blocks.
+    pub(crate) fn saved_pools(&self) -> Vec<SavedPool> {
+        let now = self.outside.time();
+        let filled = self.pools.iter().filter(|it| !it.seen.is_empty());
+        let saved = filled.map(|it| {
+            let blocks = it.names.known().map(|(name, known)| SavedPoolBlock {
+                name,
+                parent: known.block.0,
+                content: known.block.1,
+                prefix: known.prefix,
+                age: it.seen.get(&name).map(|seen| now - seen),
+            });
+            SavedPool { name: it.pool.name.clone(), blocks: blocks.collect() }
+        });
+        saved.collect()
+    }
+
+    /// Puts blocks back into a pool, as they were `elapsed` seconds ago. Blocks that were announced since then stay as
+    /// they are. Returns the number of blocks that were put back: 0 if the pool does not exist.
+    pub(crate) fn restore_pool(&mut self, saved: &SavedPool, elapsed: f64) -> usize {
+        let Some(number) = self.pools.iter().position(|it| it.pool.name == saved.name) else { return 0 };
+        let part = Part::Pool(number as u32);
+        let (it, now) = (&mut self.pools[number], self.outside.time());
+        let tier = only(it.pool.tier);
+        let (mut restored, mut moved, mut named) = (0, Vec::new(), Vec::new());
+        let is_new: Vec<_> =
+            saved.blocks.iter().filter(|block| it.names.get(block.name).is_none_or(|known| known.on == 0)).collect();
+        for block in &is_new {
+            let on = if block.age.is_some() { tier } else { 0 };
+            moved.extend(it.names.set(block.name, (block.parent, block.content), on));
+            if let Some(age) = block.age {
+                it.seen.insert(block.name, now - age - elapsed);
+                restored += 1;
+            }
+        }
+        for block in &is_new {
+            moved.extend(it.names.forget_unused(block.name));
+        }
+        for block in &is_new {
+            let is_unknown = it.names.get(block.name).is_some_and(|known| known.prefix.is_none());
+            if is_unknown && block.prefix.is_some() {
+                it.names.put(block.name, block.prefix, &mut named);
+            }
+        }
+        moved.into_iter().for_each(|(name, parent)| self.stop_waiting(part, name, parent));
+        let mut fresh: Vec<_> = named.into_iter().map(|name| (part, name)).collect();
+        is_new.iter().for_each(|block| self.trace(part, block.name, &mut fresh));
+        self.settle(fresh);
+        self.pools[number].sort_announced();
+        self.keep_to_room(number as u32);
+        restored
+    }
+}

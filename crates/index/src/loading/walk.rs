@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use super::Members;
 use super::book::{LoadBook, PoolPart, RankPart};
-use super::settings::Members;
 use crate::types::Tier;
 
 /// Consecutive blocks of a prompt that an engine has, or can load, from one place.

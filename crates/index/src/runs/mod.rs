@@ -5,20 +5,18 @@
 //! child, found by (run, fork, content hash). Run 0 is the empty prompt, which every chain continues.
 
 mod children;
-mod forks;
 mod pages;
 
 use std::mem;
 use std::sync::Arc;
 
-use self::children::NextChildren;
-use self::forks::Forks;
+use self::children::{Forks, NextChildren};
 use self::pages::{NO_PAGE, PAGE, Pages};
-use crate::chunked::ChunkedList;
 use crate::position::{Place, Position, ROOT};
 use crate::raw::{Children, Level, LevelsNow, Readers, Run, Spares, SwapCell, WriterToken, prefetch};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
+use crate::segmented::ChunkedList;
 
 /// Greatest number of blocks in a run; a longer chain continues in a child: bounds what moving a run costs.
 pub(crate) const MAX_RUN: usize = 1 << 16;

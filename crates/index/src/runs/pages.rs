@@ -6,9 +6,9 @@
 use smallvec::SmallVec;
 
 use super::Runs;
-use crate::chunked::ChunkedList;
 use crate::position::Position;
 use crate::raw::prefetch;
+use crate::segmented::ChunkedList;
 use crate::stats::step;
 
 const BITS: u32 = 4;

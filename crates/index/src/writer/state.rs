@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::holders::Holder;
-use super::holders::departing::{Departures, Table, Watches};
 use super::holders::workers::{Workers, inner};
+use super::holders::{Departures, Holder, Table, Watches};
 use super::names::NameTable;
 use crate::loading::LoadBook;
 use crate::raw::{Level, Readers};

@@ -7,13 +7,13 @@ use minijinja::Value;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{ConvertedChat, call, of_text, system, tools};
+use super::{ConvertedChat, call, of_text, system};
 use crate::allowance::{CountedList, PART};
 use crate::dialect::Dialect;
-use crate::json_string;
 use crate::messages::{Message, Part, listed, object, value};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, is_there, string};
+use crate::{convert, json_string};
 
 /// A message of `POST /v1/messages`.
 #[derive(Deserialize)]
@@ -64,7 +64,7 @@ pub(crate) fn from_messages<'a>(
         return Err(PromptFailure::BadMessages);
     }
     let has_system = turns.iter().any(|turn| turn.role == "system");
-    let is_mixed = merges_system && has_system || tools::are_changed(list);
+    let is_mixed = merges_system && has_system || convert::are_changed(list);
     let mut made = ConvertedChat { is_apart: !is_mixed, ..ConvertedChat::default() };
     let messages = &mut made.messages;
     let mut top = Vec::new();

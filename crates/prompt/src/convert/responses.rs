@@ -10,9 +10,8 @@ use serde_json::value::RawValue;
 use super::{ConvertedChat, call, of_text, system};
 use crate::allowance::CountedList;
 use crate::dialect::{self, Dialect};
-use crate::dialect_chat;
 use crate::messages::{self, Message, Part, is_object, listed, object, parsed};
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, is_there, string};
 
 /// An item of the input.
@@ -104,7 +103,7 @@ fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -
         Some("function_call") => {
             let arguments = arguments(item.arguments);
             let name = match item.namespace.as_deref().filter(|it| !it.is_empty()) {
-                Some(namespace) => dialect_chat::name_in(&namespace.into(), &name()?),
+                Some(namespace) => dialect::name_in(&namespace.into(), &name()?),
                 None => name()?,
             };
             assistant(messages, |_| true).tool_calls.push(called(id, name, arguments, dialect));

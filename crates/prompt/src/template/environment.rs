@@ -8,11 +8,9 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::pieces::{self, Pieces};
-use super::strftime::strftime;
-use super::syntax::syntax;
+use super::syntax::{self, Pieces, syntax};
 use crate::allowance;
-use crate::python::{self, Json};
+use crate::python::{self, Json, strftime};
 
 /// Limits on the work of a template, in instructions and in 64 bytes of output each; the larger one is for long chats.
 /// A template may go through all messages once per message of a short chat, but not of a long one.
@@ -68,7 +66,7 @@ pub(super) fn environment(clock: Clock) -> Environment<'static> {
         .map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot write"))
     });
     environment.set_unknown_method_callback(method);
-    pieces::add_to(&mut environment);
+    syntax::add_to(&mut environment);
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| python::text(value));
     environment.add_test("sequence", |value: &Value| {

@@ -1,24 +1,20 @@
 //! Chat templates: Jinja with the additions of Hugging Face's transformers, as rendered by engines.
 
+mod accepts;
 mod environment;
-mod inline_system;
 mod local;
 mod output;
-mod pieces;
-mod strftime;
 mod syntax;
-mod wants_parts;
 
 use minijinja::{Environment, ErrorKind, Value};
 
 use crate::allowance;
 use crate::dialect::Dialect;
-use crate::prompt_failure::{Error, PromptFailure};
+use crate::prompt_tokens::{Error, PromptFailure};
 use crate::rope::Rope;
-
+use accepts::InlineSystem;
 pub(crate) use environment::Clock;
 use environment::{FUEL, fuel_for};
-use inline_system::InlineSystem;
 use output::{MeteredMessages, Output};
 
 /// Name of the only template in its environment.
@@ -100,10 +96,10 @@ impl ChatTemplate {
         let toggle = ["enable_thinking", "thinking"].into_iter().find(|name| has_word(source, name));
         let source = syntax::without_marks(source);
         let invalid = |error: minijinja::Error| Error::Template { message: format!("is not valid: {error}") };
-        let as_parts = wants_parts::wants_parts(&source).map_err(invalid)?;
+        let as_parts = accepts::wants_parts(&source).map_err(invalid)?;
         let is_local = local::is_local(&source).map_err(invalid)?;
         let mut environment = environment::environment(clock);
-        environment.add_template_owned(NAME, pieces::with_pieces(&source)).map_err(invalid)?;
+        environment.add_template_owned(NAME, syntax::with_pieces(&source)).map_err(invalid)?;
         let environments = FUEL.map(|fuel| {
             let mut environment = environment.clone();
             environment.set_fuel(Some(fuel));
@@ -226,7 +222,18 @@ fn has_word(source: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use jiff::civil::DateTime;
+    use serde::Deserialize;
+    use serde_json::value::RawValue;
+
     use super::*;
+    use crate::chat::{Chat, Habits};
+    use crate::dialect::ThinkingSwitches;
+    use crate::rope::Rope;
+    use crate::template::{ChatTemplate, Clock, KnownText};
+    use crate::{Dialect, Endpoint, Request};
 
     /// A chat that grows and is cut back turn by turn: rendering with the previous text gives the same as without.
     #[test]
@@ -292,5 +299,66 @@ mod tests {
             }
         }
         assert!(local >= 8 && shortened >= 200, "{local} templates, {shortened} texts");
+    }
+
+    #[derive(Deserialize)]
+    struct Samples {
+        special_tokens: BTreeMap<String, String>,
+        now: String,
+        bodies: BTreeMap<String, Box<RawValue>>,
+        templates: BTreeMap<String, Family>,
+    }
+
+    #[derive(Deserialize)]
+    struct Family {
+        template: String,
+        as_parts: bool,
+        expected: BTreeMap<String, Option<String>>,
+    }
+
+    fn golden() -> Samples {
+        let path = std::env::var("KVATLAS_TEMPLATES")
+            .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates.json").to_owned());
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn as_transformers_renders_them() {
+        let golden = golden();
+        let now: DateTime = golden.now.parse().unwrap();
+        let clock = Clock::at(now.to_zoned(jiff::tz::TimeZone::UTC).unwrap());
+        let thinks = ThinkingSwitches { no_effort: &|| "none", toggle: None };
+        let habits = Habits { defaults: &[], dialect: Dialect::Vllm32, merges_system: false, thinks };
+        let mut wrong = Vec::new();
+        let mut right = 0;
+        for (name, family) in &golden.templates {
+            let template =
+                match ChatTemplate::with_clock(&family.template, golden.special_tokens.clone(), clock.clone()) {
+                    Ok(template) => template,
+                    Err(error) => {
+                        wrong.push(format!("{name}: {error}"));
+                        continue;
+                    }
+                };
+            if template.as_parts != family.as_parts {
+                wrong.push(format!("{name}: as_parts {}", template.as_parts));
+            }
+            for (case, expected) in &family.expected {
+                let request = Request::parse(Endpoint::Chat, golden.bodies[case].get().as_bytes()).unwrap();
+                let got = Chat::of(&request, &habits, &[]).and_then(|chat| {
+                    let nothing = KnownText { text: &Rope::default(), begins: &[], known: 0 };
+                    chat.render(&template, nothing)
+                });
+                match (got, expected) {
+                    (Ok(got), Some(expected)) if got.text.to_vec() == expected.as_bytes() => right += 1,
+                    (Err(_), None) => right += 1,
+                    (got, expected) => {
+                        wrong.push(format!("{name}/{case}:\n  got      {got:?}\n  expected {expected:?}"));
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{} right, {} wrong:\n{}", right, wrong.len(), wrong.join("\n"));
+        assert!(golden.templates.len() >= 12 && right >= 200, "{right} texts of {} templates", golden.templates.len());
     }
 }

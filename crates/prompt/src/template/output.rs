@@ -10,7 +10,7 @@ use minijinja::value::{Enumerator, Object, ObjectRepr};
 use parking_lot::Mutex;
 
 use crate::allowance;
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_tokens::PromptFailure;
 use crate::rope::Rope;
 
 /// Smallest initial capacity for bytes that are not in the earlier text.

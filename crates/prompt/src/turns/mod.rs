@@ -7,19 +7,19 @@
 //! (`template/local.rs`). The text is compared with the text before, and tokens are reused up to a place where both can
 //! be cut. The tokens are therefore the same as without any memory, whatever the template does.
 
-mod body;
 mod memory;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use memchr::memmem;
 use minijinja::Value;
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::endpoint::Endpoint;
 use crate::messages::field;
-use crate::prompt_failure::PromptFailure;
-use crate::prompt_tokens::{KeptHashes, PromptTokens};
+use crate::prompt_tokens::{KeptHashes, PromptFailure, PromptTokens};
 use crate::prompter::Prompter;
 use crate::request::Request;
 use crate::rope::Rope;
@@ -73,18 +73,18 @@ impl Turns {
             | Endpoint::Tokens
             | Endpoint::ChatTokens => return recalled,
         };
-        if body.len() < body::STEP {
+        if body.len() < STEP {
             return recalled;
         }
-        let Some(at) = body::list(body, name) else { return recalled };
+        let Some(at) = list(body, name) else { return recalled };
         recalled.list = at;
         let list = &body[at..];
-        recalled.keys = body::keys(list, self.seed);
+        recalled.keys = keys(list, self.seed);
         let found = self.memory.lock().get(&recalled.keys);
         recalled.known = found.filter(|turn| turn.endpoint == endpoint).and_then(|turn| {
             let count = turn.items(turn.list.common(0, list));
             let end = at + turn.ends.get(count.checked_sub(1)?)?.0;
-            let (short, rest) = body::without(body, at, end)?;
+            let (short, rest) = without(body, at, end)?;
             Some(EarlierTurn { before: KnownMessages { turn, count }, short, rest })
         });
         recalled.new_bytes = recalled.known.as_ref().map_or(body.len(), |known| known.short.len());
@@ -158,7 +158,7 @@ impl Turns {
                 hashes,
                 weight: made.weight + known.map_or(0, |known| known.before.turn.weight),
             };
-            let keys = keys.iter().copied().take(whole / body::STEP).collect();
+            let keys = keys.iter().copied().take(whole / STEP).collect();
             let bytes = turn.bytes();
             let gone = self.memory.lock().put(keys, turn, bytes);
             drop(gone);
@@ -219,5 +219,100 @@ impl RecalledBody {
             return Ok(Request { body_len: body.len(), ..request });
         }
         Request::parse(endpoint, body)
+    }
+}
+
+/// Bytes between two hashes.
+const STEP: usize = 4096;
+
+/// Offset after the opening bracket of the list with this name (given in its quotes). None if no such list is found.
+fn list(body: &[u8], name: &str) -> Option<usize> {
+    let at = memmem::find(body, name.as_bytes())? + name.len();
+    let at = past(body, at, b':')?;
+    past(body, at, b'[')
+}
+
+/// Offset after white space and the byte `wanted`.
+fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
+    let at = space(body, at);
+    (body.get(at) == Some(&wanted)).then_some(at + 1)
+}
+
+/// Offset after white space.
+fn space(body: &[u8], at: usize) -> usize {
+    let rest = body.get(at..).unwrap_or_default();
+    at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
+}
+
+/// One hash for each beginning of the list, [`STEP`] bytes apart.
+fn keys(list: &[u8], seed: u64) -> Vec<u64> {
+    let mut before = seed;
+    let next = |step: &[u8]| {
+        before = xxh3_64_with_seed(step, before);
+        before
+    };
+    list.chunks_exact(STEP).map(next).collect()
+}
+
+/// The body without the first messages of the list, which begins at `list`; the removed messages end at `end`. Also
+/// returns the offset in the body where the rest of the list begins. None if the list does not continue as it should.
+fn without(body: &[u8], list: usize, end: usize) -> Option<(Vec<u8>, usize)> {
+    let at = space(body, end);
+    let rest = match body.get(at)? {
+        b']' => at,
+        b',' if body.get(space(body, at + 1)) != Some(&b']') => at + 1,
+        _ => return None,
+    };
+    Some(([&body[..list], &body[rest..]].concat(), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists() {
+        for (body, rest) in [
+            (r#"{"messages": [1]}"#, Some("1]}")),
+            ("{\"a\": 1, \"messages\" :\n[ 1]}", Some(" 1]}")),
+            (r#"{"messages": {}}"#, None),
+            (r#"{"message": [1]}"#, None),
+            (r#"{"messages""#, None),
+            ("", None),
+        ] {
+            assert_eq!(list(body.as_bytes(), r#""messages""#).map(|at| &body[at..]), rest, "{body}");
+        }
+    }
+
+    #[test]
+    fn bodies_without_what_is_known() {
+        for (body, end, expected) in [
+            ("[1, 2]}", 2, Some("[ 2]}")),
+            ("[1 ,2]}", 2, Some("[2]}")),
+            ("[1]}", 2, Some("[]}")),
+            ("[1 ] }", 2, Some("[] }")),
+            ("[1,]}", 2, None),
+            ("[1, ]}", 2, None),
+            ("[1 2]}", 2, None),
+            ("[1", 2, None),
+        ] {
+            let found = without(body.as_bytes(), 1, end);
+            let texts = found.map(|(short, rest)| {
+                assert_eq!(short[1..], body.as_bytes()[rest..]);
+                String::from_utf8(short).unwrap()
+            });
+            assert_eq!(texts.as_deref(), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn beginnings() {
+        let text: Vec<u8> = (0..9000_u32).map(|at| (at * at) as u8).collect();
+        for at in [0, 1, 1023, 1024, 1025, 5000, 8999] {
+            let mut other = text.clone();
+            other[at] ^= 1;
+            let (some, all) = (keys(&other, 1), keys(&text, 1));
+            assert_eq!(some.iter().zip(&all).take_while(|(left, right)| left == right).count(), (at / STEP).min(2));
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 mod positional;
 mod rung;
-mod rung_match;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::stats::dict;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<rung::Rung>()?;
-    module.add_class::<rung_match::RungMatch>()?;
+    module.add_class::<rung::RungMatch>()?;
     module.add_class::<positional::PositionalIndexer>()?;
     module.add_function(wrap_pyfunction!(rungs, module)?)
 }

@@ -14,8 +14,7 @@ use super::arguments::{
     Seconds, Seed, Trusted, WaitingRequests, Weight, config, fill, fill_loadable, found_pairs, json, policy_error,
     session_number, workers as worker_names,
 };
-use super::decision::{Decision, NamedExplanation};
-use super::shared::{Inner, SharedRouter};
+use super::decision::{Decision, Inner, NamedExplanation, SharedRouter};
 use super::{Failure, Names, PythonPolicy, policies};
 use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
@@ -371,7 +370,7 @@ impl Router {
                 inner.router.bind_with(now, |request, depths| {
                     let Some(find) = find else { return };
                     let mut look = || {
-                        let hashes = super::request::array(py, request.content_hashes, "uint64")?;
+                        let hashes = super::array(py, request.content_hashes, "uint64")?;
                         let mut found = find.call1((hashes,))?;
                         let mut loadable = None;
                         if let Ok(both) = found.cast::<PyTuple>().cloned() {
@@ -674,10 +673,10 @@ impl Router {
     /// Returns:
     ///     Candidates
     #[pyo3(signature = (now=None))]
-    fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::request::Candidates> {
+    fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::Candidates> {
         let rows = self.shared.with(py, now, |router, now| router.candidates(now).clone())?;
         let names = self.shared.names.lock_py_attached(py).clone();
-        Ok(super::request::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
+        Ok(super::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
     }
 
     /// Counts since the router was created.

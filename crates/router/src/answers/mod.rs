@@ -1,14 +1,74 @@
-//! Answers to clients: bodies, facts read from engines' answers, refusals, and stored answers.
+//! Answers to clients: bodies, facts read from engines' answers, refusals, and stored answers. The body of an answer,
+//! complete or streamed, is in this file.
 //!
 //! | file | what |
 //! |---|---|
-//! | `body.rs` | the body of an answer, complete or streamed |
 //! | `observe` | facts that an engine's answer states about itself, read as it passes |
 //! | `refusal.rs` | refusals by the router, in the error formats of the APIs |
 //! | `stored.rs`, `stored_search.rs` | engines that keep answers, files and batches, and the search for them |
 
-pub(crate) mod body;
 pub(crate) mod observe;
 pub(crate) mod refusal;
 pub(crate) mod stored;
 pub(crate) mod stored_search;
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
+
+/// Error of a body that breaks off.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of an answer.
+pub(crate) enum Answer {
+    /// A complete body.
+    Full(Bytes),
+    /// A streamed body.
+    Stream(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Self::Stream(body) => body.as_mut().poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Full(bytes) => bytes.is_empty(),
+            Self::Stream(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Self::Stream(body) => body.size_hint(),
+        }
+    }
+}
+
+/// Makes an answer with a content type.
+#[must_use]
+pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
+    let mut response = Response::new(Answer::Full(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// An answer in JSON.
+#[must_use]
+pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
+    typed(status, "application/json", body)
+}

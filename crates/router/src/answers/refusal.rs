@@ -10,8 +10,8 @@ use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, UPGRADE, WWW_AU
 use hyper::{Response, StatusCode};
 use kvatlas_http::{BodyFault, Denial};
 
-use crate::answers::body::{Answer, json};
 use crate::answers::observe::{Dialect, error_event};
+use crate::answers::{Answer, json};
 
 /// Delay after which a client may retry when the memory for bodies is full.
 const AGAIN: Duration = Duration::from_secs(1);

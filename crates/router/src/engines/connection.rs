@@ -4,6 +4,7 @@
 //! the socket's. The buffer is the thread's, so that ten thousand open answers hold none.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hyper::Method;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -20,9 +22,8 @@ use tokio_rustls::rustls::Error as TlsError;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::address::Address;
-use super::answer_head::{Head, parse};
+use super::answer::{BodyPart, Framing, Head, parse, take, take_from};
 use super::fault::Fault;
-use super::framing::{BodyPart, Framing, take, take_from};
 
 /// Bytes that are read at once.
 const READ: usize = 64 << 10;
@@ -300,5 +301,70 @@ impl Connection {
             Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, &slices),
             Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, &slices),
         }
+    }
+}
+
+/// The idle connections to one engine.
+pub(crate) struct Pool {
+    shards: Box<[Mutex<VecDeque<Connection>>]>,
+    most: usize,
+    idle: Duration,
+}
+
+impl Pool {
+    pub(crate) fn new(shards: usize, most: usize, idle: Duration) -> Self {
+        Self { shards: (0..shards).map(|_| Mutex::default()).collect(), most, idle }
+    }
+
+    /// Takes the connection that was used last, if it still can be used.
+    pub(crate) fn take(&self, shard: usize) -> Option<Connection> {
+        let mut connections = self.shards.get(shard)?.lock();
+        while let Some(mut connection) = connections.pop_back() {
+            if connection.idle_since.elapsed() > self.idle {
+                // Those below are older.
+                connections.clear();
+                return None;
+            }
+            if connection.is_quiet() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection on which nothing runs.
+    pub(crate) fn put(&self, shard: usize, mut connection: Connection) {
+        let Some(shard) = self.shards.get(shard) else { return };
+        connection.idle_since = Instant::now();
+        let mut connections = shard.lock();
+        if connections.len() < self.most {
+            connections.push_back(connection);
+        }
+    }
+
+    /// Closes the connections that have waited too long. Returns how many are left.
+    pub(crate) fn sweep(&self) -> usize {
+        self.shards
+            .iter()
+            .map(|shard| {
+                let mut connections = shard.lock();
+                while connections.front().is_some_and(|first| first.idle_since.elapsed() > self.idle) {
+                    connections.pop_front();
+                }
+                connections.len()
+            })
+            .sum()
+    }
+
+    /// Closes the connections of a thread.
+    pub(crate) fn clear_shard(&self, shard: usize) {
+        if let Some(shard) = self.shards.get(shard) {
+            shard.lock().clear();
+        }
+    }
+
+    /// Closes all connections.
+    pub(crate) fn clear(&self) {
+        self.shards.iter().for_each(|shard| shard.lock().clear());
     }
 }

@@ -1,13 +1,17 @@
-//! Counts of an engine's requests: all of them, and how the last ones ended. The latter are made of the former now and then, so
-//! that requests write nothing for them.
+//! Counts of an engine's requests: all of them, how the last ones ended, and by model. What concerns the last ones is made
+//! of the others now and then, so that requests write nothing for it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::fault::NAMES as FAULTS;
-use super::model_counts::EngineModels;
+use super::fault::{Fault, NAMES as FAULTS};
+use crate::histogram::{Histogram, REQUEST_SECONDS, SECONDS};
 
 /// Counts of an engine's requests, answers and failures.
 #[derive(Debug, Default)]
@@ -40,7 +44,7 @@ impl Counts {
         self.models.sum(|model| &model.answers)
     }
 
-    /// Faults of all models, by [`FAULTS`](super::FAULTS).
+    /// Faults of all models, by [`FAULTS`].
     pub(crate) fn faults(&self) -> [u64; FAULTS.len()] {
         self.models.sum(|model| &model.faults)
     }
@@ -128,12 +132,148 @@ impl RecentCounts {
     }
 }
 
+/// Time that is looked back at.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Time between two samples that are kept.
+const APART: Duration = Duration::from_secs(1);
+
+/// Part of an engine's requests below which refusals are no condition.
+const SHARE: u64 = 10;
+
+/// Samples of an engine's counts over the last minute.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct BusyAnswers(VecDeque<(Instant, Sample)>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Sample {
+    /// Requests that the engine did not take.
+    busy: u64,
+    /// Requests that failed in another way.
+    failed: u64,
+    /// All its requests that have ended.
+    all: u64,
+}
+
+/// Requests of the last minute that an engine did not take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RefusedRequests {
+    pub(crate) requests: u64,
+    pub(crate) of: u64,
+    /// True if no request failed in another way.
+    pub(crate) is_all: bool,
+}
+
+impl BusyAnswers {
+    /// Takes in the counts as they are, and returns the requests that were not taken in the last minute, if they are many.
+    pub(crate) fn look(&mut self, counts: &Counts, now: Instant) -> Option<RefusedRequests> {
+        let busy = counts.not_taken.iter().map(|count| count.load(Relaxed)).sum::<u64>();
+        // An answer that says so is a fault as well if the request was then sent elsewhere.
+        let (faults, answers) = (counts.faults(), counts.answers());
+        let (before, after) = faults.split_at(Fault::Busy(429).number());
+        let others = before.iter().sum::<u64>() + after[1..].iter().sum::<u64>();
+        let errors = answers[4].saturating_sub(counts.not_taken[1].load(Relaxed));
+        let failed = others.max(errors);
+        let taken = answers[1];
+        let sample = Sample { busy, failed, all: failed + busy + taken };
+        let samples = &mut self.0;
+        if samples.back().is_none_or(|(at, _)| now.duration_since(*at) >= APART) {
+            samples.push_back((now, sample));
+        }
+        while samples.len() > 1 && now.duration_since(samples[0].0) > MINUTE {
+            samples.pop_front();
+        }
+        let first = samples.front().map(|(_, first)| *first).unwrap_or_default();
+        let (requests, of) = (busy - first.busy, sample.all.saturating_sub(first.all));
+        let is_all = failed <= first.failed;
+        (requests >= LEAST && requests * SHARE >= of).then_some(RefusedRequests { requests, of, is_all })
+    }
+}
+
+/// Counts of the requests for a model at an engine.
+#[derive(Debug)]
+pub(crate) struct EngineModelCounts {
+    /// The model, as the metrics call it.
+    pub(crate) model: Arc<str>,
+    /// Answers by the first digit of their status, from 1 on.
+    pub(crate) answers: [AtomicU64; 5],
+    /// Requests that got no answer, or an error in place of one or at its end, by [`FAULTS`].
+    pub(crate) faults: [AtomicU64; FAULTS.len()],
+    /// Times from a request's arrival to the first token of its streamed answer.
+    pub(crate) first_token: Histogram<16>,
+    /// Times from a request's arrival to the end of its complete answer.
+    pub(crate) duration: Histogram<16>,
+    /// Prompt tokens that the engine says it had cached, and prompt tokens of the same requests.
+    pub(crate) cached_tokens: AtomicU64,
+    pub(crate) prompt_tokens: AtomicU64,
+    /// Tokens that the engine says it has generated.
+    pub(crate) output_tokens: AtomicU64,
+}
+
+impl EngineModelCounts {
+    pub(crate) fn new(model: Arc<str>) -> Self {
+        Self {
+            model,
+            answers: Default::default(),
+            faults: Default::default(),
+            first_token: Histogram::new(&SECONDS),
+            duration: Histogram::new(&REQUEST_SECONDS),
+            cached_tokens: AtomicU64::new(0),
+            prompt_tokens: AtomicU64::new(0),
+            output_tokens: AtomicU64::new(0),
+        }
+    }
+}
+
+/// The counts of an engine's requests for each model that it was asked for.
+#[derive(Debug, Default)]
+pub(crate) struct EngineModels(ArcSwap<Vec<Arc<EngineModelCounts>>>);
+
+impl EngineModels {
+    /// Returns the counts of a model, which are made the first time.
+    pub(crate) fn of(&self, model: &Arc<str>) -> Arc<EngineModelCounts> {
+        loop {
+            // Nearly always there is one.
+            if let Some(known) = self.0.load().iter().find(|counts| counts.model == *model) {
+                return known.clone();
+            }
+            let made = Arc::new(EngineModelCounts::new(model.clone()));
+            self.0.rcu(|all| {
+                let is_there = all.iter().any(|counts| counts.model == *model);
+                let more = (!is_there).then(|| made.clone());
+                all.iter().cloned().chain(more).collect::<Vec<_>>()
+            });
+        }
+    }
+
+    /// The counts of all models.
+    pub(crate) fn all(&self) -> Arc<Vec<Arc<EngineModelCounts>>> {
+        self.0.load_full()
+    }
+
+    /// Returns numbers of all models together.
+    pub(crate) fn sum<const N: usize>(&self, of: impl Fn(&EngineModelCounts) -> &[AtomicU64; N]) -> [u64; N] {
+        let mut sums = [0; N];
+        for counts in self.0.load().iter() {
+            for (sum, count) in sums.iter_mut().zip(of(counts)) {
+                *sum += count.load(Relaxed);
+            }
+        }
+        sums
+    }
+
+    /// Returns a number of all models together.
+    pub(crate) fn total(&self, of: impl Fn(&EngineModelCounts) -> &AtomicU64) -> u64 {
+        self.0.load().iter().map(|counts| of(counts).load(Relaxed)).sum()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engines::model_counts::EngineModelCounts;
+    use crate::engines::counts::EngineModelCounts;
 
     fn of(counts: &Counts) -> Arc<EngineModelCounts> {
         counts.models.of(&Arc::from("m"))
@@ -185,5 +325,49 @@ mod tests {
             recent.look(&counts, start + number * FORGETS_AFTER);
         }
         assert!(!recent.is_failing());
+    }
+
+    #[test]
+    fn refusals_count_for_a_minute_and_only_if_they_are_many() {
+        let (mut seen, counts, start) = (BusyAnswers::default(), Counts::default(), Instant::now());
+        let model = counts.models.of(&std::sync::Arc::from("m"));
+        let refuse = |count| {
+            model.answers[4].fetch_add(count, Relaxed);
+            counts.not_taken[1].fetch_add(count, Relaxed);
+            model.faults[Fault::Busy(503).number()].fetch_add(count, Relaxed);
+        };
+        assert_eq!(seen.look(&counts, start), None);
+        refuse(2);
+        assert_eq!(seen.look(&counts, start + APART), None, "two may be chance");
+        refuse(1);
+        let three = RefusedRequests { requests: 3, of: 3, is_all: true };
+        assert_eq!(seen.look(&counts, start + 2 * APART), Some(three));
+        assert_eq!(seen.look(&counts, start + MINUTE), Some(three));
+        assert_eq!(seen.look(&counts, start + 2 * MINUTE), None, "they are long ago");
+        refuse(3);
+        model.answers[1].fetch_add(100, Relaxed);
+        assert_eq!(seen.look(&counts, start + 2 * MINUTE + APART), None, "it takes nearly all");
+        refuse(20);
+        model.faults[0].fetch_add(1, Relaxed);
+        let many = seen.look(&counts, start + 2 * MINUTE + 2 * APART).expect("many");
+        assert_eq!((many.requests, many.of, many.is_all), (23, 124, false));
+    }
+
+    #[test]
+    fn a_model_is_counted_in_one_place() {
+        let (models, name) = (EngineModels::default(), Arc::from("m"));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        models.of(&name).prompt_tokens.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+        });
+        models.of(&Arc::from("other")).answers[4].fetch_add(2, Relaxed);
+        models.of(&Arc::from("m")).answers[4].fetch_add(1, Relaxed);
+        assert_eq!((models.all().len(), models.total(|counts| &counts.prompt_tokens)), (2, 4000));
+        assert_eq!(models.sum(|counts| &counts.answers), [0, 0, 0, 0, 3]);
     }
 }

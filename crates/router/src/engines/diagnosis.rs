@@ -1,19 +1,20 @@
-//! The worst known condition of an engine: a word, figures, and advice.
+//! The record of an engine, one account that `/workers`, `/explain`, `/metrics`, the page and the log all read, and the
+//! engine's worst known condition: a word, figures, and advice.
 
 use std::time::{Duration, Instant};
 
 use kvatlas_follow::Follower;
+use serde_json::{Value, json};
 
-use super::event_trouble;
-use super::record::EngineRecord;
+use super::agreement::OtherCount;
 use super::slowness::SpeedGap;
-use super::token_agreement::OtherCount;
+use super::trouble;
 use crate::clock::millis;
 use crate::engines::{CacheBelief, Condition, Engine, HealthState, Trouble};
 
 /// Returns the account of an engine now.
 fn account(service: Option<&Follower>, engine: &Engine) -> EngineRecord {
-    let (events, of_events) = service.map(|service| event_trouble::look(service, engine)).unzip();
+    let (events, of_events) = service.map(|service| trouble::look(service, engine)).unzip();
     // An engine that is gone sends no events either: that is no trouble of its own.
     let of_events = of_events.flatten();
     let is_missing = of_events.as_ref().is_some_and(|it| matches!(it.ill, Trouble::NoEvents | Trouble::Overdue));
@@ -117,5 +118,36 @@ fn say(engine: &Engine, Condition { ill, reason, .. }: &Condition, before: Optio
             tracing::info!(engine = name, condition, was, "the engine is {state}: {reason}");
         }
         _ => tracing::warn!(engine = name, condition, was, "the engine is {state}: {reason}; {}", ill.advice()),
+    }
+}
+
+/// The last account of an engine. Whether it takes requests, its health says at any time.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct EngineRecord {
+    /// The state of its events; none if this router follows no events.
+    pub(crate) events: Option<EventsState>,
+    /// The worst thing that is known of it; none if all is well.
+    pub(crate) condition: Option<Condition>,
+}
+
+/// The state of an engine's events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EventsState {
+    /// State of its worst stream, or of its registration if it has no stream.
+    pub(crate) name: &'static str,
+    /// The longest lag of its streams.
+    pub(crate) lag: Option<Duration>,
+}
+
+impl EngineRecord {
+    /// Returns the condition as answers show it; null if all is well.
+    pub(crate) fn condition_to_json(&self) -> Value {
+        self.condition.as_ref().map_or(Value::Null, Condition::to_json)
+    }
+
+    /// Returns the state of the events as answers show it; null if none are followed.
+    pub(crate) fn events_to_json(&self) -> Value {
+        let Some(EventsState { name, lag }) = &self.events else { return Value::Null };
+        json!({ "state": name, "lag_ms": lag.map(|lag| lag.as_micros() as f64 / 1e3) })
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::sleep::Sleep;
+use super::health_check::Sleep;
 use crate::clock::millis;
 use crate::config::HealthConfig;
 

@@ -1,8 +1,16 @@
-//! The kinds of trouble that an engine can have: the words for each, and what to do about it.
+//! The kinds of trouble that an engine can have, the words for each and what to do about it; and the state of an engine's
+//! events, with the worst trouble with them.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
+use kvatlas_follow::Follower;
+use kvatlas_follow::fleet::EngineState;
+use kvatlas_follow::state::{Keyspace, State, Stream};
 use serde_json::{Value, json};
+
+use super::Engine;
+use super::diagnosis::EventsState;
 
 /// Address of the runbooks: a page for each condition, by its name.
 const RUNBOOKS: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/runbooks";
@@ -163,4 +171,148 @@ impl RefusedEvents {
         }
         self.1.is_some_and(|at| at.elapsed() < REFUSED_LATELY)
     }
+}
+
+/// Time within which a new engine is looked up by discovery, before it counts as one that is not followed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// States of a stream, the worst first: the worst of an engine's streams is the engine's.
+const STATES: [State; 9] = [
+    State::Stale,
+    State::Conflict,
+    State::Limited,
+    State::Unreadable,
+    State::Stopped,
+    State::Gap,
+    State::Connecting,
+    State::Replaying,
+    State::Live,
+];
+
+/// Returns the state of an engine's events, and the worst trouble with them.
+pub(super) fn look(service: &Follower, engine: &Engine) -> (EventsState, Option<Condition>) {
+    let said = |ill, reason: String| Some(Condition::new(ill, reason));
+    let reported = registration(service, engine);
+    let keyspaces = service.fleet().keyspaces();
+    let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty());
+    let streams = keyspace.map(|keyspace| keyspace.streams_of(&engine.name)).unwrap_or_default();
+    let worst = STATES.into_iter().find(|state| streams.iter().any(|(_, stream)| stream.status.state() == *state));
+    let lag = streams.iter().filter_map(|(_, stream)| service.fleet().lag(stream)).max();
+    let state = |name| EventsState { name, lag };
+    let name = worst.map_or("unfollowed", State::name);
+    match reported {
+        Some((EngineState::Refused, why)) => return (state("refused"), said(Trouble::Refused, why)),
+        Some((EngineState::NoEvents | EngineState::Unreachable | EngineState::Unusable, why)) if streams.is_empty() => {
+            return (state("no_events"), said(Trouble::NoEvents, why));
+        }
+        Some((EngineState::Asking, _)) if streams.is_empty() => return (state("asking"), None),
+        _ => {}
+    }
+    let Some(keyspace) = keyspace else {
+        let why = "no source of engines lists it, so that its events are not followed";
+        let is_new = engine.added.elapsed() < GRACE;
+        return (state(name), if is_new { None } else { said(Trouble::Unfollowed, why.to_owned()) });
+    };
+    let lost = streams.iter().find_map(|(_, stream)| without_events(service, stream));
+    (state(name), lost.or_else(|| of_contents(service, engine, keyspace)).or_else(|| overdue(service, &streams)))
+}
+
+/// Returns what discovery says of an engine that it could not register as it is now, in words.
+fn registration(service: &Follower, engine: &Engine) -> Option<(EngineState, String)> {
+    let views = service.fleet().engines();
+    let is_of = |view: &&kvatlas_follow::fleet::EngineView| *view.worker == *engine.name;
+    let view = views.iter().filter(is_of).find(|view| view.state != EngineState::Registered)?;
+    let default = || match view.state {
+        EngineState::NoEvents => "it publishes no events".to_owned(),
+        _ => "its events cannot be followed".to_owned(),
+    };
+    Some((view.state, view.reason.as_deref().map_or_else(default, str::to_owned)))
+}
+
+/// Returns the trouble with a stream that gives nothing usable now.
+fn without_events(service: &Follower, stream: &Stream) -> Option<Condition> {
+    let error = stream.status.last_error();
+    let with = |words: &str| match &error {
+        Some(error) => format!("{words}: {error}"),
+        None => words.to_owned(),
+    };
+    let said = |ill, words: &str| Some(Condition::new(ill, with(words)));
+    match stream.status.state() {
+        State::Stale if service.fleet().overdue(stream).is_some() => {
+            said(Trouble::NoEvents, "it sends no events and does not answer at its replay socket")
+        }
+        State::Stale => said(Trouble::NoEvents, "it sends no events"),
+        State::Connecting if error.is_some() && !stream.status.is_trusted() => {
+            said(Trouble::NoEvents, "its events cannot be read")
+        }
+        State::Conflict => said(Trouble::Refused, "its events contradict each other, as if two engines published them"),
+        State::Limited => {
+            let limit = stream.status.limit().map_or("a limit", |limit| limit.name());
+            said(Trouble::Refused, &format!("its blocks exceed {limit} of this router, so that none are held"))
+        }
+        State::Unreadable => said(Trouble::Refused, "events of unknown types keep coming, which may remove blocks"),
+        _ => None,
+    }
+}
+
+/// Returns the trouble with an engine whose events were asked for and are late, and not yet given up.
+fn overdue(service: &Follower, streams: &[(u32, std::sync::Arc<Stream>)]) -> Option<Condition> {
+    let late = |(_, stream): &(u32, std::sync::Arc<Stream>)| service.fleet().overdue(stream).is_some();
+    let is_late = streams.iter().any(late);
+    is_late.then(|| Condition::new(Trouble::Overdue, "it has not answered at its replay socket in time"))
+}
+
+/// Returns the trouble with the contents of an engine's events.
+fn of_contents(service: &Follower, engine: &Engine, keyspace: &Keyspace) -> Option<Condition> {
+    let (mut refused, mut wrong_size, mut lost, mut is_partial) = (0, 0, 0, false);
+    let (mut other_size, mut is_other_size, mut other_topics) = (None, false, 0);
+    for (_, stream) in keyspace.streams_of(&engine.name) {
+        let status = &stream.status;
+        let (sized, partial) = (status.refused_for_their_size(), status.refused_as_partial());
+        // Blocks that are not full cannot be used, and need not be.
+        let not_needed = if status.has_other_size() { 0 } else { partial };
+        refused += status.refused().iter().sum::<u64>() - not_needed;
+        wrong_size += sized + partial - not_needed;
+        other_size = other_size.or(status.other_size());
+        is_other_size |= status.has_other_size();
+        let others = status.counters.other_topic_batches.load(Relaxed);
+        if others > 0 && status.counters.batches.load(Relaxed) == 0 && !shares_address(service, &stream) {
+            other_topics += others;
+        }
+        lost += status.counters.lost_batches.load(Relaxed);
+        is_partial |= status.partial.load(Relaxed);
+    }
+    let said = |ill, reason: String| Some(Condition::new(ill, reason));
+    if other_topics > 0 {
+        return said(
+            Trouble::Misconfigured,
+            format!("{other_topics} batches have another topic than the one that is set"),
+        );
+    }
+    if refused > 0 && engine.refused.lock().is_new(refused) {
+        let size = keyspace.block_size;
+        let its = other_size.map_or(0, |(its, _)| its);
+        if is_other_size {
+            let reason = format!(
+                "{wrong_size} events have blocks of another size than {size}, which is set or announced: most have {its}"
+            );
+            return said(Trouble::Misconfigured, reason);
+        }
+        if wrong_size > 0 {
+            let reason =
+                format!("{wrong_size} events have blocks of another size, {its}, among those of {size} tokens");
+            return said(Trouble::Refusing, reason);
+        }
+        return said(Trouble::Refusing, format!("{refused} of its events could not be used"));
+    }
+    let reason = if lost > 0 { format!("{lost} batches of events are lost") } else { "events were missed".to_owned() };
+    is_partial.then(|| Condition::new(Trouble::Partial, reason))
+}
+
+/// True if another stream has the same address and a topic of its own: then what this one leaves out is that one's.
+fn shares_address(service: &Follower, stream: &Stream) -> bool {
+    let its = &stream.registration;
+    let workers = service.fleet().workers();
+    let mut others = workers.iter().flat_map(|worker| &worker.streams).map(|(_, other)| &other.registration);
+    others.any(|other| other.endpoint == its.endpoint && other.topic != its.topic)
 }

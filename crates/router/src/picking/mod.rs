@@ -5,42 +5,36 @@
 //! gateway sends what the client sent, and what the engine is told to load and to pull.
 
 mod connections;
-mod room;
 mod server;
 #[cfg(test)]
 mod tests;
-mod tls;
-mod watcher;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode, Uri};
-use kvatlas_epp::{Pick, PickRefusal, Picker, RequestToPick};
-use kvatlas_http::ShownKey;
+use kvatlas_epp::{AnswerWatcher, BodyRoom, Pick, PickRefusal, Picker, RequestToPick};
+use kvatlas_http::{BodyFault, BodyLease, ShownKey};
 
-use crate::answers::body::Answer;
-use crate::answers::observe::{AnswerFormat, Dialect};
+pub(crate) use self::server::PickerServer;
+use crate::answers::Answer;
+use crate::answers::observe::{AnswerFormat, Dialect, Observer};
 use crate::answers::refusal::Refusal;
 use crate::app::App;
 use crate::counts;
 use crate::engines::Engine;
 use crate::placing::{EngineWait, Placement};
-use crate::proxy::{Arrival, BodyReading, Flight, transfer_field};
-use crate::remote::external_index::ExternalIndex;
+use crate::proxy::{Arrival, BodyReading, Flight, pause_wanted, transfer_field};
+use crate::remote::index::ExternalIndex;
 use crate::requests::facts::RequestFacts;
 use crate::requests::long_work::takes_long;
 use crate::requests::reserved;
 use crate::requests::routes::{self, ForwardRule, Responder, Route, RouteMatch};
 use crate::requests::task::Task;
-
-pub(crate) use self::server::PickerServer;
-
-use self::room::GatewayRoom;
-use self::watcher::FlightWatcher;
 
 /// Engines that a gateway may try after the first one.
 const FALL_BACKS: usize = 2;
@@ -304,4 +298,90 @@ fn show(refusal: &Refusal, dialect: Dialect) -> PickRefusal {
         Answer::Stream(_) => String::new(),
     };
     PickRefusal { status: refusal.status.as_u16(), headers, body }
+}
+
+/// Memory for one body.
+pub(crate) struct GatewayRoom {
+    app: Arc<App>,
+    dialect: Dialect,
+    lease: BodyLease,
+}
+
+impl GatewayRoom {
+    fn new(app: Arc<App>, dialect: Dialect) -> Self {
+        let lease = app.front.memory.lease();
+        Self { app, dialect, lease }
+    }
+
+    fn refused(&self, fault: &BodyFault) -> PickRefusal {
+        let refusal = Refusal::of_body(fault, self.app.config.http.max_body);
+        self.app.counts.refuse(refusal.status, refusal.code, None);
+        show(&refusal, self.dialect)
+    }
+}
+
+impl BodyRoom for GatewayRoom {
+    async fn grow(&mut self, bytes: usize) -> Result<(), PickRefusal> {
+        let grown = self.lease.grow(bytes).await;
+        grown.map_err(|fault| self.refused(&fault))
+    }
+
+    async fn must_leave(&self) -> PickRefusal {
+        self.lease.must_leave().await;
+        self.refused(&BodyFault::NoRoom)
+    }
+
+    fn too_large(&self) -> PickRefusal {
+        self.refused(&BodyFault::TooLarge)
+    }
+
+    fn complete(&mut self) {
+        self.lease.complete();
+    }
+}
+
+/// Notes an answer as if the router passed it on. If it is dropped before the answer's end, the client gave it up.
+struct FlightWatcher {
+    flight: Flight,
+    reading: AnswerFormat,
+    observer: Observer,
+}
+
+impl FlightWatcher {
+    fn new(flight: Flight, reading: AnswerFormat) -> Self {
+        Self { flight, reading, observer: Observer::of(None, reading) }
+    }
+}
+
+impl AnswerWatcher for FlightWatcher {
+    fn head(&mut self, status: u16, headers: &[(String, Bytes)]) {
+        let value = |name: &str| headers.iter().find(|(other, _)| other == name).map(|(_, value)| &**value);
+        self.flight.answered(status);
+        let retry_after = value("retry-after").and_then(|value| HeaderValue::from_bytes(value).ok());
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+        if let Some(pause) = pause_wanted(status, retry_after.as_ref()) {
+            self.flight.engine().health.set_busy(pause);
+        }
+        let finds_errors = self.reading.finds_errors && status.is_success();
+        let kind = value("content-type").filter(|_| value("content-encoding").is_none());
+        self.observer = Observer::of(kind, AnswerFormat { finds_errors, ..self.reading });
+    }
+
+    fn part(&mut self, part: &Bytes) {
+        self.observer.pass(part.clone());
+        if self.observer.take_progress() {
+            self.flight.note_piece();
+        } else {
+            self.flight.note_sign_of_life();
+        }
+        match self.observer.failure() {
+            Some(failure) => self.flight.note_error(failure),
+            None => self.flight.note_tokens(self.observer.tokens(), Instant::now()),
+        }
+    }
+
+    fn end(&mut self) {
+        self.observer.rest();
+        self.flight.note_end(self.observer.seen());
+    }
 }

@@ -16,8 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::EnginePicker;
-use super::connections::{NewConnection, ServingThread, accept, open_all};
-use super::tls::GatewayTls;
+use super::connections::{GatewayTls, NewConnection, ServingThread, accept, open_all};
 use crate::app::App;
 use crate::error::Error;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvatlas_routing as core;
 
-use super::waiter::WaitUpdate;
+use super::waiting::WaitUpdate;
 use super::{Core, Places};
 use crate::clock::{self, seconds};
 use crate::config::EngineConfig;

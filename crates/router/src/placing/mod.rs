@@ -2,13 +2,11 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `candidates.rs` | who may take a request |
+//! | `candidates.rs` | who may take a request, and which engines hold its prompt |
 //! | `choose.rs` | an engine for a request: looked up, decided, reserved |
-//! | `holdings.rs` | which engines hold a prompt, and held it when it was placed |
-//! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
-//! | `placement.rs` | a request's place at an engine |
-//! | `no_engine.rs`, `engine_wait.rs`, `outage.rs` | requests that wait because no engine is up: their queue, the wait of one, and what the log says of that |
-//! | `life.rs` | what becomes of it there |
+//! | `waiting.rs` | requests that wait in the router |
+//! | `placement.rs` | a request's place at an engine, and what becomes of it there |
+//! | `no_engine.rs`, `engine_wait.rs` | requests that wait because no engine is up: their queue, what the log says of that, and the wait of one |
 //! | `engines.rs` | engines come, go and report |
 
 mod candidates;
@@ -16,14 +14,10 @@ mod choose;
 pub(crate) mod decisions;
 mod engine_wait;
 mod engines;
-mod holdings;
-mod life;
 mod no_engine;
-mod outage;
 mod placement;
 pub(crate) mod record;
 mod reuse;
-mod waiter;
 mod waiting;
 
 use std::collections::HashMap;
@@ -44,10 +38,10 @@ use crate::error::Error;
 use crate::placing::decisions::Decisions;
 use crate::placing::record::Recorder;
 use crate::placing::reuse::ReuseMeter;
-use crate::remote::external_index::ExternalIndex;
+use crate::remote::index::ExternalIndex;
 use crate::requests::prompts::PromptForms;
 
-use waiter::Waiter;
+use waiting::Waiter;
 
 pub(crate) use candidates::may_be_served_elsewhere;
 pub(crate) use choose::Outlook;

@@ -11,8 +11,8 @@ use hyper::{Method, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::exchange::{Patience, exchange};
-use crate::answers::body::{Answer, json as answer};
 use crate::answers::refusal::Refusal;
+use crate::answers::{Answer, json as answer};
 use crate::engines::fleet::Fleet;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, strip};
 use crate::engines::{Engine, Fault, Serving, whole};

@@ -9,7 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::flight::{Flight, Leg};
-use crate::answers::body::BodyError;
+use crate::answers::BodyError;
 use crate::answers::observe::{Failure, Observer};
 use crate::answers::stored::Name;
 use crate::engines::{Connection, Fault, Framing};

@@ -18,9 +18,9 @@ use hyper::{Response, StatusCode};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::answer_body::COMMENT;
-use crate::answers::body::{Answer, BodyError};
 use crate::answers::observe::Dialect;
 use crate::answers::refusal::Refusal;
+use crate::answers::{Answer, BodyError};
 use crate::counts::Counts;
 use crate::engines::json_fields::{pick, read};
 use crate::engines::request_head::REQUEST_ID;

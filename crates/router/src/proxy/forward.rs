@@ -15,11 +15,9 @@ use super::attempts::Attempts;
 use super::body_fields::ask_for_usage;
 use super::comments::{self, Work};
 use super::flight::Arrival;
-use super::hedging;
 use super::job::Job;
-use super::transfer_field;
-use super::{Forwarder, boxed};
-use crate::answers::body::Answer;
+use super::{Forwarder, attempts, boxed, transfer_field};
+use crate::answers::Answer;
 use crate::answers::observe::{AnswerFormat, Dialect};
 use crate::answers::refusal::Refusal;
 use crate::answers::stored::{KeptItem, is_kept};
@@ -29,8 +27,7 @@ use crate::ids;
 use crate::requests::encoding::Encoding;
 use crate::requests::facts::{BodyFields, PromptFacts, ReadBody, RequestFacts, RoutingHints};
 use crate::requests::long_work::{self, takes_long};
-use crate::requests::read_body::BodySource;
-use crate::requests::reading_turns::Client;
+use crate::requests::read_body::{BodySource, Client};
 use crate::requests::reserved;
 use crate::requests::routes::{ForwardRule, ModelAt, Route, of_query, take_off_slash};
 use crate::requests::sessions::has_turns;
@@ -123,7 +120,7 @@ impl Forwarder {
         let attempts =
             Attempts::new(repeatable, if facts.hints.only_engine.is_none() { self.config.upstream.retries } else { 0 });
         let hedges_after = (repeatable && facts.hints.only_engine.is_none() && facts.body.streams && !split)
-            .then(|| hedging::wait(&self.config, &self.counts))
+            .then(|| attempts::wait(&self.config, &self.counts))
             .flatten();
         let every = self.config.comment_after;
         let is_commented = facts.body.streams && !every.is_zero();
@@ -216,7 +213,7 @@ impl ReadRequest {
             };
             match read.hedges_after {
                 None => job.run(attempts, &OnceLock::new()).await,
-                Some(after) => Box::pin(hedging::run(&job, attempts, after)).await,
+                Some(after) => Box::pin(attempts::run(&job, attempts, after)).await,
             }
         })
     }

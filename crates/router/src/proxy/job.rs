@@ -14,8 +14,8 @@ use super::exchange::{Patience, exchange};
 use super::flight::{Arrival, DecodeFailure, Flight, Verdict, beside_prefill};
 use super::handover::{self, PrefillState};
 use super::respond::{pass, refuse_failed, refused, respond, respond_failed};
-use super::{Forwarder, token_bodies, transfer_field};
-use crate::answers::body::Answer;
+use super::{Forwarder, tokens, transfer_field};
+use crate::answers::Answer;
 use crate::answers::observe::AnswerFormat;
 use crate::answers::refusal::Refusal;
 use crate::engines::fleet::Fleet;
@@ -117,7 +117,7 @@ impl Job<'_> {
             }
             let (asked, mut prefill) = match prepared {
                 PrefillState::Alone if forwards_ids => {
-                    let body = token_bodies::body_of_ids(proxy, &engine, facts, body);
+                    let body = tokens::body_of_ids(proxy, &engine, facts, body);
                     (transfer_field::written(&proxy.fleet, flight.placement(), &body).unwrap_or(body), None)
                 }
                 PrefillState::Alone => match transfer_field::written(&proxy.fleet, flight.placement(), body) {

@@ -15,10 +15,8 @@ mod exchange;
 mod flight;
 mod forward;
 mod handover;
-mod hedging;
 mod job;
 mod respond;
-mod token_bodies;
 mod tokens;
 pub(crate) mod transfer_field;
 
@@ -32,7 +30,7 @@ use crate::config::Config;
 use crate::counts::Counts;
 use crate::engines::fleet::Fleet;
 use crate::placing::Places;
-use crate::requests::objectives::Objectives;
+use crate::requests::facts::Objectives;
 use crate::requests::read_body::BodyReader;
 use crate::requests::sessions::Sessions;
 

@@ -5,7 +5,7 @@ use hyper::{Response, StatusCode};
 
 use super::answer_body::AnswerBody;
 use super::flight::{Flight, Verdict};
-use crate::answers::body::Answer;
+use crate::answers::Answer;
 use crate::answers::observe::{AnswerFormat, Observer};
 use crate::answers::refusal::Refusal;
 use crate::config::Config;

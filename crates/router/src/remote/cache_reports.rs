@@ -18,7 +18,7 @@ use crate::config::{Config, EngineConfig};
 use crate::engines::Engine;
 use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
-use crate::remote::service::{JSON, post, service_at};
+use crate::remote::{JSON, post, service_at};
 
 /// Capacity of the queue of reports.
 const QUEUE: usize = 64;

@@ -17,12 +17,12 @@ use hyper::{Response, StatusCode};
 use kvatlas_routing::{RequestChanges, RequestReport, SentRequest};
 use serde::{Deserialize, Serialize};
 
-use crate::answers::body::{Answer, json};
 use crate::answers::refusal::Refusal;
+use crate::answers::{Answer, json};
 use crate::config::Config;
 use crate::engines::{Engine, Fault};
 use crate::remote::peers::{BAD_CERTIFICATE, HEARD, NOT_TAKEN, Name, Peers, REFUSED, TOLD, UNKNOWN_ENGINE};
-use crate::remote::service::{JSON, post};
+use crate::remote::{JSON, post};
 
 const PATH: &str = "/peers/requests";
 

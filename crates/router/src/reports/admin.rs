@@ -11,8 +11,8 @@ use kvatlas_http::{Access, RequestBody, ShownKey};
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
 
-use crate::answers::body::{Answer, json as answer};
 use crate::answers::refusal::Refusal;
+use crate::answers::{Answer, json as answer};
 use crate::app::App;
 use crate::engines::DrainedBy;
 use crate::engines::fleet::Fleet;
@@ -20,11 +20,10 @@ use crate::keeper::{FleetAnswer, FleetRequest};
 use crate::placing::{LearntTransfer, Outlook, Places};
 use crate::remote::peer_requests::{self, Report, SharedRequests};
 use crate::remote::peers::Peers;
-use crate::reports::state;
+use crate::reports;
 use crate::requests::facts::{RequestFacts, RoutingHints};
 use crate::requests::long_work::{LongWork, takes_long};
-use crate::requests::read_body::{BodyReader, BodySource};
-use crate::requests::reading_turns::Client;
+use crate::requests::read_body::{BodyReader, BodySource, Client};
 use crate::requests::reserved;
 use crate::requests::routes::ModelAt;
 
@@ -93,7 +92,7 @@ pub(crate) async fn snapshot(
 /// Answers with one of the engines' models.
 pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refusal> {
     let name = decoded(name);
-    let Value::Array(all) = state::models(fleet)["data"].take() else { return Err(Refusal::unknown_path()) };
+    let Value::Array(all) = reports::models(fleet)["data"].take() else { return Err(Refusal::unknown_path()) };
     let found = all.into_iter().find(|card| card["id"] == name);
     let card = found.ok_or_else(|| {
         let message = "no engine serves a model of that name; GET /v1/models lists the models";
@@ -241,7 +240,7 @@ pub(crate) async fn change_fleet(
     }
     let name = changed.name.or(name).unwrap_or_default();
     let engine = app.fleet.engine(&name).or(before);
-    let mut row = engine.map_or_else(|| json!({ "name": name }), |engine| state::worker(&app.places, &engine));
+    let mut row = engine.map_or_else(|| json!({ "name": name }), |engine| reports::worker(&app.places, &engine));
     if let Some(routers) = changed.routers {
         row["routers"] = routers;
     }

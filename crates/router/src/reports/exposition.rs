@@ -24,11 +24,11 @@ use crate::histogram::Histogram;
 use crate::placing::{LearntTransfer, WAIT_OUTCOMES};
 use crate::proxy::{PREPARED, RESULTS};
 use crate::remote::cache_reports;
-use crate::remote::external_index::ExternalIndex;
+use crate::remote::index::ExternalIndex;
 use crate::remote::peers;
 use crate::remote::sites;
 use crate::reports::model_metrics;
-use crate::requests::objectives;
+use crate::requests::facts;
 use crate::spans::SPAN_RESULTS;
 
 /// The text that Prometheus reads.
@@ -121,7 +121,7 @@ impl Scrape {
         }
         let help = "Requests whose header names an objective that is followed in the cluster (known), or none that there is (unknown: they have the usual priority)";
         let mut family = describe(encoder, "objective_requests", help, MetricType::Counter)?;
-        for (found, count) in objectives::FOUND.iter().zip(&self.0.proxy.objectives.named) {
+        for (found, count) in facts::OBJECTIVE_FOUND.iter().zip(&self.0.proxy.objectives.named) {
             count_of(&mut family, &[("objective", *found)], count.load(Relaxed))?;
         }
         self.external_index(encoder)?;

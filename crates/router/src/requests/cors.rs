@@ -9,7 +9,7 @@ use hyper::header::{
 };
 use kvatlas_http::Gate;
 
-use crate::answers::body::Answer;
+use crate::answers::Answer;
 use crate::requests::routes::Methods;
 
 /// Seconds for which a browser need not ask again.

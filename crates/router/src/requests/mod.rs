@@ -5,11 +5,10 @@
 //! | `routes` | the table of routes |
 //! | `task.rs` | kinds of work for engines |
 //! | `cors.rs` | access for pages of other origins |
-//! | `read_body.rs` | the reading of a body: received, decompressed (`encoding.rs`), parsed; on other threads (`long_work.rs`, `reading_turns.rs`) if that takes long |
+//! | `read_body.rs` | the reading of a body: received, decompressed (`encoding.rs`), parsed; on other threads (`long_work.rs`) if that takes long |
 //! | `reserved` | names and fields that only the router may write |
 //! | `facts.rs` | the facts of a request: body fields, prompt, routing hints |
 //! | `prompts.rs`, `engine_tokens.rs` | prompts to tokens and content hashes, here or by engines |
-//! | `objectives.rs` | priorities by the names of objectives |
 //! | `media.rs`, `pictures.rs` | tokens and blocks of images and other media |
 //! | `evidence.rs` | prompts from which an index learns |
 //! | `unread.rs` | prompts that cannot be read |
@@ -24,11 +23,9 @@ pub(crate) mod facts;
 pub(crate) mod fleet_secret;
 pub(crate) mod long_work;
 pub(crate) mod media;
-pub(crate) mod objectives;
 pub(crate) mod pictures;
 pub(crate) mod prompts;
 pub(crate) mod read_body;
-pub(crate) mod reading_turns;
 pub(crate) mod reserved;
 pub(crate) mod routes;
 pub(crate) mod sessions;

@@ -19,7 +19,7 @@ use crate::requests::facts::Salts;
 use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts, ReadBody, estimate};
 use crate::requests::fleet_secret::FleetSecret;
 use crate::requests::media::{MediaTokens, ModelMedia};
-use crate::requests::reading_turns::ReadingTurns;
+use crate::requests::read_body::ReadingTurns;
 use crate::requests::unread::UnreadPrompts;
 
 /// The word that a configuration has instead of a tokenizer to have engines asked.

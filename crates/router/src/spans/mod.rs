@@ -2,17 +2,15 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `environment.rs` | OpenTelemetry's own variables, which say whether and where spans are sent |
-//! | `request.rs`, `attempt.rs` | what is recorded of a request, and of an attempt at an engine |
-//! | `export.rs`, `otlp.rs` | the way to the collector, which never holds a request up, and the encoding of what is sent |
+//! | `environment.rs` | OpenTelemetry's own variables, which say whether and where spans are sent, and the way to the collector, which never holds a request up |
+//! | `attempt.rs` | what is recorded of a request, and of an attempt at an engine |
+//! | `otlp.rs` | the encoding of what is sent |
 //!
 //! Nothing of prompts or answers is recorded.
 
 mod attempt;
 mod environment;
-mod export;
 mod otlp;
-mod request;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +22,13 @@ use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracer, SdkTracerProvider}
 use tokio::runtime::Handle;
 use tokio_rustls::rustls::ClientConfig;
 
-use self::environment::SpanSettings;
-use self::export::{BoundedProcessor, OtlpExporter};
+use self::environment::{BoundedProcessor, OtlpExporter, SpanSettings};
 use crate::config::Config;
 use crate::engines::fleet::client_tls;
 use crate::error::Error;
 
-pub(crate) use self::attempt::{AttemptSpan, DecidedAttempt};
-pub(crate) use self::export::{SPAN_RESULTS, SpanCounts};
-pub(crate) use self::request::{AskedFacts, RequestSpan, operation};
+pub(crate) use self::attempt::{AskedFacts, AttemptSpan, DecidedAttempt, RequestSpan, operation};
+pub(crate) use self::environment::{SPAN_RESULTS, SpanCounts};
 
 /// The recorder of spans.
 pub(crate) struct Spans {

@@ -1,18 +1,17 @@
 //! The state that the policy `kvatlas` keeps of each worker, and what it foresees there.
 
 use crate::candidates::Candidates;
+use crate::cost::Weights;
 use crate::cost::admission::{Cache, Engine};
 use crate::cost::again::Again;
 use crate::cost::answers::Answers;
-use crate::cost::demand::Average;
+use crate::cost::demand::{Average, Prices};
 use crate::cost::harm::{Outlook, PromptParts, foreign, least_queue, queue};
 use crate::cost::idle::{IdlePrompts, Tail};
 use crate::cost::late::{Delay, held};
 use crate::cost::limit::RunningLimit;
-use crate::cost::price::Prices;
 use crate::cost::sessions::Sessions;
 use crate::cost::slowness::Slowness;
-use crate::cost::weights::Weights;
 use crate::policy::Placement;
 use crate::request::Request;
 

@@ -1,4 +1,15 @@
-//! The demand on one worker: how many requests come, how much of its cache each takes, and for how long.
+//! The demand on one worker: how many requests come, how much of its cache each takes, and for how long; and the price of
+//! room that follows: by how many seconds requests to come will wait longer for room in a cache, because this one is there.
+//!
+//! ```text
+//! price = rate * held * P * own / used * residence
+//! ```
+//! While this request holds its blocks, `rate * held` others come to the worker. Each finds no room with the probability `P`,
+//! and then waits for the time in which the cache comes free (`residence`), of which the part `own / used` is due to this
+//! request. In a cache that is far from full the price is 0.
+//!
+//! The fill of a cache when the next request comes is taken to lie between its fill now and its mean fill, with the
+//! spread of a sum of independent arrivals. `P` is the probability that it leaves no room for another request.
 
 /// Seconds over which arrivals are counted.
 const ARRIVALS: f64 = 60.0;
@@ -89,6 +100,54 @@ impl Average {
     }
 }
 
+/// Share of what is in use now that is left at the time looked ahead to, half the time that a request stays:
+/// `exp(-1/2)`.
+const KEPT: f64 = 0.606_530_659_712_633_4;
+/// A chance of so many standard deviations is none.
+const FAR: f64 = 5.0;
+
+/// The part of the price that is the same for all candidates.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Prices {
+    rate: f64,
+    residence: f64,
+    /// The share that is in use on average, and that one more takes.
+    usual: f64,
+    next: f64,
+    deviation: f64,
+}
+
+impl Prices {
+    pub(super) fn new(average: &Average) -> Self {
+        let load = average.rate * average.residence;
+        let variance = load * average.square * (1.0 - KEPT * KEPT);
+        Self {
+            rate: average.rate,
+            residence: average.residence,
+            usual: load * average.share,
+            next: average.share,
+            deviation: variance.max(1e-9).sqrt(),
+        }
+    }
+
+    /// Seconds. `used`, `own`: shares of the cache in use without this request, and what it takes; it does so for `held`
+    /// seconds.
+    pub(super) fn of(&self, used: f64, own: f64, held: f64) -> f64 {
+        let filled = (used + own) * KEPT + self.usual * (1.0 - KEPT);
+        let far = (1.0 - self.next - filled) / self.deviation;
+        if far.is_nan() || far >= FAR || own <= 0.0 {
+            return 0.0;
+        }
+        self.rate * held * above(far) * (own / (used + own).max(1e-3)).min(1.0) * self.residence
+    }
+}
+
+/// The chance that a normal variable is more than so many deviations above its mean, to within 0.0002.
+fn above(deviations: f64) -> f64 {
+    let x = deviations;
+    1.0 / (1.0 + (1.5976 * x + 0.070_56 * x * x * x).exp())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +171,34 @@ mod tests {
         // The one that joined a minute ago counts for less than a minute.
         let joined = Average::of(workers.iter().zip([1e9, 60.0]), 599.0).unwrap();
         assert!(joined.rate > average.rate);
+    }
+
+    fn prices(rate: f64) -> Prices {
+        Prices::new(&Average { rate, share: 0.2, square: 0.04, residence: 20.0 })
+    }
+
+    #[test]
+    fn chances_are_those_of_a_normal_variable() {
+        for (x, chance) in [(0.0, 0.5), (1.0, 0.158_655), (2.0, 0.022_75), (-1.0, 0.841_345)] {
+            assert!((above(x) - chance).abs() < 2e-4, "{x}: {}", above(x));
+        }
+    }
+
+    #[test]
+    fn room_costs_where_it_is_scarce_and_somebody_comes() {
+        let of = |rate, used, own| prices(rate).of(used, own, 10.0);
+        // One a tenth of a second: 2 at a time, 0.4 of the cache. Full: 1 comes meanwhile, and waits for this one's half.
+        let full = of(0.1, 1.0, 1.0);
+        assert!(
+            (full - 0.1 * 10.0 * 0.5 * 20.0 * above((0.8 - 2.0 * KEPT - 0.4 * (1.0 - KEPT)) / prices(0.1).deviation))
+                .abs()
+                < 1e-9
+        );
+        assert!(full > 5.0, "{full}");
+        // The more is in use the more it costs; next to nothing in an empty cache, and where nobody comes.
+        assert!(of(0.1, 0.9, 0.2) > of(0.1, 0.6, 0.2) && of(0.1, 0.6, 0.2) > of(0.1, 0.3, 0.2));
+        assert!(of(0.001, 0.0, 0.05) < 1e-3);
+        // What takes nothing costs nothing, and so does what nobody knows.
+        assert_eq!([of(0.1, 0.9, 0.0), of(0.1, f64::NAN, 0.1), of(0.1, 0.5, f64::NAN)], [0.0; 3]);
     }
 }

@@ -1,11 +1,10 @@
 //! The cost of a candidate: seconds of expected harm, term by term.
 
-use crate::candidates::Candidates;
+use crate::candidates::{Candidates, PromptWay};
+use crate::cost::Weights;
 use crate::cost::late::REPORT_AGE;
-use crate::cost::weights::Weights;
 use crate::request::Request;
 use crate::transfers::LeastTransfer;
-use crate::way::PromptWay;
 
 /// Weight of a second of prefill, for each request that generates at the engine meanwhile.
 const DECODES: f64 = 0.03;

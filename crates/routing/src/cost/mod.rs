@@ -17,14 +17,12 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `weights.rs` | all weights |
-//! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes, and for how long |
+//! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes and for how long, and what room costs those that come |
 //! | `sessions.rs` | where sessions live, and how much a new one is expected to bring |
 //! | `again.rs` | how much of what is computed was computed before |
 //! | `slowness.rs` | how much longer an engine takes the more requests run there |
 //! | `admission.rs` | when an engine will begin with a prompt |
 //! | `late.rs` | what a prompt that is late says of its engine |
-//! | `price.rs` | what room costs those that come |
 //! | `idle.rs` | what ended a moment ago, and may be gone on from in another |
 //! | `limit.rs` | how many requests an engine runs at once |
 //! | `harm.rs` | the terms of a candidate |
@@ -39,18 +37,13 @@ mod harm;
 mod idle;
 mod late;
 mod limit;
-mod price;
 mod sessions;
 mod slowness;
 #[cfg(test)]
 mod tests;
-mod weights;
-
-pub use weights::Weights;
 
 use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::policy::{Choice, Placement, Policy, Terms};
 use crate::request::Request;
 use crate::rng::Rng;
@@ -375,4 +368,58 @@ fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'
 fn follows(request: &Request<'_>, candidates: &Candidates) -> bool {
     let depths = candidates.predicted_blocks.iter().zip(&candidates.device_blocks);
     depths.filter(|(predicted, held)| predicted > held).any(|(predicted, _)| *predicted * 8 >= request.blocks() * 7)
+}
+
+/// Weights of the terms of the cost, which is in seconds. Each can be given as an option of the same name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    /// Weight of the seconds that it took to compute what the new blocks push out.
+    pub evict: f64,
+    /// Weight of a second by which requests to come will wait longer for room in the cache.
+    pub price: f64,
+    /// Weight of a second by which a new session, with all that it is expected to send, and the sessions that live at an
+    /// engine will delay each other. 0: the first request of a session is like any other.
+    pub settle: f64,
+    /// Seconds within which an engine must begin with a request, or the request waits in the router. 0: none waits.
+    pub hold: f64,
+    /// Longest wait for the best engine, as a multiple of what the best of those that begin soon would cost more. 0: none
+    /// waits for one engine.
+    pub patience: f64,
+    /// Difference between two costs, in seconds, at which the dearer engine is chosen e times less often. 0: the cheapest
+    /// is always chosen.
+    pub temperature: f64,
+}
+
+/// Names of former weights, with the text that says what replaced each.
+const LEARNT: [(&str, &str); 2] = [
+    ("host", "what loads from host memory cost is learnt, and begins with the settings host_floor and host_token"),
+    ("far", "what loads from disks and pools cost is learnt, and begins with the settings far_floor and far_token"),
+];
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self { evict: 0.3, price: 2.0, settle: 0.5, hold: 0.5, patience: 4.0, temperature: 0.0 }
+    }
+}
+
+impl Weights {
+    /// Takes the options that are weights.
+    ///
+    /// # Errors
+    /// Code `bad_option` for one that is not a number or out of range.
+    pub(crate) fn take(options: &mut Options) -> Result<Self, Error> {
+        for (name, settings) in LEARNT {
+            options.refuse(name, settings)?;
+        }
+        let its = Self::default();
+        let mut weight = |name, default| options.number(name, default, 0.0, 1e6);
+        Ok(Self {
+            evict: weight("evict", its.evict)?,
+            price: weight("price", its.price)?,
+            settle: weight("settle", its.settle)?,
+            hold: weight("hold", its.hold)?,
+            patience: weight("patience", its.patience)?,
+            temperature: weight("temperature", its.temperature)?,
+        })
+    }
 }

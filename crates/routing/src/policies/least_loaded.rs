@@ -1,10 +1,9 @@
 //! The worker with the least to do.
 
 use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::parts::draw::Draw;
-use crate::parts::sheet::{sheet, weight};
+use crate::parts::{sheet, weight};
 use crate::policy::{Choice, Policy, Terms};
 use crate::request::Request;
 

@@ -9,10 +9,8 @@ mod random;
 mod round_robin;
 mod session;
 mod sticky_least_loaded;
-#[cfg(test)]
-mod testing;
 
-use crate::policy_entry::{PolicyEntry, boxed};
+use crate::policy::{PolicyEntry, boxed};
 
 /// The policies in here.
 pub(crate) const PLAIN: [PolicyEntry; 6] = [
@@ -26,3 +24,22 @@ pub(crate) const PLAIN: [PolicyEntry; 6] = [
         make: |options, seed| boxed(sticky_least_loaded::StickyLeastLoaded::new(options, seed)),
     },
 ];
+
+#[cfg(test)]
+mod testing {
+    use crate::candidates::Candidates;
+    use crate::policy::{Choice, Policy};
+    use crate::request::Request;
+
+    /// Returns a fleet of `count` idle workers, numbered from 0.
+    pub(super) fn fleet(count: usize) -> Candidates {
+        Candidates::idle(count)
+    }
+
+    /// Chooses a row for a request, and sends it there.
+    pub(super) fn send(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
+        let Choice::Row(row) = policy.choose(request, candidates, now) else { panic!("it waits") };
+        policy.sent(request, candidates, row, now);
+        row
+    }
+}

@@ -1,10 +1,9 @@
 //! The better of two.
 
 use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::parts::draw::{Draw, better_of_two};
-use crate::parts::sheet::weight;
+use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 

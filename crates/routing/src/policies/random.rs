@@ -1,10 +1,9 @@
 //! Any worker.
 
 use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::parts::draw::Draw;
-use crate::parts::sheet::weight;
+use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 

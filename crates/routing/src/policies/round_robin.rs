@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::parts::sheet::weight;
+use crate::options::{Error, Options};
+use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 

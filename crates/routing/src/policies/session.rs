@@ -1,11 +1,10 @@
 //! A session stays where it is.
 
 use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::parts::draw::{Draw, mix};
 use crate::parts::ring::Ring;
-use crate::parts::sheet::weight;
+use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 

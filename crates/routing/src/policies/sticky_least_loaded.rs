@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::parts::draw::mix;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;

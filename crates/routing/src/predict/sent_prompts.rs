@@ -10,7 +10,7 @@
 
 use hashbrown::HashMap;
 
-use super::due::DueNumbers;
+use super::DueNumbers;
 use crate::time::Time;
 
 const NO_RUN: u32 = u32::MAX;

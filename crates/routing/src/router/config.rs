@@ -2,8 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Error, Options};
 use crate::predict::Retention;
 
 /// The order in which requests of equal priority that wait in the router are placed.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::policy::Placement;
 use crate::router::outcome::{FinishedRequest, RequestId, Usage, WorkerId};
-use crate::router::share::ComputeTime;
+use crate::router::request_changes::ComputeTime;
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 

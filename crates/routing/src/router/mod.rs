@@ -3,51 +3,42 @@
 mod belief;
 mod bind;
 mod config;
-mod explain;
 mod fleet;
 mod life;
-mod lookup;
 mod next_best;
 mod outcome;
 mod peer_requests;
 mod place;
 mod request_changes;
-mod room;
-mod sessions;
-mod share;
 mod transfers;
 mod waiting;
 mod workers;
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
-pub use belief::Belief;
-pub use config::{Config, Order};
-pub use explain::Explanation;
-pub use lookup::Lookup;
-pub use outcome::{
-    ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, PullSource, Refusal, RequestId, Transfer,
-    TransferAction, Usage, WorkerId,
-};
-pub use transfers::TransferCost;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
-use request_changes::Peers;
-pub use request_changes::{RequestChanges, RequestReport, SentRequest};
+use kvatlas_index::{Match, OwnedMatch, View};
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
-use crate::policy::Policy;
+use crate::policy::{Policy, Terms};
 use crate::predict::{Leaf, PredictedIndex, SentPrompts};
 use crate::request::Request;
 use crate::time::Time;
 use crate::transfers::{MovedTokens, Transfers};
+pub use belief::Belief;
+pub use config::{Config, Order};
 use fleet::Fleet;
-use room::Room;
-use sessions::Sessions;
-use share::{ExpectedBlocks, Share};
-use waiting::{Turn, WaitingRequests};
+pub use outcome::{
+    ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, PullSource, Refusal, RequestId, Transfer,
+    TransferAction, Usage, WorkerId,
+};
+use request_changes::{ExpectedBlocks, Peers, Share};
+pub use request_changes::{RequestChanges, RequestReport, SentRequest};
+pub use transfers::TransferCost;
+use waiting::{Room, Turn, WaitingRequests};
 
 /// Chooses a worker for each request and keeps the books.
 ///
@@ -270,5 +261,133 @@ impl Router {
         let hashes = request.content_hashes;
         let content_hashes = &hashes[..hashes.len().min(full as usize)];
         Request { block_size, content_hashes, answers: request.answers.max(1), ..*request }
+    }
+}
+
+/// The workers that the requests of each session go to.
+#[derive(Debug, Default)]
+struct Sessions {
+    places: HashMap<u64, (u32, Time, u64)>,
+    /// Sessions by when they end; the counter tells equal times apart.
+    ends: BTreeMap<(Time, u64), u64>,
+    count: u64,
+}
+
+impl Sessions {
+    fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The worker of a session that has not ended.
+    fn get(&self, session: u64, now: f64) -> Option<u32> {
+        self.places.get(&session).filter(|(_, end, _)| end.0 > now).map(|place| place.0)
+    }
+
+    /// A session is there until then. Of more than `limit`, the one that would end first goes.
+    fn set(&mut self, session: u64, worker: u32, until: f64, limit: usize) {
+        self.count += 1;
+        if let Some((_, end, count)) = self.places.insert(session, (worker, Time(until), self.count)) {
+            self.ends.remove(&(end, count));
+        }
+        self.ends.insert((Time(until), self.count), session);
+        while self.places.len() > limit {
+            let Some((_, session)) = self.ends.pop_first() else { break };
+            self.places.remove(&session);
+        }
+    }
+
+    /// Drops those that have ended.
+    fn expire(&mut self, now: f64) {
+        while let Some(first) = self.ends.first_entry()
+            && first.key().0.0 <= now
+        {
+            self.places.remove(&first.remove());
+        }
+    }
+
+    /// A worker is gone.
+    fn left(&mut self, worker: u32) {
+        self.places.retain(|_, place| place.0 != worker);
+        let places = &self.places;
+        self.ends.retain(|_, session| places.contains_key(session));
+    }
+}
+
+/// An answer of the index.
+pub trait Lookup {
+    /// Calls `f` with each worker and rank that holds any of the query, and its depth in blocks.
+    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32));
+    /// True if all views are alike.
+    fn is_plain(&self) -> bool;
+}
+
+impl Lookup for Match<'_> {
+    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
+        Match::for_each(self, view, f);
+    }
+
+    fn is_plain(&self) -> bool {
+        Match::is_plain(self)
+    }
+}
+
+impl Lookup for OwnedMatch {
+    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
+        OwnedMatch::for_each(self, view, f);
+    }
+
+    fn is_plain(&self) -> bool {
+        OwnedMatch::is_plain(self)
+    }
+}
+
+/// An explanation of what a router would decide, and why: a row for each candidate.
+#[derive(Debug, Clone, Default)]
+pub struct Explanation {
+    /// The candidates, by number.
+    pub workers: Vec<WorkerId>,
+    /// Prompt tokens that each is expected to have in its cache.
+    pub cached_tokens: Vec<u32>,
+    /// Parts that each would load or pull, as in [`Decision::transfer`](crate::Decision::transfer); empty if there is
+    /// nothing to load or pull.
+    pub transfers: Vec<Option<Transfer>>,
+    /// The policy's terms, if it has any.
+    pub terms: Option<Terms>,
+}
+
+impl Router {
+    /// Explains how the policy sees the candidates for a request, without any effect.
+    pub fn explain(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        allowed: Option<&[WorkerId]>,
+        now: f64,
+    ) -> Explanation {
+        let now = self.at(now);
+        let request = Request { number: self.number + 1, ..self.complete(request) };
+        let guessed = self.guess(&request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
+        if !self.gather(&request, depths, allowed, now) {
+            return Explanation::default();
+        }
+        self.hold_back(now);
+        let Self { fleet, who, expected, .. } = self;
+        fleet.candidates(depths, Some(expected), (!who.is_empty()).then_some(who), now);
+        self.note_ways(&request, depths, None, now);
+        let (fleet, policy) = (&self.fleet, &self.policy);
+        let candidates = fleet.same_candidates((!self.who.is_empty()).then_some(&self.who));
+        let cached = |row: usize| -> u32 { request.tokens - request.uncached(candidates.reached(row)) };
+        let transfers = candidates.ways.iter().enumerate();
+        let transfers =
+            transfers.map(|(row, way)| way.is_choice().then(|| fleet.transfer(way, &request, candidates, row)));
+        let explanation = Explanation {
+            workers: candidates.worker.iter().map(|&worker| WorkerId(worker)).collect(),
+            cached_tokens: (0..candidates.len()).map(cached).collect(),
+            terms: policy.explain(&request, candidates, now),
+            transfers: transfers.collect(),
+        };
+        self.guessed = guessed.unwrap_or_default();
+        explanation
     }
 }

@@ -13,8 +13,7 @@ use crate::predict::Insertion;
 use crate::request::Request;
 use crate::router::Router;
 use crate::router::outcome::WorkerId;
-use crate::router::request_changes::{PeerRequest, RequestChanges, RequestReport, SentRequest};
-use crate::router::share::Share;
+use crate::router::request_changes::{PeerRequest, RequestChanges, RequestReport, SentRequest, Share};
 
 /// Most requests of other routers that are kept in mind.
 const MOST: usize = 1 << 17;

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use crate::candidates::Candidates;
+use crate::candidates::{Candidates, PromptWay};
 use crate::depths::Depths;
 use crate::policy::Choice;
 use crate::predict::Insertion;
@@ -11,12 +11,11 @@ use crate::request::Request;
 use crate::router::fleet::State;
 use crate::router::next_best::next_best;
 use crate::router::outcome::{ChoiceReason, Decision, Outcome, Refusal, RequestId, WorkerId};
-use crate::router::share::{ExpectedBlocks, Share};
+use crate::router::request_changes::{ExpectedBlocks, Share};
 use crate::router::waiting::{Aim, Ticket, WaitingRequest};
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 use crate::transfers::MovedTokens;
-use crate::way::PromptWay;
 
 /// A plan for a request: what would be done with it.
 #[derive(Debug, Clone, Copy, PartialEq)]

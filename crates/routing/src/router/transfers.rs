@@ -1,6 +1,6 @@
 //! Loads and pulls of requests: planned with each decision, and learnt from when it ends.
 
-use crate::candidates::Candidates;
+use crate::candidates::{Candidates, PromptWay};
 use crate::depths::Depths;
 use crate::request::Request;
 use crate::router::config::Config;
@@ -8,7 +8,6 @@ use crate::router::fleet::Fleet;
 use crate::router::outcome::{PullSource, Transfer, TransferAction, WorkerId};
 use crate::router::{Reservation, Router};
 use crate::transfers::{Guards, Kind, Line, Priors, Transfers};
-use crate::way::PromptWay;
 
 /// Cost of a kind of transfer for a worker, as learnt.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
-use crate::router::Router;
 use crate::router::belief::Belief;
 use crate::router::fleet::State;
-use crate::router::lookup::Lookup;
 use crate::router::outcome::{Load, WorkerId};
+use crate::router::{Lookup, Router};
 
 impl Router {
     /// A worker's rank takes requests from now on, also one that was drained. `weight`: its share of the work beside

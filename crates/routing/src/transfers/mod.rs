@@ -8,20 +8,18 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `line.rs` | the cost of one kind of transfer: a floor, and seconds per token, learnt from samples |
-//! | `costs.rs` | these costs for each worker and tier, and each pair of workers |
+//! | `costs.rs` | the cost of one kind of transfer, a floor and seconds per token, learnt from samples; these costs for each worker and tier, and each pair of workers |
 //! | `pairs.rs` | who may pull from whom: groups, signs of life, failures |
 //! | `plan.rs` | the best way for a candidate, and a bound on it that is found quickly |
 //! | `moved.rs` | one request's transfer: the times that were expected, and the result |
 
 mod costs;
-mod line;
 mod moved;
 mod pairs;
 mod plan;
 
+pub use costs::Line;
 pub(crate) use costs::{Kind, Priors};
-pub use line::Line;
 pub(crate) use moved::MovedTokens;
 pub use moved::PullResult;
 pub(crate) use pairs::{Guards, Transfers};

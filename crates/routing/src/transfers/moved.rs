@@ -1,10 +1,9 @@
 //! One request's transfer: the times that were expected, and the result.
 
-use crate::candidates::Candidates;
+use crate::candidates::{Candidates, PromptWay};
 use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::Transfers;
-use crate::way::PromptWay;
 
 /// A pull is late when it has taken this multiple of what was expected, and these seconds more.
 const LATE: f64 = 2.0;

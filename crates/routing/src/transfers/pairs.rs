@@ -10,8 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::time::Time;
-use crate::transfers::costs::{CostedTransfer, Costs, Kind, Priors, known};
-use crate::transfers::line::{LearntLine, Line};
+use crate::transfers::costs::{CostedTransfer, Costs, Kind, LearntLine, Line, Priors, known};
 use crate::transfers::plan::Source;
 
 /// Number of pulls in a row that bring only a part of what was expected, after which the pair is excluded.

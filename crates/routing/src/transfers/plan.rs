@@ -1,11 +1,10 @@
 //! The best way for a candidate to serve a request: how much of the prompt it loads, pulls and computes; and a bound on it.
 
-use crate::candidates::Candidates;
+use crate::candidates::{Candidates, PromptWay};
 use crate::depths::Depths;
 use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::{CLOSED, Peer, Transfers};
-use crate::way::PromptWay;
 
 /// Weight of a second of computing beside a second of transfer: it keeps the engine from computing other prompts.
 const COMPUTED: f64 = 1.2;

@@ -1,20 +1,17 @@
 //! Parsing of single queries and batches, and hashing of their blocks.
 
 mod members;
-mod parameters;
 mod prompt;
 mod scope;
-mod scratch;
 
 use kvatlas_wire::Identity;
 
 use self::members::{given_twice, missing};
-pub(crate) use self::prompt::Kind;
 use self::prompt::Prompt;
+pub(crate) use self::prompt::{Kind, Scratch};
 pub(crate) use self::scope::Scope;
-pub(crate) use self::scratch::Scratch;
+use crate::answer::Refusal;
 use crate::json::Reader;
-use crate::refusal::Refusal;
 
 /// Most queries in a batch.
 const MAX_BATCH: usize = 1024;
@@ -140,7 +137,7 @@ pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> R
             reader.end()?;
         }
         Body::Bytes { parameters, blocks } => {
-            parameters::read(parameters, &mut scope, &mut prompt, kind)?;
+            members::read(parameters, &mut scope, &mut prompt, kind)?;
             prompt.bytes(blocks, kind, scratch)?;
         }
     }

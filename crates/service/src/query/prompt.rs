@@ -1,12 +1,12 @@
-//! Parsing of one prompt: its tokens or content hashes, its LoRA adapter and its salt.
+//! Parsing of one prompt: its tokens or content hashes, its LoRA adapter and its salt; and reusable memory for the numbers.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ops::Range;
 
 use super::members::{KeySet, check_text, given_twice, missing, unsigned};
-use super::scratch::Scratch;
+use crate::answer::Refusal;
 use crate::json::Reader;
-use crate::refusal::Refusal;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
@@ -175,5 +175,49 @@ impl<'a> PartialPrompt<'a> {
         }
         let tokens = if kind == Kind::Tokens { Some(range.len() as u64) } else { prompt_tokens };
         Ok(Prompt { kind, range, tokens, lora, salt })
+    }
+}
+
+/// Most elements of the memory that a thread keeps between queries.
+const KEPT: usize = 1 << 18;
+
+/// Memory for the numbers of a query, reused by the thread's next query.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(super) tokens: Vec<u32>,
+    pub(super) hashes: Vec<u64>,
+    /// Content hashes of the tokens of one query.
+    pub(super) content: Vec<u64>,
+}
+
+thread_local! {
+    static SCRATCH: Cell<Scratch> = Cell::default();
+}
+
+impl Scratch {
+    /// Calls `work` with the thread's scratch memory, emptied; a nested call gets a new one.
+    pub(crate) fn with<T>(work: impl FnOnce(&mut Self) -> T) -> T {
+        let mut scratch = SCRATCH.take();
+        let done = work(&mut scratch);
+        let Self { tokens, hashes, content } = &mut scratch;
+        tokens.clear();
+        tokens.shrink_to(KEPT);
+        for numbers in [hashes, content] {
+            numbers.clear();
+            numbers.shrink_to(KEPT);
+        }
+        SCRATCH.set(scratch);
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_not_kept_for_ever() {
+        Scratch::with(|scratch| scratch.tokens.resize(KEPT * 4, 0));
+        Scratch::with(|scratch| assert!(scratch.tokens.is_empty() && scratch.tokens.capacity() <= KEPT));
     }
 }

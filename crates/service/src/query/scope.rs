@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use kvatlas_follow::register::{DEFAULT_ROUTING_GROUP, check_name};
 
 use super::members::{KeySet, boolean, check_text, instance_id, missing, unsigned};
+use crate::answer::Refusal;
 use crate::json::Reader;
-use crate::refusal::Refusal;
 
 type Result<T> = std::result::Result<T, Refusal>;
 

@@ -13,15 +13,15 @@
 //!
 //! The bytes are described in `docs/reference/relay-format.md`.
 
-mod changes;
 mod message;
 mod recorder;
 
 use kvatlas_codec::ReadError;
 use kvatlas_index::BlockHash;
 
-pub use self::changes::{Change, Changes, weight};
-pub use self::message::{Frame, MOST_BLOCKS, Message, MessageWriter, Status, VERSION, is_compact};
+pub use self::message::{
+    Change, Changes, Frame, MOST_BLOCKS, Message, MessageWriter, Status, VERSION, is_compact, weight,
+};
 pub use self::recorder::Recorder;
 
 /// Reason why bytes are no message of a relay.

@@ -2,11 +2,10 @@
 
 use super::msgpack::{Cursor, MsgpackError, Value};
 use super::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
-use super::{Spare, extra};
+use super::{Spare, values};
 use crate::error::Reason;
-use crate::event::{Cleared, EventOf, RemovedOf, StoredOf};
-use crate::medium;
-use crate::name::BlockName;
+use crate::event;
+use crate::event::{BlockName, Cleared, EventOf, RemovedOf, StoredOf};
 
 /// An event while its fields are read: they come in any order, by key or by position.
 pub(crate) struct Draft<'a, N> {
@@ -98,7 +97,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         }
         let mut event = self.event;
         if let (EventOf::Stored(it), Some(mut keys)) = (&mut event, self.extra_keys) {
-            extra::read(&mut keys, it)?;
+            values::read(&mut keys, it)?;
         }
         Ok(event)
     }
@@ -111,14 +110,14 @@ fn stored<N: BlockName>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<
         Field::Tokens => it.bigrams = tokens(cursor, &mut it.tokens)?,
         Field::BlockSize => it.block_size = unsigned(cursor, field)?.unwrap_or(0),
         Field::LoraId => it.lora_id = integer(cursor, field)?,
-        Field::Medium => it.medium = text(cursor, field)?.map(medium::intern),
+        Field::Medium => it.medium = text(cursor, field)?.map(event::intern),
         Field::LoraName => it.lora = text(cursor, field)?.map(Into::into),
         Field::Group => it.group = unsigned(cursor, field)?,
         Field::Kind => it.kind = text(cursor, field)?.map(kind),
         Field::Window => it.window = unsigned(cursor, field)?,
         Field::Locality => it.locality = text(cursor, field)?.map(Into::into),
         Field::Ownership => it.ownership = text(cursor, field)?.map(Into::into),
-        Field::Salt => it.salt = text(cursor, field)?.and_then(extra::salt).map(Into::into),
+        Field::Salt => it.salt = text(cursor, field)?.and_then(values::salt).map(Into::into),
         Field::Session => it.session_id = text(cursor, field)?.map(Into::into),
         Field::Lookahead => it.lookahead = lookahead(cursor)?,
         // Proposed for vLLM (vllm-project/vllm#51699): NEW or REUSED.
@@ -132,7 +131,7 @@ fn stored<N: BlockName>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<
 fn removed<N: BlockName>(it: &mut RemovedOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
     match field {
         Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
-        Field::Medium => it.medium = text(cursor, field)?.map(medium::intern),
+        Field::Medium => it.medium = text(cursor, field)?.map(event::intern),
         Field::Group => it.group = unsigned(cursor, field)?,
         Field::Locality => it.locality = text(cursor, field)?.map(Into::into),
         Field::Ownership => it.ownership = text(cursor, field)?.map(Into::into),

@@ -8,7 +8,6 @@
 //! skipping it; a cut or malformed value the event and those after it, since nothing says where they begin.
 
 mod draft;
-mod extra;
 mod msgpack;
 mod values;
 
@@ -17,8 +16,7 @@ use kvatlas_index::BlockHash;
 use self::draft::{Draft, Fault};
 use self::msgpack::{Cursor, MsgpackError, Value};
 use crate::error::{Error, Reason, RefusedEvent};
-use crate::event::{Batch, BatchOf, EventOf, StoredOf};
-use crate::name::BlockName;
+use crate::event::{Batch, BatchOf, BlockName, EventOf, StoredOf};
 
 /// Greatest number of refusals listed one by one; further ones of a batch are added to the last of their reason, so that a
 /// payload of nothing but nonsense does not grow in memory.

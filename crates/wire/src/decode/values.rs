@@ -1,11 +1,30 @@
-//! The values of fields: each read with its own types and limits, and what was found instead said in the refusal.
+//! The values of fields: each read with its own types and limits, and what was found instead said in the refusal. The
+//! hardest is `extra_keys`: for each block a list in which LoRA name, items, salt and embeddings stand without saying which
+//! is which.
+//!
+//! In vLLM's order the LoRA name comes first, if there is one, and the salt stands in a prompt's first block only. So
+//! a string is the LoRA name if it equals it and comes first, and the salt in the first block otherwise; any other
+//! string is kept as a key that differs from no key. Tagged tuples, as the engine hashes them, are taken
+//! as well: their shapes are different.
+//!
+//! # Digests of adapters
+//!
+//! Two adapters of one name, loaded one after the other, have different blocks. An open proposal (vllm-project/vllm#48352,
+//! seen in November 2026) puts a digest of the adapter's weights beside its name, in every block; how it would be shown in
+//! events is not settled. So a string after the name is taken for a digest
+//! - under the tag `lora_identity`;
+//! - if it stands in a block where no salt can stand: after the first, or after a parent;
+//! - if it looks like one and the event has one block only: it may be a salt, and is marked as unsure.
+//!
+//! A digest is no part of a block's contents here, as those who ask know adapters by name.
 
 use std::borrow::Cow;
 
 use super::draft::{Fault, Field};
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
-use crate::name::BlockName;
+use crate::event::{AdapterDigest, BlockName, StoredOf};
+use crate::keys::Key;
 
 fn wrong(field: Field, wanted: &str, found: &str) -> Fault {
     Fault::Event(Reason::InvalidField, format!("{} must be {wanted}, found {found}", field.name()))
@@ -170,4 +189,201 @@ pub(crate) fn kind(kind: &str) -> Cow<'static, str> {
     ];
     let usual = USUAL.iter().find(|&&usual| usual == kind);
     usual.map_or_else(|| Cow::Owned(kind.to_owned()), |&usual| Cow::Borrowed(usual))
+}
+
+/// Prefix that one integration puts before the salts that it hands to the engine.
+const PREFIX: &str = "dynamo-cache-salt:";
+
+/// The client's salt in what an engine shows; none if it is empty.
+pub(crate) fn salt(shown: &str) -> Option<&str> {
+    let salt = shown.strip_prefix(PREFIX).unwrap_or(shown);
+    (!salt.is_empty()).then_some(salt)
+}
+
+/// Least number of hexadecimal digits of a digest.
+const DIGITS: usize = 32;
+
+/// One key as sent.
+enum RawKey<'a> {
+    Text(&'a str),
+    Lora(&'a str),
+    Digest(&'a str),
+    Salt(&'a str),
+    Key(Key),
+}
+
+/// Reads the keys of all blocks into the event, whose other fields are known.
+pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Result<(), Fault> {
+    let blocks = match cursor.value()? {
+        Value::Nil => return Ok(()),
+        Value::Array(blocks) => blocks,
+        other => return Err(wrong_keys(&format!("must be an array or nil, found {}", other.kind()))),
+    };
+    // A string after the adapter's name in the first block: what it is shows in the second one, if there is any.
+    let mut after_name: Option<&str> = None;
+    let mut is_elsewhere = false;
+    for block in 0..blocks {
+        let start = *cursor;
+        let keys = match cursor.value()? {
+            Value::Nil => continue,
+            Value::Array(keys) => keys,
+            _ => {
+                // A key outside a list.
+                *cursor = start;
+                1
+            }
+        };
+        let (mut tag, mut after) = (None, 0);
+        for at in 0..keys {
+            let key = sent(cursor)?;
+            if block >= stored.block_hashes.len() {
+                return Err(wrong_keys(&format!(
+                    "are for {blocks} blocks, but there are {}",
+                    stored.block_hashes.len()
+                )));
+            }
+            let key = match key {
+                RawKey::Text(text) if tag.is_some() => tagged(tag.take(), text),
+                RawKey::Text(text) if is_tag(text, at, keys, stored) => {
+                    tag = Some(text);
+                    continue;
+                }
+                RawKey::Text(name) if at == 0 && stored.lora.as_deref() == Some(name) => RawKey::Lora(name),
+                key => key,
+            };
+            match key {
+                RawKey::Lora(_) => {
+                    after = at + 1;
+                    understand(key, block, stored);
+                }
+                RawKey::Text(text) if after > 0 && after == at && looks_like_digest(text) => {
+                    if block > 0 || stored.parent.is_some() {
+                        is_elsewhere |= after_name == Some(text);
+                        note_digest(stored, text, true);
+                    } else {
+                        after_name = Some(text);
+                    }
+                }
+                _ => understand(key, block, stored),
+            }
+        }
+    }
+    match after_name {
+        Some(text) if stored.salt.as_deref() == salt(text) => {}
+        // There is one salt at most.
+        Some(text) if is_elsewhere || stored.salt.is_some() => note_digest(stored, text, true),
+        Some(text) if blocks == 1 => note_digest(stored, text, false),
+        Some(text) => understand(RawKey::Salt(text), 0, stored),
+        None => {}
+    }
+    Ok(())
+}
+
+/// True if a string tags the next one, as in engines' own tuples.
+fn is_tag<N>(text: &str, at: usize, keys: usize, stored: &StoredOf<N>) -> bool {
+    let is_known = text == "lora" && at == 0 || text == "lora_identity" && at > 0;
+    is_known && at + 1 < keys && stored.lora.as_deref().is_some_and(|name| name != text)
+}
+
+/// The key that follows a tag of its own.
+fn tagged<'a>(tag: Option<&str>, text: &'a str) -> RawKey<'a> {
+    match tag {
+        Some("lora") => RawKey::Lora(text),
+        _ => RawKey::Digest(text),
+    }
+}
+
+/// True if a text looks like the digest of a hash function, with the function's name before it or not.
+fn looks_like_digest(text: &str) -> bool {
+    let digits = text.rsplit_once(':').map_or(text, |(_, digits)| digits);
+    digits.len() >= DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
+fn note_digest<N>(stored: &mut StoredOf<N>, text: &str, is_sure: bool) {
+    stored.adapter_digest.get_or_insert_with(|| AdapterDigest { text: text.into(), is_sure });
+}
+
+fn understand<N>(key: RawKey<'_>, block: usize, stored: &mut StoredOf<N>) {
+    let key = match key {
+        RawKey::Lora(name) => {
+            stored.lora.get_or_insert_with(|| name.into());
+            return;
+        }
+        RawKey::Digest(text) => return note_digest(stored, text, true),
+        RawKey::Salt(shown) | RawKey::Text(shown) => {
+            let salt = salt(shown);
+            let new = stored.salt.is_none() && block == 0;
+            if salt.is_none() || salt == stored.salt.as_deref() {
+                return;
+            }
+            if new {
+                stored.salt = salt.map(Into::into);
+                return;
+            }
+            Key::Text(shown.into())
+        }
+        RawKey::Key(key) => key,
+    };
+    // No more blocks than a header can count.
+    stored.extra_keys.push((block as u32, key));
+}
+
+fn sent<'a>(cursor: &mut Cursor<'a>) -> Result<RawKey<'a>, Fault> {
+    let start = *cursor;
+    let plain = match cursor.value()? {
+        Value::Text(text) => std::str::from_utf8(text).ok().map(RawKey::Text),
+        Value::Bytes(digest) => Some(RawKey::Key(Key::Embeds(digest.into()))),
+        Value::Array(parts @ (2 | 3)) => tuple(*cursor, parts)?,
+        _ => None,
+    };
+    *cursor = start;
+    cursor.skip()?;
+    Ok(plain.unwrap_or_else(|| RawKey::Key(Key::Other(start.until(cursor).into()))))
+}
+
+/// A key of several parts: an item as shown, or a tagged tuple. None if it is neither.
+fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<RawKey<'a>>, Fault> {
+    let Some(first) = plain_text(inside.value()?) else { return Ok(None) };
+    let second = inside.value()?;
+    if matches!(second, Value::Array(_) | Value::Map(_)) {
+        return Ok(None);
+    }
+    if parts == 2 {
+        return Ok(match (first, second) {
+            ("cache_salt", Value::Text(salt)) => plain_text(Value::Text(salt)).map(RawKey::Salt),
+            ("lora", Value::Text(name)) => plain_text(Value::Text(name)).map(RawKey::Lora),
+            ("lora_identity", Value::Text(digest)) => plain_text(Value::Text(digest)).map(RawKey::Digest),
+            ("prompt_embeds", Value::Bytes(digest)) => Some(RawKey::Key(Key::Embeds(digest.into()))),
+            (identifier, offset) => plain_integer(offset).map(|offset| item(identifier, offset)),
+        });
+    }
+    let (second, third) = (plain_text(second), inside.value()?);
+    Ok(match (first, second, third) {
+        ("lora", Some(name), Value::Text(_)) => Some(RawKey::Lora(name)),
+        ("mm", Some(identifier), offset) => plain_integer(offset).map(|offset| item(identifier, offset)),
+        _ => None,
+    })
+}
+
+fn item(identifier: &str, offset: i64) -> RawKey<'static> {
+    RawKey::Key(Key::Item { identifier: identifier.into(), offset })
+}
+
+fn plain_text(value: Value<'_>) -> Option<&str> {
+    match value {
+        Value::Text(text) => std::str::from_utf8(text).ok(),
+        _ => None,
+    }
+}
+
+fn plain_integer(value: Value<'_>) -> Option<i64> {
+    match value {
+        Value::Unsigned(number) => number.try_into().ok(),
+        Value::Negative(number) => Some(number),
+        _ => None,
+    }
+}
+
+fn wrong_keys(what: &str) -> Fault {
+    Fault::Event(Reason::InvalidField, format!("extra_keys {what}"))
 }

@@ -11,15 +11,13 @@
 //! ```
 
 mod blocks;
-mod need;
 #[cfg(test)]
 mod tests;
 
 use kvatlas_index::{BlockHash, Tier};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use self::blocks::{Blocks, HOLDERS, bit};
-use self::need::Need;
+use self::blocks::{Blocks, HOLDERS, Need, bit};
 use crate::event::StoredOf;
 
 /// The group that the index knows.

@@ -1,27 +1,20 @@
 //! Reader of one rank's batches: what it remembers between them, and their application to the index.
 
-mod connectors;
 mod events;
-mod groups;
 mod salts;
-mod state;
 mod tally;
 
 use std::sync::{Arc, LazyLock};
 
 use kvatlas_index::{BlockHash, BlockIndex, RankHandle, RankRef, Tier};
 
-use self::groups::Groups;
 use self::salts::{Adapters, Salts};
 use self::tally::OtherSizes;
+pub use self::tally::Tally;
 use crate::compact::Recorder;
-use crate::event::{BatchOf, EventOf};
+use crate::event::{BatchOf, BlockName, EventOf};
 use crate::hybrid::Hybrid;
 use crate::identity::Identity;
-use crate::name::BlockName;
-
-pub use self::state::{ReaderState, SaltedBlock};
-pub use self::tally::Tally;
 
 /// Reader of one stream (one rank of a worker): it remembers between batches the salts of the blocks held, which events
 /// do not repeat, and the kinds of its cache groups, which removals do not name.
@@ -243,4 +236,110 @@ impl Reader {
 fn plain() -> Arc<Identity> {
     static PLAIN: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
     PLAIN.clone()
+}
+
+/// Cache groups of a stream, as far as they are known. Kinds come with stores; removals name the group alone.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    pub(crate) decides: Option<u32>,
+    /// Groups that cannot decide.
+    pub(crate) others: Vec<u32>,
+    /// True if the prefix may be cut shorter by a group that is not indexed.
+    pub(crate) several: bool,
+}
+
+/// Kinds whose layers attend to the whole prefix.
+const WHOLE_PREFIX: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
+
+/// More groups than any model has: what comes after these is not remembered.
+const MOST: usize = 64;
+
+impl Groups {
+    /// Notes the group of a store; true if it is the one that decides.
+    pub(crate) fn store(&mut self, group: Option<u32>, kind: Option<&str>) -> bool {
+        let kind = kind.filter(|&kind| kind != "unknown");
+        let whole = kind.map(|kind| WHOLE_PREFIX.contains(&kind));
+        let Some(group) = group else {
+            // Engines that have only one, and connectors that keep whole blocks.
+            self.several |= whole == Some(false);
+            return whole != Some(false);
+        };
+        // Engines name groups before they name kinds; then the first is the one with full attention.
+        let can = whole.unwrap_or_else(|| self.decides == Some(group) || group == 0 && !self.others.contains(&group));
+        if can && *self.decides.get_or_insert(group) == group {
+            return true;
+        }
+        if !can && !self.others.contains(&group) && self.others.len() < MOST {
+            self.others.push(group);
+        }
+        self.several = true;
+        false
+    }
+
+    /// True if no group was seen yet that could decide.
+    pub(crate) fn only_others(&self) -> bool {
+        self.decides.is_none()
+    }
+
+    /// True if a removal concerns the group that decides.
+    pub(crate) fn remove(&self, group: Option<u32>) -> bool {
+        let Some(group) = group else { return true };
+        self.decides.map_or(group == 0 && !self.others.contains(&group), |decides| decides == group)
+    }
+}
+
+/// A block that is held under a salt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SaltedBlock {
+    /// The engine's name.
+    pub name: BlockHash,
+    /// The salt.
+    pub salt: Arc<str>,
+    /// Copies on each tier, in the order of [`Tier::ALL`].
+    pub copies: [u32; Tier::ALL.len()],
+}
+
+/// State of a [`Reader`] besides what the index holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReaderState {
+    /// The cache group that is indexed.
+    pub decides: Option<u32>,
+    /// Cache groups that are not.
+    pub others: Vec<u32>,
+    /// True if the prefix may be cut shorter by a group that is not indexed.
+    pub several: bool,
+    /// True if names of blocks depend on the tokens after them.
+    pub looks_ahead: bool,
+    /// True if events have a place for salts; none while that is not known.
+    pub shows_salts: Option<bool>,
+    /// The salted blocks held, in any order.
+    pub salts: Vec<SaltedBlock>,
+}
+
+impl Reader {
+    /// State of the reader; none for a hybrid model, which has more state than this.
+    #[must_use]
+    pub fn state(&self) -> Option<ReaderState> {
+        if self.hybrid.is_some() {
+            return None;
+        }
+        let salted = |(name, salt, copies): (BlockHash, &Arc<str>, _)| SaltedBlock { name, salt: salt.clone(), copies };
+        Some(ReaderState {
+            decides: self.groups.decides,
+            others: self.groups.others.clone(),
+            several: self.groups.several,
+            looks_ahead: self.looks_ahead,
+            shows_salts: self.shows_salts,
+            salts: self.salts.iter().map(salted).collect(),
+        })
+    }
+
+    /// Takes up what another one remembered, of a rank that holds the same. Its settings stay.
+    #[must_use]
+    pub fn with_state(self, state: ReaderState) -> Self {
+        let ReaderState { decides, others, several, looks_ahead, shows_salts, salts } = state;
+        let mut blocks = Salts::default();
+        salts.into_iter().for_each(|it| blocks.put(it.name, it.salt, it.copies));
+        Self { groups: Groups { decides, others, several }, looks_ahead, shows_salts, salts: blocks, ..self }
+    }
 }

@@ -13,7 +13,6 @@
 //! |---|---|
 //! | `plan/` | the plan, its checks and its file |
 //! | `subject.rs`, `designs.rs` | an index under test; any rung of the ladder, by its name |
-//! | `event_thread.rs` | a thread that applies events, for indexes without one |
 //! | `driver/` | the generator, the query threads, and when to stop |
 //! | `truth.rs`, `compare.rs` | the plan's holdings, and the index's comparison with them |
 //! | `probe.rs` | single lookups, timed without other load |
@@ -23,7 +22,6 @@ mod compare;
 mod designs;
 mod driver;
 mod error;
-mod event_thread;
 mod machine;
 mod options;
 mod plan;
@@ -37,9 +35,8 @@ mod truth;
 pub use designs::{FeedSubject, NULL, probe_rung, run_design, run_null};
 pub use driver::{Label, run};
 pub use error::Error;
-pub use event_thread::EventThread;
 pub use options::Options;
 pub use plan::{Columns, Facts, Kind, Op, Plan};
 pub use probe::{Probe, probe};
 pub use result::RunResult;
-pub use subject::{Counts, Subject};
+pub use subject::{Counts, EventThread, Subject};

@@ -17,8 +17,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, Builder, JoinHandle};
 
 use crate::interface::{Change, Feed, LadderStats, LocalDesign, Scores, WorkerId};
-use crate::mailbox::{Mailbox, PanicMessage};
-use crate::sticky::StickyThreads;
+use crate::mailbox::{Mailbox, PanicMessage, StickyThreads};
 use kvatlas_index::BlockHash;
 
 /// A single-threaded design on a thread of its own. Dropping it ends the thread; unapplied changes are lost.

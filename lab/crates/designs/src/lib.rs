@@ -28,14 +28,12 @@ pub mod concurrent;
 pub mod grouped;
 mod interface;
 pub mod inverted;
-pub mod locked;
 mod mailbox;
 pub mod nested;
 mod open;
 pub mod pool;
 pub mod positional;
 pub mod radix;
-mod sticky;
 
-pub use interface::{Change, ConcurrentDesign, Feed, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
+pub use interface::{Change, ConcurrentDesign, Feed, LadderStats, LocalDesign, Refusal, RwLocked, Scores, WorkerId};
 pub use open::{Deviation, OpenError, Options, RUNGS, Rung, open};

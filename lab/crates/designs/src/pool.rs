@@ -13,8 +13,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crate::interface::{Change, ConcurrentDesign, Feed, LadderStats, Scores, WorkerId};
-use crate::mailbox::{Mailbox, PanicMessage};
-use crate::sticky::StickyThreads;
+use crate::mailbox::{Mailbox, PanicMessage, StickyThreads};
 use kvatlas_index::BlockHash;
 
 /// A concurrent design fed by threads of its own. Dropping it ends the threads; unapplied changes are lost.

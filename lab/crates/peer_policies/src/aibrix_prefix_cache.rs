@@ -3,7 +3,7 @@
 use crate::parts::Pieces;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::parts::sheet::{mean, sheet};
+use kvatlas_routing::parts::{mean, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `prefix-cache` of AIBrix 0.7 with the defaults of its code.

@@ -8,46 +8,36 @@
 //! | file | what |
 //! |---|---|
 //! | `parts/` | parts shared by several policies: hashes of a prompt, tables of prompts sent and of requests in flight |
-//! | others | one policy each |
+//! | others | the policies of one router each |
 //! | `tests.rs` | tests of all policies, and fleets and prompts for the tests of each |
 
 #![forbid(unsafe_code)]
 
 mod aibrix_prefix_cache;
-mod dualmap;
-mod dynamo_kv;
-mod dynamo_two_tier;
-mod gorgo;
-mod llm_d_scorers;
-mod llm_d_token_load;
-mod lmetric;
+mod dynamo;
+mod llm_d;
 mod parts;
 mod preble;
 mod prefix_hash;
-mod production_stack_loadaware;
 mod ray_prefix_affinity;
 mod smg_cache_aware;
 mod smg_spill;
 #[cfg(test)]
 mod tests;
-mod vllm_router_kv_aware;
+mod uncached_tokens;
+mod vllm;
 
 use aibrix_prefix_cache::AibrixPrefixCache;
-use dualmap::DualMap;
-use dynamo_kv::DynamoKv;
-use dynamo_two_tier::DynamoTwoTier;
-use gorgo::Gorgo;
+use dynamo::{DynamoKv, DynamoTwoTier};
 use kvatlas_routing::{PolicyEntry, boxed};
-use llm_d_scorers::LlmDScorers;
-use llm_d_token_load::LlmDTokenLoad;
-use lmetric::LMetric;
+use llm_d::{LlmDScorers, LlmDTokenLoad};
 use preble::Preble;
-use prefix_hash::PrefixHash;
-use production_stack_loadaware::LoadAware;
+use prefix_hash::{DualMap, PrefixHash};
 use ray_prefix_affinity::RayPrefixAffinity;
 use smg_cache_aware::SmgCacheAware;
 use smg_spill::SmgSpill;
-use vllm_router_kv_aware::VllmRouterKvAware;
+use uncached_tokens::{Gorgo, LMetric};
+use vllm::{LoadAware, VllmRouterKvAware};
 
 /// The policies of this crate.
 pub const POLICIES: &[PolicyEntry] = &[

@@ -4,7 +4,7 @@ use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use crate::parts::{BYTES_PER_TOKEN, Pieces};
 use crate::smg_cache_aware::deepest;
 use kvatlas_routing::parts::draw::{Draw, better_of_two};
-use kvatlas_routing::parts::sheet::sheet;
+use kvatlas_routing::parts::sheet;
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `PrefixCacheAffinityRouter` of Ray Serve LLM 2.60.

@@ -2,7 +2,7 @@
 
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use crate::parts::{BYTES_PER_TOKEN, Pieces};
-use kvatlas_routing::parts::sheet::sheet;
+use kvatlas_routing::parts::sheet;
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `cache_aware` of SMG 1.9 (SGLang's model gateway) with the defaults of its command line.

@@ -6,7 +6,7 @@ use crate::parts::Pieces;
 use crate::parts::sent_blocks::SentBlocks;
 use crate::smg_cache_aware::{deepest, least_loaded, tree_bounds};
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::parts::sheet::{known, mean, sheet};
+use kvatlas_routing::parts::{known, mean, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// Most matched workers that are weighed (smg-project/smg#2161).

@@ -18,8 +18,8 @@ use tokio::sync::{oneshot, watch};
 
 use self::rules::{LogEffects, LogRules};
 use super::copier::Moment as _;
+use super::engine::{end_restored, set_flags, settle};
 use super::holdings::Holdings;
-use super::report::{end_restored, set_flags, settle};
 use super::task::{self, RestorePoint, StreamNews, StreamSource};
 use crate::context::StreamContext;
 use crate::relay::{Delivery, Inbox, LinkState, Relay};

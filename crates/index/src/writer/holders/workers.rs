@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
-use super::departing::OrderedRuns;
+use super::OrderedRuns;
 use crate::fingerprint::word;
 use crate::handle::{RankHandle, RankRef};
 use crate::position::NO_NAME;

@@ -3,9 +3,8 @@
 use hashbrown::HashMap;
 
 use super::store::Chain;
-use crate::error::Error;
 use crate::position::NO_NAME;
-use crate::types::{BlockHash, Tier};
+use crate::types::{BlockHash, Error, Tier};
 use crate::writer::holders::workers::inner;
 use crate::writer::state::Writer;
 

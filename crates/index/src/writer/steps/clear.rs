@@ -12,14 +12,13 @@
 
 use smallvec::SmallVec;
 
-use super::chains::RUN_STEPS;
+use super::lookup::RUN_STEPS;
 use crate::position::{NO_NAME, Position};
 use crate::retire::Garbage;
 use crate::stats::step;
 use crate::types::Tier;
-use crate::writer::holders::Holder;
-use crate::writer::holders::departing::{DepartingHolder, Departures, OrderedRuns, Table};
 use crate::writer::holders::workers::TierClear;
+use crate::writer::holders::{DepartingHolder, Departures, Holder, OrderedRuns, Table};
 use crate::writer::state::Writer;
 
 impl Writer {

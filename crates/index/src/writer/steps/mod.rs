@@ -2,13 +2,13 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `lookup.rs`, `chains.rs` | what a holder has, by name, by position, and as chains |
+//! | `lookup.rs` | what a holder has, by name, by position, and as chains |
 //! | `cover.rs` | how far a holder covers a run: levels and names change together |
 //! | `branches.rs`, `lose.rs` | a holder loses blocks: those with many others below them, then those with few, then all |
 //! | `private.rs` | a holder gets names of its own, at once or in steps |
 //! | `gain.rs` | a holder gains blocks |
 //! | `ranks.rs`, `tiers.rs` | a rank becomes known; the holders of its views beyond the device |
-//! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
+//! | `store.rs`, `clear.rs` | the events, for a worker's rank |
 //! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
 //! | `loading.rs` | what is told to the book of what can be loaded |
 //! | `slices.rs` | what a rank holds, in slices |
@@ -17,7 +17,6 @@
 
 mod adopt;
 mod branches;
-mod chains;
 mod clear;
 mod cover;
 mod gain;
@@ -26,16 +25,14 @@ mod lookup;
 mod lose;
 mod private;
 mod ranks;
-mod remove;
 mod slices;
 mod store;
 mod tiers;
 
 use super::state::Writer;
 pub use adopt::{Adoption, Roots};
-pub(crate) use remove::Way;
 pub(crate) use slices::{LargeCopy, Slice};
-pub(crate) use store::Chain;
+pub(crate) use store::{Chain, Way};
 
 impl Writer {
     /// Does an event's share of what is left to do.

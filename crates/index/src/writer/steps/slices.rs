@@ -9,11 +9,11 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use super::chains::{HeldChain, NAME_STEPS, RUN_STEPS};
+use super::lookup::{HeldChain, NAME_STEPS, RUN_STEPS};
 use crate::copied::{CopiedBlock, CopiedChain, RankCopy};
 use crate::position::Position;
 use crate::types::BlockHash;
-use crate::writer::holders::departing::Watch;
+use crate::writer::holders::Watch;
 use crate::writer::holders::workers::Rank;
 use crate::writer::state::Writer;
 

@@ -13,11 +13,11 @@
 
 use hashbrown::HashSet;
 
-use super::chains::{NAME_STEPS, RUN_STEPS};
+use super::lookup::{NAME_STEPS, RUN_STEPS};
 use crate::position::Position;
 use crate::roster::Member;
 use crate::types::Tier;
-use crate::writer::holders::departing::OrderedRuns;
+use crate::writer::holders::OrderedRuns;
 use crate::writer::holders::workers::{Claims, NewView};
 use crate::writer::state::Writer;
 

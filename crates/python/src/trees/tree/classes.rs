@@ -5,13 +5,12 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 
-use super::answers::{TreeDepths, TreeMatch};
-use super::arguments::{
-    PageSize, Policy, Priority, Selector, budget, own_tokens_key, path_hash, refused, size, text_key, tokens_key,
-};
 use super::methods::{PickleParts, is_long, name, quoted, sizes, to_dict, tree};
 use super::sizes::with_sizes;
-use super::{StringEntries, TokenEntries};
+use super::{
+    PageSize, Policy, Priority, Selector, StringEntries, TokenEntries, TreeDepths, TreeMatch, budget, own_tokens_key,
+    path_hash, refused, size, text_key, tokens_key,
+};
 use crate::gil::Writers;
 use crate::sequences::bytes;
 

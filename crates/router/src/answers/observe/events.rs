@@ -4,13 +4,11 @@ use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memmem, memrchr};
 use serde_json::json;
 
-use super::AnswerFacts;
-use super::dialect::{AnswerFormat, Dialect};
 use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
-use super::generated::is_generated;
-use super::opening::{Preamble, is_ping, is_preamble, names_ping};
+use super::opening::{Preamble, is_generated, is_ping, is_preamble, names_ping};
 use super::stop::Reason;
 use super::usage::{Scan, UsageNumbers, is_usage_alone, read_meta, read_usage};
+use super::{AnswerFacts, AnswerFormat, Dialect};
 
 /// Bytes of a line of a stream that may wait for its end.
 const MAX_LINE: usize = 256 << 10;

@@ -12,7 +12,7 @@ use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::dialect::read;
+use super::read;
 
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"abort"));

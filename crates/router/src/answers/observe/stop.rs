@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use memchr::memmem::{self, Finder};
 
-use super::dialect::Dialect;
+use super::Dialect;
 
 /// The reason for which an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::dialect::read;
+use super::read;
 
 const NAME: &[u8] = b"\"usage\"";
 static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));

@@ -5,12 +5,11 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::AnswerFacts;
-use super::dialect::{AnswerFormat, Dialect};
 use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
 use super::opening::MOST_HELD;
 use super::stop::Reason;
 use super::usage::{MetaScan, Scan};
+use super::{AnswerFacts, AnswerFormat, Dialect};
 
 /// An answer that comes as a whole.
 #[derive(Debug)]

@@ -1,9 +1,7 @@
 //! The page: its files, what it shows, live, and one decision in detail.
 //!
 //! * `shown`: what is gathered for it, once a second while a page is open.
-//! * `lines`: decisions as the page reads them.
 
-mod lines;
 mod shown;
 
 use std::pin::Pin;
@@ -18,8 +16,8 @@ use hyper::{Response, StatusCode};
 use kvatlas_follow::page::Page;
 use kvatlas_ui::{Asset, Viewer};
 
-use crate::answers::body::{Answer, BodyError, json, typed};
 use crate::answers::refusal::Refusal;
+use crate::answers::{Answer, BodyError, json, typed};
 use crate::placing::Places;
 
 pub(crate) use self::shown::run;
@@ -57,7 +55,7 @@ pub(crate) fn decision(places: &Places, query: Option<&str>) -> Result<Response<
         number.ok_or_else(|| Refusal::bad("missing_number", "add ?number=N, the number of a decision"))?;
     let all = places.decisions.last(usize::MAX);
     let found = all.iter().find(|record| record.number == number).ok_or_else(Refusal::unknown_path)?;
-    Ok(json(StatusCode::OK, lines::whole(found, places.policy()).to_string()))
+    Ok(json(StatusCode::OK, shown::whole(found, places.policy()).to_string()))
 }
 
 /// Event stream of a viewer.

@@ -4,16 +4,12 @@
 //! change them for everybody (`/v1/load_lora_adapter`), and get new ones with each release.
 
 mod model;
-mod pattern;
 mod table;
 
-use hyper::Method;
+use hyper::{Method, Uri};
 use kvatlas_http::{Access, ShownKey};
 
 pub(crate) use self::model::{ModelAt, of_query};
-use self::pattern::ANY;
-use self::pattern::bare;
-pub(crate) use self::pattern::{Methods, take_off_slash};
 use self::table::{ForwardCondition, LISTED, LISTED_CHANGE, ROUTES};
 pub(crate) use self::table::{ForwardRule, Responder, Route, RouterAnswer, WELCOME};
 
@@ -112,6 +108,91 @@ fn climbs(path: &str) -> bool {
         let seen = name.iter().filter(|byte| **byte > b' ' && **byte != 0x7f);
         name.contains(&b'.') && seen.clone().count() <= 2 && seen.clone().all(|byte| *byte == b'.')
     })
+}
+
+/// A path, with at most one parameter: `{id}` is one segment, `{name*}` one or more.
+#[derive(Debug)]
+struct Pattern {
+    text: &'static str,
+    /// Bytes before the parameter, and behind it.
+    around: Option<(usize, usize)>,
+    is_rest: bool,
+}
+
+impl Pattern {
+    const fn new(text: &'static str) -> Self {
+        let bytes = text.as_bytes();
+        let (mut at, mut before, mut is_rest, mut around) = (0, 0, false, None);
+        while at < bytes.len() {
+            match bytes[at] {
+                b'{' => before = at,
+                b'*' => is_rest = true,
+                b'}' => around = Some((before, bytes.len() - at - 1)),
+                _ => {}
+            }
+            at += 1;
+        }
+        Self { text, around, is_rest }
+    }
+
+    /// True if the pattern is one path, without a parameter.
+    const fn is_literal(&self) -> bool {
+        self.around.is_none()
+    }
+
+    fn is(&self, path: &str) -> bool {
+        self.parameter(path).is_some()
+    }
+
+    /// Returns the parameter in a matching path; empty if the pattern has none.
+    fn parameter<'p>(&self, path: &'p str) -> Option<&'p str> {
+        let Some((before, behind)) = self.around else { return (path == self.text).then_some("") };
+        let (head, tail) = (&self.text[..before], &self.text[self.text.len() - behind..]);
+        let found = path.strip_prefix(head)?.strip_suffix(tail)?;
+        (!found.is_empty() && (self.is_rest || !found.contains('/'))).then_some(found)
+    }
+}
+
+/// Returns a path without its trailing slash.
+pub(crate) fn bare(path: &str) -> &str {
+    path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
+}
+
+/// A set of methods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Methods(u8);
+
+/// The methods that a route can have.
+const METHODS: [Method; 6] = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+
+const STREAM: Methods = Methods(1);
+const GET: Methods = Methods(1 | 2);
+const POST: Methods = Methods(4);
+const DELETE: Methods = Methods(32);
+const ANY: Methods = Methods(63);
+
+impl Methods {
+    pub(crate) fn has(self, method: &Method) -> bool {
+        METHODS.iter().position(|other| other == method).is_some_and(|at| self.0 & (1 << at) != 0)
+    }
+
+    /// Lists the methods as in a header `Allow`.
+    pub(crate) fn list(self) -> String {
+        let names = METHODS.iter().filter(|method| self.has(method)).map(Method::as_str);
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Removes the trailing slash of a request's path, which engines would answer with a redirection.
+pub(crate) fn take_off_slash(uri: &mut Uri) {
+    let bare = bare(uri.path());
+    if bare.len() < uri.path().len() {
+        let path = uri.query().map_or_else(|| bare.to_owned(), |query| format!("{bare}?{query}"));
+        // They are parts of those that it came with.
+        let mut parts = std::mem::take(uri).into_parts();
+        parts.path_and_query = path.parse().ok();
+        *uri = Uri::from_parts(parts).unwrap_or_default();
+    }
 }
 
 #[cfg(test)]
@@ -247,6 +328,21 @@ mod tests {
             ["/v1/files/a.b", "/v1/models/x..y", "/v1/...", "/v1/a%20b", "/v1/responses/%2e1", "/v1/a;b", "/v1/a..;x"]
         {
             assert!(!climbs(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn slashes_at_the_end() {
+        for (given, wanted) in [
+            ("/v1/chat/completions/", "/v1/chat/completions"),
+            ("/v1/chat/completions/?a=/", "/v1/chat/completions?a=/"),
+            ("/v1/rerank?a=1", "/v1/rerank?a=1"),
+            ("http://host/v1/rerank/?a=1", "http://host/v1/rerank?a=1"),
+            ("/", "/"),
+        ] {
+            let mut uri: Uri = given.parse().expect("a URI");
+            take_off_slash(&mut uri);
+            assert_eq!(uri.to_string(), wanted);
         }
     }
 }

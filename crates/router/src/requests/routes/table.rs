@@ -7,7 +7,7 @@ use kvatlas_http::Access;
 use kvatlas_prompt::Endpoint;
 
 use super::model::ModelAt;
-use super::pattern::{ANY, DELETE, GET, METHODS, Methods, POST, Pattern, STREAM, bare};
+use super::{ANY, DELETE, GET, METHODS, Methods, POST, Pattern, STREAM, bare};
 use crate::requests::task::Task;
 use Access::{Admin, Ask, Open};
 use ForwardCondition::{IfListed, ToAdmins};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::lru::Lru;
+use super::memory::Lru;
 use super::turn::ShownUnder;
 
 /// Sessions whose last prompts are kept, and the bytes of these.

@@ -1,52 +1,42 @@
-//! Sessions: the turns of a chat, the requests of an agent, which belong together.
+//! Sessions: the turns of a chat, the requests of an agent, which belong together. Those without a name are in this file.
 //!
 //! | file | what |
 //! |---|---|
-//! | `source.rs` | where a request may name its session |
-//! | `headers.rs`, `body.rs` | sessions that headers and fields of the body name |
-//! | `identity.rs` | the session that a request names |
-//! | `chains.rs` | sessions without names |
+//! | `named.rs` | sessions that headers and fields of the body name |
 //! | `memory.rs` | the sessions that were seen last |
 //! | `habits.rs` | sessions whose prompts begin differently each time |
-//! | `turn.rs` | a request as a part of its session |
-//! | `lru.rs` | values by key, of which the oldest go |
+//! | `turn.rs` | the session that a request names, and the request as a part of it |
 
-mod body;
-mod chains;
 mod habits;
-mod headers;
-mod identity;
-mod lru;
 mod memory;
+mod named;
 mod turn;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use hyper::header::{HeaderMap, HeaderName};
 use kvatlas_prompt::Endpoint;
 use kvatlas_routing::Kind;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use self::memory::Lru;
 use crate::answers::observe::Stop;
 use crate::clock::seconds;
 use crate::config::{Config, Source};
 use crate::error::Error;
 use crate::requests::fleet_secret::FleetSecret;
-use chains::{Chains, End};
 use habits::Habits;
-use headers::Headers;
-use identity::Class;
+pub(crate) use memory::KeySeed;
 use memory::Memory;
-
-pub(crate) use body::BodyNames;
-pub(crate) use identity::{Hints, Identity, Name};
-pub(crate) use lru::KeySeed;
-use turn::ShownUnder;
-pub(crate) use turn::Turn;
+pub(crate) use named::BodyNames;
+use named::Headers;
+use turn::{Class, ShownUnder};
+pub(crate) use turn::{Hints, Identity, Name, Turn};
 
 /// The sessions that requests belong to.
 pub(crate) struct Sessions {
@@ -211,4 +201,74 @@ pub(crate) fn has_turns(endpoint: Option<Endpoint>) -> bool {
 
 fn unnamed(key: u64) -> Identity {
     Identity { name: Name { key, parent: None }, source: Source::Prefix }
+}
+
+/// Prompts that are kept in mind.
+const MOST: usize = 1 << 17;
+
+/// Blocks from the end of a prompt among which the end of an earlier one is looked for: 16 K tokens in blocks of 16. Of
+/// recorded turns of coding agents 95 % are shorter than a third of that.
+const LOOKED_AT: usize = 1024;
+
+/// The ends of prompts.
+struct Chains {
+    ends: RwLock<Lru<End>>,
+}
+
+/// The prompt that ends in some block.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct End {
+    session: u64,
+    tokens: u32,
+}
+
+impl Chains {
+    fn new() -> Self {
+        Self { ends: RwLock::new(Lru::new(MOST, usize::MAX)) }
+    }
+
+    /// The longest earlier prompt that this one begins with.
+    fn find(&self, hashes: &[u64]) -> Option<End> {
+        let ends = self.read();
+        let from = hashes.len().saturating_sub(LOOKED_AT);
+        hashes.iter().enumerate().skip(from).rev().find_map(|(at, hash)| ends.get(key(at, *hash)).copied())
+    }
+
+    /// Remembers the end of a session's prompt.
+    fn insert(&self, hashes: &[u64], end: End) {
+        let Some((at, hash)) = hashes.iter().enumerate().next_back() else { return };
+        *self.write().used(key(at, *hash)) = end;
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Lru<End>> {
+        self.ends.read()
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Lru<End>> {
+        self.ends.write()
+    }
+}
+
+/// The key of a block at some place of a prompt.
+fn key(at: usize, hash: u64) -> u64 {
+    hash ^ (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_beginning_is_found() {
+        let chains = Chains::new();
+        let end = |session, tokens| End { session, tokens };
+        chains.insert(&[1, 2], end(1, 40));
+        chains.insert(&[1, 2, 3, 4], end(2, 70));
+        chains.insert(&[], end(3, 5));
+        assert_eq!(chains.find(&[1, 2, 3, 4, 5, 6]), Some(end(2, 70)));
+        assert_eq!(chains.find(&[1, 2, 3]), Some(end(1, 40)));
+        // Equal blocks at other places are others.
+        assert_eq!(chains.find(&[2, 1, 2]), None);
+        assert_eq!(chains.find(&[]), None);
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use super::schedule::Schedule;
+use super::generator::Schedule;
 use crate::error::Error;
 use crate::machine;
 use crate::machine::between;

@@ -6,7 +6,6 @@
 
 mod generator;
 mod lanes;
-mod schedule;
 mod verdict;
 
 use std::sync::Arc;
@@ -20,9 +19,8 @@ use crate::options::Options;
 use crate::plan::{Op, Plan};
 use crate::result::{Memory, RunResult};
 use crate::subject::Subject;
-use generator::{Generator, Hooks, Outcome};
+use generator::{Generator, Hooks, Outcome, Schedule};
 use lanes::{Lanes, wait_for};
-use schedule::Schedule;
 
 /// The description of an index in its result.
 #[derive(Clone, Debug)]

@@ -3,9 +3,8 @@
 use hdrhistogram::Histogram;
 
 use super::Label;
-use super::generator::Outcome;
+use super::generator::{Outcome, Schedule};
 use super::lanes::{Times, histogram};
-use super::schedule::Schedule;
 use crate::compare::Comparison;
 use crate::machine::Clock;
 use crate::options::Options;

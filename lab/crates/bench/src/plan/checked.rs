@@ -5,9 +5,8 @@ use std::sync::OnceLock;
 
 use serde::Serialize;
 
-use super::Op;
-use super::columns::{Columns, Kind, check};
-use super::format::checksum;
+use super::file::checksum;
+use super::{Columns, Kind, Op, check};
 use crate::error::Error;
 
 /// Counts of a plan's contents, or of a part of it.

@@ -40,11 +40,7 @@
 //! but the depth of a worker without holes is never below its smallest and never above its largest true depth during
 //! the call: it drops at a block that it did not hold when probed, after one that it held when probed.
 
-mod coverage;
-mod entry;
-mod holes;
 mod member_set;
-mod options;
 mod search;
 mod table;
 mod worker_blocks;
@@ -54,20 +50,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashMap;
+use kvatlas_index::BlockHash;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-pub use coverage::SparsePositions;
-pub(crate) use coverage::{Coverage, Top};
-pub use options::{InvalidOption, Layout, Options, Search};
-pub(crate) use search::{Query, Walk};
-pub(crate) use table::Table;
-
-use self::holes::Holes;
 use self::search::next_prefix;
 use self::table::Place;
-use self::worker_blocks::{Ground, WorkerBlocks};
+use self::worker_blocks::{Ground, Holes, WorkerBlocks};
 use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId, check_lengths};
-use kvatlas_index::BlockHash;
+pub(crate) use search::{Query, Walk};
+pub(crate) use table::Table;
+pub use worker_blocks::SparsePositions;
+pub(crate) use worker_blocks::{Coverage, Top};
 
 /// A block of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -336,5 +329,72 @@ impl ConcurrentDesign for PositionalIndexer {
         }
         holdings.sort_unstable();
         holdings
+    }
+}
+
+/// The search within a leap for the place where a worker dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Search {
+    /// Probes every place of the leap, from its beginning.
+    #[default]
+    Jump,
+    /// Bisects the leap, once for each place where a worker dropped.
+    Bisect,
+}
+
+/// The structure of the entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Layout {
+    /// One map by position and content hash.
+    #[default]
+    Map,
+    /// An array by position of maps by content hash. Takes 64 bytes for each position, up to twice the length of the
+    /// deepest chain.
+    Arrays,
+}
+
+/// The options of a positional index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Number of blocks per leap, at least 1. Larger is faster until leaps often fail.
+    pub jump_size: usize,
+    /// The search within a failed leap.
+    pub search: Search,
+    /// The structure of the entries.
+    pub layout: Layout,
+    /// True to compare prefix hashes always, and to respect holes.
+    pub strict: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { jump_size: 32, search: Search::Jump, layout: Layout::Map, strict: false }
+    }
+}
+
+/// The reason why an option is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidOption {
+    /// Leaps of no blocks do not move.
+    #[error("jump_size must be at least 1, got 0")]
+    JumpSize,
+    /// The groups have no workers.
+    #[error("workers_per_group must be at least 1, got 0")]
+    GroupSize,
+    /// The sparse positions have a step of 0.
+    #[error("the step between sparse positions must be at least 1, got 0")]
+    SparseStep,
+}
+
+impl InvalidOption {
+    /// The error's code, the same in every release.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::JumpSize => "invalid_jump_size",
+            Self::GroupSize => "invalid_group_size",
+            Self::SparseStep => "invalid_sparse_step",
+        }
     }
 }

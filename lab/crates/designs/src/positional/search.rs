@@ -5,11 +5,10 @@
 //! other ([`Search::Jump`]) or by bisection ([`Search::Bisect`]), until every missing worker's drop is located. Whole
 //! sets are compared, not their sizes, so two workers that exchange places are noticed.
 
-use super::coverage::SparsePositions;
-use super::entry::Entry;
 use super::member_set::MemberSet;
-use super::options::{Options, Search};
-use super::table::Table;
+use super::table::{Entry, Table};
+use super::worker_blocks::SparsePositions;
+use super::{Options, Search};
 use crate::interface::Scores;
 use kvatlas_index::hash::prefix_hashes_into;
 

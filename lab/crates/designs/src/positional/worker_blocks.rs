@@ -1,4 +1,5 @@
-//! The holdings of one worker: the engine's names, and the data needed to remove them.
+//! The holdings of one worker: the engine's names, the data needed to remove them, the holes at which a strict search cuts
+//! its answers, and what a group's index reports to the level above.
 //!
 //! Names lead to places, since an engine removes blocks by name alone. Two names may share a place: the worker stays in
 //! that place's entry until both are gone. A name announced again elsewhere has moved: the newest meaning counts.
@@ -8,14 +9,16 @@
 //! noticing; answers are cut at them afterwards, only for workers that have any.
 
 use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use hashbrown::HashMap;
-
-use super::coverage::Coverage;
-use super::holes::{Holes, Spot};
-use super::table::{Place, Table};
-use crate::interface::WorkerId;
+use hashbrown::{HashMap, HashSet};
 use kvatlas_index::BlockHash;
+use parking_lot::RwLock;
+
+use super::search::Query;
+use super::table::{Place, Table};
+use crate::interface::{Scores, WorkerId};
 
 fn spot(place: Place) -> Spot {
     (place.position, place.prefix)
@@ -194,5 +197,121 @@ impl WorkerBlocks {
         if nodes.capacity() > 64 && nodes.len() < nodes.capacity() / 8 {
             nodes.shrink_to(2 * nodes.len());
         }
+    }
+}
+
+/// A place without its content: position and prefix hash identify a place of one worker.
+pub(crate) type Spot = (u32, u64);
+
+/// The holes of all workers: places that are not held although something that continues them is. One lock for all,
+/// since engines evict from the ends of chains and holes are rare.
+#[derive(Debug, Default)]
+pub(crate) struct Holes {
+    of: RwLock<HashMap<WorkerId, HashSet<Spot>>>,
+    /// Number of workers with holes, readable without the lock.
+    workers: AtomicUsize,
+}
+
+impl Holes {
+    pub(crate) fn note(&self, worker: WorkerId, spot: Spot) {
+        let mut of = self.of.write();
+        of.entry(worker).or_default().insert(spot);
+        self.workers.store(of.len(), Ordering::Release);
+    }
+
+    pub(crate) fn forget(&self, worker: WorkerId, spot: Spot) {
+        let mut of = self.of.write();
+        if let Some(spots) = of.get_mut(&worker) {
+            spots.remove(&spot);
+            if spots.is_empty() {
+                of.remove(&worker);
+            }
+        }
+        self.workers.store(of.len(), Ordering::Release);
+    }
+
+    pub(crate) fn forget_all(&self, worker: WorkerId) {
+        if !self.any() {
+            return;
+        }
+        let mut of = self.of.write();
+        of.remove(&worker);
+        self.workers.store(of.len(), Ordering::Release);
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.workers.load(Ordering::Acquire) > 0
+    }
+
+    /// Cuts every depth at the first hole on the query's path.
+    pub(crate) fn cut(&self, query: &mut Query<'_>, scores: &mut Scores) {
+        let of = self.of.read();
+        scores.retain_mut(|(worker, depth)| {
+            let Some(spots) = of.get(worker) else { return true };
+            if spots.len() < *depth as usize {
+                let before = |&&(at, prefix): &&Spot| at < *depth && query.prefix(at as usize) == prefix;
+                *depth = spots.iter().filter(before).map(|&(at, _)| at).min().unwrap_or(*depth);
+            } else {
+                let hole = (0..*depth).find(|&at| spots.contains(&(at, query.prefix(at as usize))));
+                *depth = hole.unwrap_or(*depth);
+            }
+            *depth > 0
+        });
+    }
+}
+
+/// The positions that are reported to the level above.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SparsePositions {
+    /// Positions 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
+    Doubling,
+    /// Positions 0, n, 2n, …: of the given step, which is never 0.
+    Every(u32),
+}
+
+impl SparsePositions {
+    /// True if a position is reported.
+    #[must_use]
+    pub fn has(self, position: u32) -> bool {
+        match self {
+            Self::Doubling => (u64::from(position) + 1).is_power_of_two(),
+            Self::Every(step) => position.is_multiple_of(step),
+        }
+    }
+
+    /// The first position after `position` that is reported to the level above.
+    pub(crate) fn after(self, position: usize) -> usize {
+        match self {
+            Self::Doubling => position.saturating_mul(2).saturating_add(1),
+            Self::Every(step) => position.saturating_add(step as usize),
+        }
+    }
+}
+
+/// The level above: at sparse positions, which groups hold which prefix.
+#[derive(Debug)]
+pub(crate) struct Top {
+    pub(crate) table: Table,
+    pub(crate) sparse: SparsePositions,
+    /// Number of updates received, one for each event that changed the coverage.
+    pub(crate) updates: AtomicU64,
+}
+
+/// The connection of one group's index to the level above.
+#[derive(Debug)]
+pub(crate) struct Coverage {
+    pub(crate) top: Arc<Top>,
+    pub(crate) group: u32,
+}
+
+impl Coverage {
+    /// Reports a place's first holder in the group. Returns true if the position is a reported one.
+    pub(crate) fn gain(&self, place: Place) -> bool {
+        self.top.sparse.has(place.position) && self.top.table.insert(place, self.group, || ())
+    }
+
+    /// Reports that a place has no holder left in the group. Returns true if the position is a reported one.
+    pub(crate) fn lose(&self, place: Place) -> bool {
+        self.top.sparse.has(place.position) && self.top.table.remove(place, self.group, || ())
     }
 }

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use kvatlas_designs::block_index::BlockIndexRung;
-use kvatlas_designs::locked::RwLocked;
 use kvatlas_designs::nested::NestedMap;
 use kvatlas_designs::pool::EventPool;
-use kvatlas_designs::{Change, ConcurrentDesign, Feed, LadderStats, Refusal, Scores, WorkerId};
+use kvatlas_designs::{Change, ConcurrentDesign, Feed, LadderStats, Refusal, RwLocked, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 
 use crate::check::{EXACT, check_feed, check_under_load, store};

@@ -42,27 +42,20 @@ mod context;
 mod context_change;
 mod contexts;
 mod entries;
-mod error;
 mod hash;
 mod lines;
-mod pods;
-#[cfg(test)]
-mod recount_tests;
 mod sets;
 #[cfg(test)]
 mod tests;
-mod worker;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use config::{BLOCK_SIZE, Config, DURATION, INTERVAL, MAX_CONTEXTS, MAX_PREFIXES};
+pub use config::{BLOCK_SIZE, Config, DURATION, Error, INTERVAL, MAX_CONTEXTS, MAX_PREFIXES};
 use context_change::StoreOutcome;
 pub use contexts::ModelContext;
-use contexts::{Inner, Key, count};
-pub use error::Error;
-use worker::Worker;
+use contexts::{Inner, Key, Worker, count};
 
 /// Sizes and counts of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 //! Read-only access to a trie: its nodes, blocks and sizes.
 
-use super::error::Error;
-use super::node::{NONE, Node, NodeId, ROOT};
-use super::trie::RadixTrie;
+use super::Error;
+use super::trie::{NONE, Node, NodeId, ROOT, RadixTrie};
 
 /// The tokens and the blocks of a node.
 type Part<'a, B> = (&'a [u32], &'a [B]);

@@ -29,17 +29,151 @@
 //! # Ok::<(), kvatlas_trees::radix_trie::Error>(())
 //! ```
 
-mod error;
-mod evict;
 mod inspect;
-mod node;
 mod sequences;
 #[cfg(test)]
 mod tests;
-mod tokens;
 mod trie;
 
-pub use error::Error;
-pub use node::NodeId;
-pub use tokens::{Tokens, WideTokens};
-pub use trie::RadixTrie;
+pub use trie::{NodeId, RadixTrie};
+
+/// The reason why a call was refused. A refused call has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The page size is 0.
+    #[error("page_size must be at least 1, got {got}")]
+    PageSize {
+        /// The given page size.
+        got: u64,
+    },
+    /// The tokens of an insert are not whole pages.
+    #[error("{tokens} tokens are not whole pages of {page_size}: insert full pages only, and keep the rest")]
+    Unaligned {
+        /// Number of tokens.
+        tokens: usize,
+        /// Tokens in a page.
+        page_size: usize,
+    },
+    /// An insert needs one block for each page.
+    #[error("{blocks} blocks for {tokens} tokens: pages of {page_size} tokens need exactly {}", tokens / page_size)]
+    BlockCount {
+        /// Number of tokens.
+        tokens: usize,
+        /// Tokens in a page.
+        page_size: usize,
+        /// Number of blocks.
+        blocks: usize,
+    },
+    /// The call had no tokens.
+    #[error("tokens must not be empty")]
+    Empty,
+    /// The handle's node, or its end, has been evicted.
+    #[error("at least the last page of the node was evicted: match the tokens again to find what is left")]
+    EvictedNode,
+    /// The sequence has not marked this node.
+    #[error("sequence {sequence} does not use the node: mark it first, and release it once")]
+    NotInUse {
+        /// The sequence's number.
+        sequence: i64,
+    },
+    /// The trie has no numbers left for more nodes.
+    #[error("the trie is full: it has {nodes} nodes")]
+    Full {
+        /// Number of nodes in the trie.
+        nodes: usize,
+    },
+}
+
+impl Error {
+    /// The error's code, the same in every release.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::PageSize { .. } => "invalid_page_size",
+            Self::Unaligned { .. } => "token_count",
+            Self::BlockCount { .. } => "length_mismatch",
+            Self::Empty => "no_tokens",
+            Self::EvictedNode => "evicted_node",
+            Self::NotInUse { .. } => "not_in_use",
+            Self::Full { .. } => "index_full",
+        }
+    }
+}
+
+/// A sequence of tokens; a trie stores 32 bits of each.
+pub trait Tokens {
+    /// Number of tokens.
+    fn len(&self) -> usize;
+
+    /// The token at a position below [`Tokens::len`].
+    fn at(&self, position: usize) -> u32;
+
+    /// True if there are no tokens.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of tokens from `start` on that equal the beginning of `kept`.
+    fn common(&self, start: usize, kept: &[u32]) -> usize;
+
+    /// Appends the tokens from `start` to before `end` to `kept`.
+    fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>);
+}
+
+/// Tokens compared before the first difference is located: the loop over them has no branch, so it vectorizes.
+const STRIDE: usize = 32;
+
+fn common<T: Copy>(tokens: &[T], kept: &[u32], equal: impl Fn(T, u32) -> bool) -> usize {
+    let length = tokens.len().min(kept.len());
+    let (tokens, kept) = (&tokens[..length], &kept[..length]);
+    let strides = tokens.chunks_exact(STRIDE).zip(kept.chunks_exact(STRIDE));
+    let same = strides.take_while(|(a, b)| a.iter().zip(*b).fold(true, |all, (&a, &b)| all & equal(a, b))).count();
+    let start = same * STRIDE;
+    let rest = tokens[start..].iter().zip(&kept[start..]);
+    start + rest.take_while(|&(&a, &b)| equal(a, b)).count()
+}
+
+impl Tokens for [u32] {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn at(&self, position: usize) -> u32 {
+        self[position]
+    }
+
+    fn common(&self, start: usize, kept: &[u32]) -> usize {
+        common(&self[start..], kept, |a, b| a == b)
+    }
+
+    fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>) {
+        kept.extend_from_slice(&self[start..end]);
+    }
+}
+
+/// Tokens in 64-bit integers.
+///
+/// The caller ensures that each is below 2^32; otherwise only the low half is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct WideTokens<'a>(pub &'a [u64]);
+
+impl Tokens for WideTokens<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    fn at(&self, position: usize) -> u32 {
+        self.0[position] as u32
+    }
+
+    fn common(&self, start: usize, kept: &[u32]) -> usize {
+        common(&self.0[start..], kept, |a, b| a == u64::from(b))
+    }
+
+    fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>) {
+        kept.extend(self.0[start..end].iter().map(|&token| token as u32));
+    }
+}

@@ -1,9 +1,7 @@
 //! Sequences of tokens: inserting, matching, and marking them as in use.
 
-use super::error::Error;
-use super::node::{NONE, NodeId, ROOT};
-use super::tokens::Tokens;
-use super::trie::RadixTrie;
+use super::trie::{NONE, NodeId, ROOT, RadixTrie};
+use super::{Error, Tokens};
 
 impl<B> RadixTrie<B> {
     /// Inserts a block for each page of `tokens`, which follow the end of `node` (the root if `None`).

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvatlas_testing::Random;
 
-use super::node::{NONE, ROOT};
+use super::trie::{NONE, ROOT};
 use super::*;
 
 impl<B> RadixTrie<B> {

@@ -1,14 +1,93 @@
-//! The trie: its nodes, their links, and the descent by tokens.
+//! The trie: its nodes, their links, the descent by tokens, and eviction of the least recently used unmarked leaf, from its
+//! end.
+//!
+//! Nodes are in one vector, identified by index and generation. There are no pointers between nodes, so nothing recurses,
+//! not even dropping a trie a million levels deep. A generation is never used twice: it is new for every node, and for a
+//! node that lost its last pages, so a handle refers either to the end it was made for, or to nothing.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::error::Error;
-use super::node::{NONE, Node, NodeId, ROOT};
-use super::tokens::Tokens;
+use super::{Error, Tokens};
+
+/// The index that stands for no node.
+pub(super) const NONE: u32 = u32::MAX;
+/// The index of the root.
+pub(super) const ROOT: u32 = 0;
+
+/// A handle to a node: to the end of one cached sequence of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NodeId {
+    pub(super) index: u32,
+    pub(super) generation: u64,
+}
+
+/// Consecutive pages, and the blocks that back them.
+#[derive(Debug)]
+pub(super) struct Node<B> {
+    /// The node's tokens, `page_size * blocks.len()` in number; empty for the root only.
+    pub(super) tokens: Vec<u32>,
+    pub(super) blocks: Vec<B>,
+    pub(super) parent: u32,
+    /// The first of a linked list of children, in order of insertion; the child that begins with a given page is found
+    /// in the hash table.
+    pub(super) first_child: u32,
+    pub(super) last_child: u32,
+    pub(super) next: u32,
+    pub(super) previous: u32,
+    /// The hash of parent and first page, the node's key in the hash table.
+    pub(super) key: u64,
+    /// The sequences that use the node, in increasing order.
+    pub(super) users: SmallVec<[i64; 2]>,
+    /// The time at which the node was made or last released, by the trie's own clock.
+    pub(super) stamp: u64,
+    /// The generation of the node in this slot; 0 for a vacant slot.
+    pub(super) generation: u64,
+}
+
+impl<B> Node<B> {
+    pub(super) fn new(parent: u32, key: u64, tokens: Vec<u32>, blocks: Vec<B>, stamp: u64, generation: u64) -> Self {
+        Self {
+            tokens,
+            blocks,
+            parent,
+            first_child: NONE,
+            last_child: NONE,
+            next: NONE,
+            previous: NONE,
+            key,
+            users: SmallVec::new(),
+            stamp,
+            generation,
+        }
+    }
+
+    pub(super) fn is_leaf(&self) -> bool {
+        self.first_child == NONE
+    }
+
+    /// Adds a user. Returns true if it is new.
+    pub(super) fn take(&mut self, sequence: i64) -> bool {
+        match self.users.binary_search(&sequence) {
+            Ok(_) => false,
+            Err(at) => {
+                self.users.insert(at, sequence);
+                true
+            }
+        }
+    }
+
+    /// Removes a user, if present.
+    pub(super) fn release(&mut self, sequence: i64) {
+        if let Ok(at) = self.users.binary_search(&sequence) {
+            self.users.remove(at);
+        }
+    }
+}
 
 /// A trie of the cached pages that a prompt can use: see the module's text. `B` is the caller's type of blocks.
 #[derive(Debug)]
@@ -195,5 +274,83 @@ impl<B> RadixTrie<B> {
 
     pub(super) fn start(&self, node: Option<NodeId>) -> Result<u32, Error> {
         node.map_or(Ok(ROOT), |node| self.index(node))
+    }
+}
+
+impl<B> RadixTrie<B> {
+    /// Takes up to `wanted` blocks out of the trie, fewer if the rest is in use. The caller owns them from then on.
+    ///
+    /// Leaves are taken one by one, each leaf's blocks in the order of its tokens. A leaf that is taken in part keeps
+    /// its beginning; handles to its old end become invalid. O(evicted · log leaves).
+    pub fn evict_blocks(&mut self, wanted: usize) -> Vec<B> {
+        let mut evicted = Vec::new();
+        self.evict_with(wanted, |_, blocks| evicted.extend(blocks));
+        evicted
+    }
+
+    /// The same as [`Self::evict_blocks`], with the tokens of each part passed beside its blocks.
+    pub fn evict_with(&mut self, wanted: usize, mut take: impl FnMut(&[u32], std::vec::Drain<'_, B>)) {
+        let mut left = wanted;
+        while left > 0 {
+            let Some(&(stamp, leaf)) = self.order.first() else { break };
+            let node = &mut self.nodes[leaf as usize];
+            let stay = node.blocks.len().saturating_sub(left);
+            left -= node.blocks.len() - stay;
+            self.blocks -= node.blocks.len() - stay;
+            take(&node.tokens[stay * self.page_size..], node.blocks.drain(stay..));
+            if stay == 0 {
+                self.order.remove(&(stamp, leaf));
+                self.unlink(leaf);
+            } else {
+                self.generation += 1;
+                node.generation = self.generation;
+                node.tokens.truncate(stay * self.page_size);
+                // Below half, the capacity reserved for the end is released.
+                if node.tokens.capacity() / 2 > node.tokens.len() {
+                    node.tokens.shrink_to_fit();
+                    node.blocks.shrink_to_fit();
+                }
+            }
+        }
+        self.give_back();
+    }
+
+    /// Removes everything, in use or not, and returns the blocks. Every handle but the root's becomes invalid.
+    pub fn clear(&mut self) -> Vec<B> {
+        let nodes = std::mem::take(&mut self.nodes);
+        self.nodes.push(Node::new(NONE, 0, Vec::new(), Vec::new(), 0, 1));
+        (self.vacant, self.order, self.children, self.blocks) = Default::default();
+        nodes.into_iter().flat_map(|node| node.blocks).collect()
+    }
+
+    /// Removes an empty leaf from the trie; its parent may become a leaf.
+    fn unlink(&mut self, leaf: u32) {
+        let Node { parent, next, previous, key, .. } = self.nodes[leaf as usize];
+        self.link_neighbours(parent, previous, next, next, previous);
+        if let Ok(entry) = self.children.find_entry(key, |&child| child == leaf) {
+            entry.remove();
+        }
+        self.nodes[leaf as usize] = Node::new(NONE, 0, Vec::new(), Vec::new(), 0, 0);
+        self.vacant.insert(leaf);
+        let node = &self.nodes[parent as usize];
+        if parent != ROOT && node.is_leaf() && node.users.is_empty() {
+            self.order.insert((node.stamp, parent));
+        }
+    }
+
+    /// Releases the slots of evicted nodes at the end of the vector.
+    ///
+    /// Slots in the middle cannot move, as handles refer to them; the lowest are reused first.
+    fn give_back(&mut self) {
+        while self.vacant.last().is_some_and(|&last| last as usize + 1 == self.nodes.len()) {
+            self.vacant.pop_last();
+            self.nodes.pop();
+        }
+        if self.nodes.capacity() / 4 > self.nodes.len() {
+            self.nodes.shrink_to(self.nodes.len() * 2);
+        }
+        if self.children.capacity() / 4 > self.children.len() {
+            self.children.shrink_to(self.children.len() * 2, |&child| self.nodes[child as usize].key);
+        }
     }
 }

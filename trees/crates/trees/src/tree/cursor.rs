@@ -5,8 +5,8 @@
 
 use super::nodes::{Core, ROOT};
 use super::shared::SharedTree;
-use super::types::{Entry, TenantId};
 use super::units::Units;
+use super::{Entry, TenantId};
 
 /// A node on the current path, with its children not yet visited.
 struct Level {

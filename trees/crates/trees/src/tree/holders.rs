@@ -1,8 +1,20 @@
-//! The tenants of a node, by number, with the accesses of each.
+//! The tenants of a tree: their names and numbers, the tenants of a node with the accesses of each, and attaching and
+//! detaching them.
+//!
+//! A number is assigned when a tenant first holds a node, and released with its last one.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use hashbrown::HashMap;
 use smallvec::SmallVec;
+
+use super::TenantId;
+use super::nodes::{Core, ROOT};
+use super::order::Leaf;
+use super::units::Units;
 
 /// A tenant of a node.
 #[derive(Debug)]
@@ -140,5 +152,195 @@ impl Holders {
     /// Number of bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         if self.sorted.spilled() { self.sorted.capacity() * size_of::<Holder>() } else { 0 }
+    }
+}
+
+impl<U: Units> Core<U> {
+    /// Adds a tenant to a node and to its ancestors that the tenant does not hold, as of `tick`.
+    pub(crate) fn attach(&mut self, node: u32, tenant: u32, tick: u64) {
+        let (mut at, mut kids, mut added) = (node, 0, 0);
+        let mut new_leaf = true;
+        while at != ROOT {
+            if let Some(holder) = self.node_mut(at).holders.get_mut(tenant) {
+                // The tenant's first child here: this node was a leaf, and the one below takes its place.
+                new_leaf = holder.kids > 0;
+                holder.kids += kids;
+                if kids == 0 {
+                    return;
+                }
+                break;
+            }
+            self.change(at, |n| n.holders.add(Holder::new(tenant, kids, tick)));
+            let node = self.node(at);
+            added += node.units as usize;
+            at = node.parent;
+            kids = 1;
+        }
+        self.units += added;
+        if let Some(tenant) = self.tenants.get_mut(tenant) {
+            tenant.units += added;
+            tenant.leaves += usize::from(new_leaf);
+        }
+    }
+
+    /// Removes a tenant from a leaf, and returns the leaf's units. A node without holders is removed, and so is a
+    /// tenant without nodes.
+    pub(crate) fn detach(&mut self, node: u32, tenant: u32) -> usize {
+        let (units, parent) = (self.node(node).units as usize, self.node(node).parent);
+        let Some(gone) = self.change(node, |n| n.holders.remove(tenant)) else { return 0 };
+        let mut promoted = false;
+        if parent != ROOT
+            && let Some(above) = self.node_mut(parent).holders.get_mut(tenant)
+        {
+            above.inherit(&gone);
+            above.kids -= 1;
+            promoted = above.kids == 0;
+        }
+        self.units -= units;
+        let empty = match self.tenants.get_mut(tenant) {
+            Some(tenant) => {
+                tenant.units -= units;
+                tenant.leaves -= usize::from(!promoted);
+                tenant.units == 0
+            }
+            None => false,
+        };
+        if empty {
+            self.queued -= self.tenants.get(tenant).map_or(0, |t| t.order.len());
+            self.tenants.forget(tenant);
+        } else if promoted {
+            self.enqueue(parent, tenant);
+        }
+        if self.node(node).holders.is_empty() {
+            self.remove(node);
+        }
+        units
+    }
+
+    /// Records the access at the end of an insert, and enqueues the leaf for eviction.
+    pub(crate) fn end_insert(&mut self, node: u32, tenant: u32, tick: u64, priority: i32) {
+        if let Some(holder) = self.node_mut(node).holders.get_mut(tenant) {
+            holder.access(tick);
+            holder.priority = holder.priority.max(priority);
+        }
+        self.enqueue(node, tenant);
+    }
+
+    /// Adds a holder to a node while a snapshot is read. Returns false if the tenant does not hold the parent.
+    pub(crate) fn restore_holder(&mut self, node: u32, holder: Holder) -> bool {
+        let (tenant, parent) = (holder.tenant, self.node(node).parent);
+        if parent != ROOT {
+            let Some(above) = self.node_mut(parent).holders.get_mut(tenant) else { return false };
+            above.kids += 1;
+        }
+        self.change(node, |n| n.holders.add(holder));
+        let units = self.node(node).units as usize;
+        self.units += units;
+        if let Some(tenant) = self.tenants.get_mut(tenant) {
+            tenant.units += units;
+        }
+        true
+    }
+
+    /// Enqueues all leaves after a snapshot has been read.
+    pub(crate) fn enqueue_all(&mut self) {
+        for number in 1..self.nodes.len() as u32 {
+            let leaves: Vec<u32> = self
+                .try_node(number)
+                .map(|n| n.holders.iter().filter(|h| h.kids == 0).map(|h| h.tenant).collect())
+                .unwrap_or_default();
+            for tenant in leaves {
+                if let Some(tenant) = self.tenants.get_mut(tenant) {
+                    tenant.leaves += 1;
+                }
+                self.enqueue(number, tenant);
+            }
+        }
+    }
+}
+
+/// A tenant that holds at least one node.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub(crate) name: TenantId,
+    /// Number of units that the tenant holds.
+    pub(crate) units: usize,
+    /// Number of nodes without a child that the tenant holds.
+    pub(crate) leaves: usize,
+    /// The leaves by rank, and some outdated entries: see `order.rs`.
+    pub(crate) order: BinaryHeap<Leaf>,
+}
+
+/// All tenants with at least one node.
+#[derive(Debug, Default)]
+pub(crate) struct Tenants {
+    numbers: HashMap<TenantId, u32>,
+    list: Vec<Option<Tenant>>,
+    free: Vec<u32>,
+    name_bytes: usize,
+}
+
+impl Tenants {
+    pub(crate) fn number(&self, name: &str) -> Option<u32> {
+        self.numbers.get(name).copied()
+    }
+
+    /// The number of a tenant, assigned if new.
+    pub(crate) fn intern(&mut self, name: &str) -> u32 {
+        if let Some(number) = self.number(name) {
+            return number;
+        }
+        let name: TenantId = Arc::from(name);
+        self.name_bytes += name.len();
+        let tenant = Tenant { name: name.clone(), units: 0, leaves: 0, order: BinaryHeap::new() };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.list[number as usize] = Some(tenant);
+                number
+            }
+            None => {
+                self.list.push(Some(tenant));
+                (self.list.len() - 1) as u32
+            }
+        };
+        self.numbers.insert(name, number);
+        number
+    }
+
+    /// Removes a tenant without nodes.
+    pub(crate) fn forget(&mut self, number: u32) {
+        if let Some(tenant) = self.list[number as usize].take() {
+            self.name_bytes -= tenant.name.len();
+            self.numbers.remove(&tenant.name);
+            self.free.push(number);
+        }
+        if self.numbers.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<&Tenant> {
+        self.list.get(number as usize)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Tenant> {
+        self.list.get_mut(number as usize)?.as_mut()
+    }
+
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (u32, &Tenant)> {
+        self.list.iter().enumerate().filter_map(|(number, t)| Some((number as u32, t.as_ref()?)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Option<Tenant>>()
+            + self.free.capacity() * 4
+            + self.numbers.capacity() * (size_of::<(TenantId, u32)>() + 1)
+            // The reference counts of an `Arc` precede its text.
+            + self.numbers.len() * 16
+            + self.name_bytes
     }
 }

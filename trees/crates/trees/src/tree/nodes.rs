@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::children::Children;
-use super::holders::Holders;
+use super::holders::{Holders, Tenants};
+use super::order::{EvictionPolicy, Leaf};
 use super::path_hash::PathHasher;
-use super::policy::{EvictionPolicy, Leaf};
-use super::tenants::Tenants;
 use super::units::{Mark, Units};
 
 /// The number of the root, which has no holders and no edge.

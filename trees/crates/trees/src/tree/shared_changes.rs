@@ -3,12 +3,11 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::descend::START;
 use super::nodes::{Core, Descent, Piece, Run};
 use super::path_hash::GLOBAL_EVICTION_HASH;
-use super::shared::{NONE, SharedTree};
-use super::types::{PrefixMatch, TenantId};
+use super::shared::{NONE, START, SharedTree};
 use super::units::Units;
+use super::{PrefixMatch, TenantId};
 
 /// Number of attempts without the write lock before one with it.
 const TRIES: usize = 3;

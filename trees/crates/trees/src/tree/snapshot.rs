@@ -20,11 +20,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_codec::{Cursor, ReadError, put_text, put_varint};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::TreeError;
 use super::holders::Holder;
 use super::nodes::{Core, Piece, ROOT, Run};
-use super::policy::EvictionPolicy;
+use super::order::EvictionPolicy;
 use super::shared::SharedTree;
-use super::types::TreeError;
 use super::units::{LONGEST, Units};
 
 const MAGIC: &[u8; 4] = b"KVAT";

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use kvatlas_codec::{Cursor, put_varint};
 
+use super::TreeError;
 use super::path_hash::PathHasher;
-use super::types::TreeError;
 use super::units::{LONGEST, Mark, Units};
 
 const BLOCK: usize = 128;

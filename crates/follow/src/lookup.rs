@@ -1,0 +1,344 @@
+//! Lookups of the leading blocks of a prompt that workers hold, for queries and for a router in the same process: names are not
+//! copied, and ranks that hold no block have no row.
+//!
+//! The index knows one cache group of an engine. Where there are others, as in hybrid models, a depth is the blocks that all
+//! groups can serve. The rows of every answer come from here.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use hashbrown::{HashMap, HashSet};
+use kvatlas_index::hash::prefix_hashes;
+use kvatlas_index::{BlockIndex, Loadable, Match, View};
+use kvatlas_wire::Hybrid;
+
+use crate::state::{HybridRanks, Keyspace, Reservations, tell_time};
+
+/// Leading blocks of a prompt that one rank of a worker holds; each tier counts those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankDepths {
+    /// The caller's number for the rank.
+    pub number: u32,
+    /// Leading blocks on the device.
+    pub device: u32,
+    /// Leading blocks on the device or in the host's memory.
+    pub host: u32,
+    /// Leading blocks anywhere.
+    pub any: u32,
+    /// Leading blocks that another engine can pull from its host memory.
+    pub pullable: u32,
+}
+
+impl Keyspace {
+    /// Puts the depths of each trusted rank for a prompt with these content hashes into `held`. `number`: the caller's number
+    /// for a worker's rank; ranks without one are left out.
+    pub fn look_up(&self, content: &[u64], number: impl Fn(&str, u32) -> Option<u32>, held: &mut Vec<RankDepths>) {
+        self.steady(|untrusted| {
+            held.clear();
+            let index = self.index();
+            let found = index.find(content);
+            // Read after the index, so that each hybrid rank in the match is known to be one.
+            let hybrids = self.hybrids().load();
+            let filter = Filter { among: None, without: Some(untrusted), strict: None };
+            let rows = rows(&found, &hybrids, content, &filter, None);
+            held.extend(rows.iter().filter_map(|row| {
+                let number = number(row.worker, row.rank)?;
+                let Depths { gpu: device, cpu: host, any, .. } = row.depths;
+                Some(RankDepths { number, device, host, any, pullable: 0 })
+            }));
+            for found in loadable(&index, &hybrids, content, &filter) {
+                let Some(number) = number(&found.worker, found.rank) else { continue };
+                let (host, any, pullable) = (found.own_depth(), found.depth(), found.host);
+                // Engines load whole chunks, which the rows do not know of.
+                match held.iter_mut().find(|held| held.number == number) {
+                    Some(row) => {
+                        (row.host, row.any, row.pullable) = (host.max(row.device), any.max(row.device), pullable)
+                    }
+                    None if any > 0 || pullable > 0 => {
+                        held.push(RankDepths { number, device: found.device, host, any, pullable });
+                    }
+                    None => {}
+                }
+            }
+        });
+    }
+
+    /// True if a worker's rank has a stream, and it is trusted now.
+    #[must_use]
+    pub fn is_trusted(&self, worker: &str, rank: u32) -> bool {
+        self.stream(worker, rank).is_some() && self.steady(|untrusted| !untrusted.contains(worker, rank))
+    }
+}
+
+/// Rows of the ranks that match and pass the filter. `cap`: most blocks of the prompt that an engine can reuse, if known.
+#[must_use]
+pub fn rows<'m>(
+    found: &'m Match<'_>,
+    hybrids: &'m HybridRanks,
+    content: &[u64],
+    filter: &Filter<'_>,
+    cap: Option<u32>,
+) -> Vec<Row<'m>> {
+    let mut rows = filtered(found, filter);
+    if let Some(cap) = cap {
+        rows.iter_mut().for_each(|row| row.usable = Some(row.depths.gpu.min(cap)));
+    }
+    if !hybrids.is_empty() && !content.is_empty() {
+        let prefixes = prefix_hashes(content);
+        rows.retain_mut(|row| {
+            let Some(hybrid) = hybrids.get(row.worker, row.rank) else { return true };
+            let Depths { gpu, cpu, disk, any } = row.depths;
+            row.depths = hybrid.depths(&prefixes, [gpu, cpu, disk, any]).into();
+            row.usable = cap.map(|cap| usable(hybrid, &prefixes, row.depths.gpu, cap));
+            row.depths.any > 0
+        });
+        rows.extend(alone(hybrids, &prefixes, cap).filter(|row| filter.counts(row)));
+    }
+    rows
+}
+
+/// Rows of ranks whose models have no full attention; the index does not know them.
+fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> impl Iterator<Item = Row<'m>> {
+    hybrids.iter().filter_map(move |(worker, rank, hybrid)| {
+        let depths: Depths = hybrid.depths_alone(prefixes)?.into();
+        (depths.any > 0).then(|| {
+            let usable = cap.map(|cap| usable(hybrid, prefixes, depths.gpu, cap));
+            Row { worker, rank, depths, usable }
+        })
+    })
+}
+
+/// Leading blocks of `depth` that can be reused. Where the cap cuts a depth, a window that ends there is needed, and may be
+/// missing.
+fn usable(hybrid: &Hybrid, prefixes: &[u64], depth: u32, cap: u32) -> u32 {
+    if depth <= cap { depth } else { hybrid.reach(prefixes, cap) }
+}
+
+impl From<[u32; 4]> for Depths {
+    fn from([gpu, cpu, disk, any]: [u32; 4]) -> Self {
+        Self { gpu, cpu, disk, any }
+    }
+}
+
+/// Finds the parts of a prompt that each rank can load which passes the filter. Of hybrid models they are not
+/// known: what their other cache groups have offloaded is not followed.
+#[must_use]
+pub fn loadable(index: &BlockIndex, hybrids: &HybridRanks, content: &[u64], filter: &Filter<'_>) -> Vec<Loadable> {
+    if !index.has_loadable() {
+        return Vec::new();
+    }
+    tell_time(index);
+    let mut found = index.find_loadable(content);
+    found.retain(|it| filter.passes(&it.worker, it.rank) && hybrids.get(&it.worker, it.rank).is_none());
+    found
+}
+
+/// Leading blocks on the device; on it or in host memory; on these or on local disks; anywhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Depths {
+    /// Leading blocks on the device.
+    pub gpu: u32,
+    /// Leading blocks on the device or in host memory.
+    pub cpu: u32,
+    /// Leading blocks on the device, in host memory or on local disks.
+    pub disk: u32,
+    /// Leading blocks anywhere.
+    pub any: u32,
+}
+
+impl Depths {
+    fn most(self, other: Self) -> Self {
+        Self {
+            gpu: self.gpu.max(other.gpu),
+            cpu: self.cpu.max(other.cpu),
+            disk: self.disk.max(other.disk),
+            any: self.any.max(other.any),
+        }
+    }
+}
+
+/// A rank that matches. Its name is borrowed from the match: all threads would write a reference count at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row<'m> {
+    /// The worker's name.
+    pub worker: &'m str,
+    /// The rank of the worker.
+    pub rank: u32,
+    /// Leading blocks that the rank holds.
+    pub depths: Depths,
+    /// Device blocks that the engine can reuse; none if the length of the prompt is not known.
+    pub usable: Option<u32>,
+}
+
+/// A worker that matches, with the depths of its best ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerRow {
+    /// Rows of the worker's ranks.
+    pub ranks: Range<usize>,
+    /// Greatest depths of its ranks.
+    pub depths: Depths,
+    /// Device blocks that the best rank can reuse.
+    pub usable: Option<u32>,
+}
+
+/// Filter of ranks; without any part, all ranks pass.
+#[derive(Default)]
+pub struct Filter<'a> {
+    /// The only workers to consider.
+    pub among: Option<HashSet<&'a str>>,
+    /// Streams whose ranks are left out.
+    pub without: Option<&'a Reservations>,
+    /// Streams whose unverified ranks are left out.
+    pub strict: Option<&'a Reservations>,
+}
+
+impl Filter<'_> {
+    /// True if the worker is to be considered.
+    #[must_use]
+    pub fn allows(&self, worker: &str) -> bool {
+        self.among.as_ref().is_none_or(|workers| workers.contains(worker))
+    }
+
+    fn counts(&self, row: &Row<'_>) -> bool {
+        self.passes(row.worker, row.rank)
+    }
+
+    fn passes(&self, worker: &str, rank: u32) -> bool {
+        self.allows(worker)
+            && self.without.is_none_or(|streams| !streams.contains(worker, rank))
+            && self.strict.is_none_or(|streams| !streams.is_unverified(worker, rank))
+    }
+}
+
+/// Rows of the ranks that match and pass the filter, by worker and rank.
+fn filtered<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
+    let mut rows = all(found);
+    if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) || filter.strict.is_some() {
+        rows.retain(|row| filter.counts(row));
+    }
+    rows
+}
+
+/// Rows of all ranks that match on any tier.
+fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
+    if found.is_plain() {
+        // Room for most fleets at once.
+        let mut rows = Vec::with_capacity(32);
+        found.for_each(View::Device, |worker, rank, depth| {
+            let depths = Depths { gpu: depth, cpu: depth, disk: depth, any: depth };
+            rows.push(Row { worker, rank, depths, usable: None });
+        });
+        return rows;
+    }
+    let mut ranks: HashMap<(&str, u32), Depths> = HashMap::new();
+    for view in View::ALL {
+        found.for_each(view, |worker, rank, depth| {
+            let depths = ranks.entry((&**worker, rank)).or_default();
+            match view {
+                View::Device => depths.gpu = depth,
+                View::Host => depths.cpu = depth,
+                View::Local => depths.disk = depth,
+                View::AnyTier => depths.any = depth,
+            }
+        });
+    }
+    // What a view reaches, wider ones do too, even if a name means another block there.
+    let row = |((worker, rank), depths): ((&'m str, u32), Depths)| {
+        let cpu = depths.cpu.max(depths.gpu);
+        let disk = depths.disk.max(cpu);
+        let depths = Depths { cpu, disk, any: depths.any.max(disk), ..depths };
+        Row { worker, rank, depths, usable: None }
+    };
+    let mut rows: Vec<_> = ranks.into_iter().map(row).collect();
+    rows.sort_unstable_by(|a, b| a.worker.cmp(b.worker).then(a.rank.cmp(&b.rank)));
+    rows
+}
+
+/// The best `top_k` workers of `rows`, by device depth, then by depth on any tier. Reorders `rows`.
+#[must_use]
+pub fn by_worker(rows: &mut [Row<'_>], top_k: Option<usize>) -> Vec<WorkerRow> {
+    // Most fleets have one rank a worker: then there is nothing to bring together.
+    if !rows.is_sorted_by(|a, b| a.rank == b.rank) {
+        rows.sort_unstable_by(|a, b| a.worker.cmp(b.worker).then(a.rank.cmp(&b.rank)));
+    }
+    let mut workers = Vec::with_capacity(rows.len());
+    let mut start = 0;
+    for ranks in rows.chunk_by(|a, b| a.rank != b.rank && a.worker == b.worker) {
+        let depths = ranks.iter().fold(Depths::default(), |most, row| most.most(row.depths));
+        let usable = ranks.iter().filter_map(|row| row.usable).max();
+        workers.push(WorkerRow { ranks: start..start + ranks.len(), depths, usable });
+        start += ranks.len();
+    }
+    workers.sort_by_key(|worker| Reverse(worker.depths));
+    workers.truncate(top_k.unwrap_or(usize::MAX));
+    workers
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_index::{BlockHash, BlockIndex, Config, Tier};
+
+    use super::*;
+
+    const ALL: Filter<'_> = Filter { among: None, without: None, strict: None };
+
+    fn store(index: &BlockIndex, worker: &str, rank: u32, tier: Tier, blocks: Range<u64>) {
+        let hashes: Vec<_> = blocks.clone().map(BlockHash).collect();
+        let content: Vec<_> = blocks.clone().collect();
+        let parent = (blocks.start > 1).then(|| BlockHash(blocks.start - 1));
+        index.store(worker, rank, tier, parent, &hashes, &content).expect("equal lengths");
+    }
+
+    fn seen(index: &BlockIndex, filter: &Filter<'_>, top_k: Option<usize>) -> Vec<(String, Vec<u32>, Depths)> {
+        let query: Vec<u64> = (1..20).collect();
+        let found = index.find(&query);
+        let mut rows = filtered(&found, filter);
+        let workers = by_worker(&mut rows, top_k);
+        let one = |worker: WorkerRow| {
+            let ranks = &rows[worker.ranks];
+            (ranks[0].worker.to_string(), ranks.iter().map(|row| row.rank).collect(), worker.depths)
+        };
+        workers.into_iter().map(one).collect()
+    }
+
+    fn depths(gpu: u32, any: u32) -> Depths {
+        Depths { gpu, cpu: any, disk: any, any }
+    }
+
+    #[test]
+    fn deepest_first_each_worker_once() {
+        let index = BlockIndex::new(Config::default()).expect("a block size");
+        store(&index, "a", 0, Tier::Gpu, 1..4);
+        store(&index, "b", 1, Tier::Gpu, 1..3);
+        store(&index, "b", 0, Tier::Gpu, 1..6);
+        store(&index, "c", 0, Tier::Gpu, 5..6);
+        let expected = vec![("b".into(), vec![0, 1], depths(5, 5)), ("a".into(), vec![0], depths(3, 3))];
+        assert_eq!(seen(&index, &ALL, None), expected);
+        assert_eq!(seen(&index, &ALL, Some(1)), expected[..1]);
+        let only_a = Filter { among: Some(HashSet::from(["a", "z"])), without: None, strict: None };
+        assert_eq!(seen(&index, &only_a, Some(5)), expected[1..]);
+    }
+
+    #[test]
+    fn offloaded_blocks_come_after_the_device() {
+        let index = BlockIndex::new(Config::default()).expect("a block size");
+        store(&index, "a", 0, Tier::Gpu, 1..3);
+        store(&index, "a", 0, Tier::Cpu, 3..9);
+        store(&index, "b", 0, Tier::Gpu, 1..4);
+        store(&index, "c", 0, Tier::Cpu, 1..8);
+        let expected = vec![
+            ("b".into(), vec![0], depths(3, 3)),
+            ("a".into(), vec![0], depths(2, 8)),
+            ("c".into(), vec![0], depths(0, 7)),
+        ];
+        assert_eq!(seen(&index, &ALL, None), expected);
+    }
+    #[test]
+    fn a_name_that_means_another_block_elsewhere_takes_nothing_from_the_device() {
+        let index = BlockIndex::new(Config::default()).expect("a block size");
+        store(&index, "a", 0, Tier::Gpu, 1..6);
+        index.store("a", 0, Tier::Cpu, None, &[BlockHash(3)], &[77]).expect("equal lengths");
+        assert_eq!(index.find(&[1, 2, 3]).depth(View::AnyTier), 3);
+        assert_eq!(seen(&index, &ALL, None), [("a".into(), vec![0], depths(5, 5))]);
+    }
+}

@@ -1,0 +1,398 @@
+//! Sets of holders: one word each, and each set once.
+//!
+//! A word has the members in it or leads to them (`raw/set.rs`). A set that a word leads to is shared by all who mean
+//! it: it is found by the xor of its members' random words (Zobrist 1970), so that "this set and one more" is one
+//! look-up. Equal sets have equal words, always.
+
+use std::ops::ControlFlow;
+
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+
+use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
+use crate::spread::Secret;
+
+/// Copy of a set's members.
+pub(crate) enum OwnedMembers {
+    Mask(u64),
+    Few([u32; 3], usize),
+    List(Box<[u32]>),
+    Bits(Box<[u64]>),
+}
+
+impl Members<'_> {
+    /// Number of members.
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::Mask(mask) => mask.count_ones() as usize,
+            Self::Few(_, n) => n,
+            Self::List(list) => list.len(),
+            Self::Bits(bits) => bits.iter().map(|word| word.count_ones() as usize).sum(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn contains(self, holder: u32) -> bool {
+        match self {
+            Self::Mask(mask) => holder < MASK_HOLDERS && mask >> holder & 1 == 1,
+            Self::Few(few, n) => few[..n].contains(&holder),
+            // A processor compares eight at a time, and guesses wrong in a search.
+            Self::List(list) if list.len() <= 128 => list.iter().fold(false, |found, &it| found | (it == holder)),
+            Self::List(list) => list.binary_search(&holder).is_ok(),
+            Self::Bits(bits) => bits.get(holder as usize / 64).is_some_and(|word| word >> (holder % 64) & 1 == 1),
+        }
+    }
+
+    /// Calls `f` with each word of 64 members that has any, rising, and the number of the word, until it breaks.
+    #[inline]
+    pub(crate) fn try_for_each_word(self, mut f: impl FnMut(usize, u64) -> ControlFlow<()>) -> ControlFlow<()> {
+        let mut by_word = |holders: &[u32]| {
+            holders
+                .chunk_by(|one, next| one / 64 == next / 64)
+                .try_for_each(|word| f(word[0] as usize / 64, word.iter().fold(0, |bits, h| bits | 1 << (h % 64))))
+        };
+        match self {
+            Self::Mask(mask) => f(0, mask),
+            Self::Few(few, n) => by_word(&few[..n]),
+            Self::List(list) => by_word(list),
+            Self::Bits(bits) => bits.iter().enumerate().try_for_each(|(i, &word)| f(i, word)),
+        }
+    }
+
+    /// Calls `f` with each member, rising.
+    #[inline]
+    pub(crate) fn for_each(self, mut f: impl FnMut(u32)) {
+        match self {
+            Self::Mask(mask) => Bits { word: mask, base: 0 }.for_each(f),
+            Self::Few(few, n) => few[..n].iter().copied().for_each(f),
+            Self::List(list) => list.iter().copied().for_each(f),
+            Self::Bits(bits) => {
+                bits.iter().enumerate().for_each(|(i, &word)| Bits { word, base: i as u32 * 64 }.for_each(&mut f));
+            }
+        }
+    }
+}
+
+/// Numbers met so far: of holders, whose sets in a match shrink with depth but for what a writer did between two; or
+/// of workers.
+pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
+
+impl NumberSet {
+    /// An empty set with room for `words` words of 64 numbers each.
+    #[inline]
+    pub(crate) fn none_of(words: usize) -> Self {
+        Self(SmallVec::from_elem(0, words))
+    }
+
+    /// Adds a number; true if it is new. Numbers beyond the last word never are.
+    #[inline]
+    pub(crate) fn insert(&mut self, number: u32) -> bool {
+        self.insert_word(number as usize / 64, 1 << (number % 64)) != 0
+    }
+
+    /// Adds the numbers `64 * word..` given by `bits`; returns those that are new.
+    #[inline]
+    pub(crate) fn insert_word(&mut self, word: usize, bits: u64) -> u64 {
+        let Some(seen) = self.0.get_mut(word) else { return 0 };
+        let new = bits & !*seen;
+        *seen |= bits;
+        new
+    }
+}
+
+/// Positions of a word's set bits, after a base.
+pub(crate) struct Bits {
+    word: u64,
+    base: u32,
+}
+
+impl Bits {
+    #[inline]
+    pub(crate) fn of(word: u64) -> Self {
+        Self { word, base: 0 }
+    }
+}
+
+impl Iterator for Bits {
+    type Item = u32;
+
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        if self.word == 0 {
+            return None;
+        }
+        let bit = self.word.trailing_zeros();
+        self.word &= self.word - 1;
+        Some(self.base + bit)
+    }
+}
+
+impl OwnedMembers {
+    #[inline]
+    pub(crate) fn of(members: Members<'_>) -> Self {
+        match members {
+            Members::Mask(mask) => Self::Mask(mask),
+            Members::Few(few, n) => Self::Few(few, n),
+            Members::List(list) => Self::List(list.into()),
+            Members::Bits(bits) => Self::Bits(bits.into()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn members(&self) -> Members<'_> {
+        match self {
+            Self::Mask(mask) => Members::Mask(*mask),
+            Self::Few(few, n) => Members::Few(*few, *n),
+            Self::List(list) => Members::List(list),
+            Self::Bits(bits) => Members::Bits(bits),
+        }
+    }
+}
+
+/// True if a set of `members` members is kept as bits: where that takes at most twice the room, as a list is slower to look
+/// through and to change. Only the members decide, so that equal sets have equal bodies.
+fn as_bits(members: usize, highest: u32) -> bool {
+    highest as usize / 64 < members
+}
+
+/// The writer's table of all sets that are objects.
+pub(crate) struct Sets {
+    /// Sets by their keys, which stand beside them: most look-ups end without a look at the set.
+    objects: HashTable<(u64, SetBox)>,
+    secret: Secret,
+    /// Bytes of all sets.
+    set_bytes: usize,
+    /// Sets that were unlinked and wait to be retired: the writer retires them.
+    pub(crate) dead: Vec<SetBox>,
+    /// Spare memory for sets to come.
+    pub(crate) spares: Spares<SetHead, u64>,
+    /// The body of the set that is being looked for.
+    body: Vec<u64>,
+    counted: CountedToken,
+}
+
+impl Sets {
+    pub(crate) fn new() -> Self {
+        Self {
+            objects: HashTable::new(),
+            secret: Secret::new(),
+            set_bytes: 0,
+            dead: Vec::new(),
+            spares: Spares::new(),
+            body: Vec::new(),
+            counted: CountedToken::new(),
+        }
+    }
+
+    /// Number of sets that are objects.
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.objects.allocation_size()
+            + self.set_bytes
+            + self.spares.bytes()
+            + (self.dead.capacity() + self.body.capacity()) * 8
+    }
+
+    #[inline]
+    pub(crate) fn members(&self, set: SetWord) -> Members<'_> {
+        set.counted_members(&self.counted)
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, set: SetWord, holder: u32) -> bool {
+        self.members(set).contains(holder)
+    }
+
+    #[inline]
+    fn object_of(&self, set: SetWord) -> Option<Set<'_>> {
+        set.object(&self.counted)
+    }
+
+    /// Adds a reference to a set.
+    #[inline]
+    pub(crate) fn retain(&mut self, set: SetWord) -> SetWord {
+        if let Some(object) = self.object_of(set) {
+            object.retain(&self.counted);
+        }
+        set
+    }
+
+    /// Takes a reference to a set away.
+    #[inline]
+    pub(crate) fn release(&mut self, set: SetWord) {
+        if set.is_object() {
+            self.release_object(set);
+        }
+    }
+
+    fn release_object(&mut self, set: SetWord) {
+        let Some(object) = self.object_of(set) else { return };
+        if !object.release(&self.counted) {
+            return;
+        }
+        if let Ok(entry) = self.objects.find_entry(object.key(), |(_, it)| SetWord::of_object(it) == set) {
+            let ((_, it), _) = entry.remove();
+            self.set_bytes -= it.bytes();
+            self.dead.push(it);
+        }
+        if self.objects.capacity() > 64 && self.objects.len() * 4 < self.objects.capacity() {
+            self.objects.shrink_to(self.objects.len() * 2, |(key, _)| *key);
+        }
+    }
+
+    /// A new reference to the set and `holder`, who is not in it.
+    pub(crate) fn with(&mut self, set: SetWord, holder: u32) -> SetWord {
+        set.mask_with(holder).unwrap_or_else(|| self.toggle(set, holder))
+    }
+
+    /// A new reference to the set without `holder`, who is in it.
+    pub(crate) fn without(&mut self, set: SetWord, holder: u32) -> SetWord {
+        set.mask_without(holder).unwrap_or_else(|| self.toggle(set, holder))
+    }
+
+    /// Adds `holder` to a set, or takes it out if it is in.
+    fn toggle(&mut self, set: SetWord, holder: u32) -> SetWord {
+        if let Some(word) = self.toggle_in_kind(set, holder) {
+            return word;
+        }
+        let mut holders: SmallVec<[u32; 128]> = SmallVec::new();
+        self.members(set).for_each(|h| holders.push(h));
+        match holders.binary_search(&holder) {
+            Ok(at) => drop(holders.remove(at)),
+            Err(at) => holders.insert(at, holder),
+        }
+        if let Some(word) = SetWord::of_holders(&holders) {
+            return word;
+        }
+        let key = holders.iter().fold(0, |key, &h| key ^ self.word(h));
+        let highest = holders.last().copied().unwrap_or(0);
+        let bits = as_bits(holders.len(), highest);
+        self.body.clear();
+        if bits {
+            self.body.resize(highest as usize / 64 + 1, 0);
+            holders.iter().for_each(|&h| self.body[h as usize / 64] |= 1 << (h % 64));
+        } else {
+            self.body.resize(holders.len().div_ceil(2), 0);
+            bytemuck::cast_slice_mut(&mut self.body)[..holders.len()].copy_from_slice(&holders);
+        }
+        self.object(key, holders.len(), bits)
+    }
+
+    /// As `toggle`, for an object whose result has the same form: copied as it is, but for one member.
+    #[inline]
+    fn toggle_in_kind(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
+        let object = set.object(&self.counted)?;
+        let key = object.key() ^ self.word(holder);
+        let body = &mut self.body;
+        body.clear();
+        let (members, highest, bits) = match object.members() {
+            Members::Bits(all) => {
+                body.extend_from_slice(all);
+                let word = holder as usize / 64;
+                if word >= body.len() {
+                    body.resize(word + 1, 0);
+                }
+                body[word] ^= 1 << (holder % 64);
+                let had = body[word] >> (holder % 64) & 1 == 0;
+                while body.last() == Some(&0) {
+                    body.pop();
+                }
+                let highest = body.last().map_or(0, |last| body.len() as u32 * 64 - 1 - last.leading_zeros());
+                (if had { object.len() - 1 } else { object.len() + 1 }, highest, true)
+            }
+            Members::List(all) => {
+                let at = all.iter().filter(|&&it| it < holder).count();
+                let had = all.get(at) == Some(&holder);
+                let members = if had { all.len() - 1 } else { all.len() + 1 };
+                body.resize(members.div_ceil(2), 0);
+                let list = &mut bytemuck::cast_slice_mut(body)[..members];
+                list[..at].copy_from_slice(&all[..at]);
+                if had {
+                    list[at..].copy_from_slice(&all[at + 1..]);
+                } else {
+                    list[at] = holder;
+                    list[at + 1..].copy_from_slice(&all[at..]);
+                }
+                (members, list.last().copied().unwrap_or(0), false)
+            }
+            Members::Mask(_) | Members::Few(..) => return None,
+        };
+        let fits_a_word = members <= 3 || highest < MASK_HOLDERS;
+        let likewise = !fits_a_word && as_bits(members, highest) == bits;
+        likewise.then(|| self.object(key, members, bits))
+    }
+
+    /// The random word of a holder.
+    #[inline]
+    fn word(&self, holder: u32) -> u64 {
+        self.secret.mix(u64::from(holder) + 1, 0)
+    }
+
+    /// A new reference to the set whose body has been spelled.
+    fn object(&mut self, key: u64, members: usize, bits: bool) -> SetWord {
+        let Self { objects, body, counted, set_bytes, spares, .. } = self;
+        // The key alone would do but for one chance in 2^64 a pair; the comparison makes it exact.
+        let is_it = |it: &SetBox| {
+            let it = SetWord::of_object(it).object(counted)?;
+            (it.len() == members && it.is_bits() == bits && it.body() == body).then_some(it)
+        };
+        if let Some((_, it)) = objects.find(key, |(k, it)| *k == key && is_it(it).is_some()) {
+            let word = SetWord::of_object(it);
+            return self.retain(word);
+        }
+        let it = spares.make(SetHead::new(key, members, bits), body);
+        *set_bytes += it.bytes();
+        let word = SetWord::of_object(&it);
+        objects.insert_unique(key, (key, it), |(key, _)| *key);
+        word
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn equal_sets_have_equal_words_and_nothing_is_left() {
+        let mut sets = Sets::new();
+        let mut random = 1u64;
+        let mut held: Vec<(BTreeSet<u32>, SetWord)> = (0..8).map(|_| (BTreeSet::new(), SetWord::EMPTY)).collect();
+        for step in 0..if cfg!(miri) { 600 } else { 20_000u64 } {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(step);
+            let i = (random >> 60) as usize % held.len();
+            let span = [8, 70, 5_000, 2_000_000][(random >> 50) as usize % 4];
+            let holder = (random >> 20) as u32 % span;
+            let (model, word) = &mut held[i];
+            let new = if model.remove(&holder) {
+                sets.without(*word, holder)
+            } else {
+                model.insert(holder);
+                sets.with(*word, holder)
+            };
+            sets.release(*word);
+            *word = new;
+            let mut got = Vec::new();
+            sets.members(new).for_each(|h| got.push(h));
+            assert_eq!(got, model.iter().copied().collect::<Vec<_>>());
+            assert!(!model.contains(&holder) || sets.contains(new, holder));
+            if step % 512 == 0 {
+                for (a, wa) in &held {
+                    for (b, wb) in &held {
+                        assert_eq!(a == b, wa == wb);
+                    }
+                }
+                std::mem::take(&mut sets.dead).into_iter().for_each(|dead| sets.spares.keep(dead));
+            }
+        }
+        for (_, word) in held {
+            sets.release(word);
+        }
+        assert_eq!((sets.len(), sets.set_bytes), (0, 0));
+    }
+}

@@ -1,0 +1,242 @@
+//! Agreement of an engine and the router: on how many tokens prompts have, and on its holdings, as its reports of what it
+//! had cached are held against what its events say.
+//!
+//! An engine that had less of a prompt than it holds, while it announced no removal, has not evicted anything: it drops what
+//! it finds, always the same number of blocks, as some engines with drafting heads do, or it frees blocks without an event.
+//! The first is learnt, and expected from then on. Of the second it is counted how much of what it should hold it had; while
+//! that is less than half, its holdings count for as much as that share.
+//!
+//! A report that something may explain is left out: blocks that were removed meanwhile, or other tokens of the prompt. The
+//! caller knows that.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvatlas_routing::Belief;
+use parking_lot::Mutex;
+
+/// Reports in a row that lack the same number of blocks, until that is expected.
+const LEARN: u32 = 5;
+/// Consecutive reports with another shortfall after which the learnt one is dropped.
+const UNLEARN: u32 = 3;
+/// Reports whose sum says whether the engine has what it should hold.
+const RECENT: usize = 8;
+/// Reports without which nothing is said.
+const ENOUGH: usize = 5;
+/// Blocks below which a prompt says little: one may be dropped, or be on its way.
+const MUCH: u32 = 2;
+/// Most blocks that count as a constant shortfall; more are a denial.
+const MOST: u32 = 8;
+
+/// One report: blocks held, and blocks of the prompt.
+#[derive(Debug, Clone, Copy)]
+struct Report {
+    held: u32,
+    had: u32,
+}
+
+/// Belief in the blocks that a rank announced.
+#[derive(Debug, Default)]
+pub(crate) struct CacheBelief {
+    /// Blocks that the last reports lacked, and how many of them lacked just these.
+    lacked: u32,
+    times: u32,
+    /// Blocks that are expected to lack, and the reports in a row that lacked another number.
+    shortfall: u32,
+    others: u32,
+    recent: VecDeque<Report>,
+}
+
+impl CacheBelief {
+    /// Takes in that an engine had `had` of the `held` blocks of a prompt that can be taken from its cache.
+    pub(crate) fn note(&mut self, held: u32, had: u32) {
+        // Where there was none, nothing says that it lacks no more than always; and where there was more than is held, how
+        // much it lacks of that.
+        if (1..=held).contains(&had) {
+            self.learn(held - had);
+        }
+        if held < MUCH {
+            return;
+        }
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(Report { held, had });
+    }
+
+    fn learn(&mut self, lacked: u32) {
+        self.times = if lacked == self.lacked { self.times + 1 } else { 1 };
+        self.lacked = lacked;
+        self.others = if lacked == self.shortfall { 0 } else { self.others + 1 };
+        if self.times >= LEARN && lacked <= MOST {
+            self.shortfall = lacked;
+        } else if self.others >= UNLEARN {
+            self.shortfall = 0;
+        }
+    }
+
+    /// Sums over the last reports: blocks held, and blocks expected.
+    fn sums(&self) -> (u32, u32) {
+        let sum = |(all_had, all): (u32, u32), report: &Report| {
+            let expected = report.held.saturating_sub(self.shortfall);
+            (all_had.saturating_add(report.had.min(expected)), all.saturating_add(expected))
+        };
+        self.recent.iter().fold((0, 0), sum)
+    }
+
+    /// Returns the blocks held and expected in the last prompts, and the number of prompts; none if half or more were
+    /// held.
+    pub(crate) fn denied(&self) -> Option<(u32, u32, usize)> {
+        let (had, expected) = self.sums();
+        let is_denied = self.recent.len() >= ENOUGH && had < expected.div_ceil(2);
+        is_denied.then_some((had, expected, self.recent.len()))
+    }
+
+    /// Returns the belief in what the events say that it holds.
+    pub(crate) fn belief(&self) -> Belief {
+        let share = self.denied().map_or(1.0, |(had, expected, _)| f64::from(had) / f64::from(expected));
+        Belief { shortfall: self.shortfall, share }
+    }
+}
+
+/// Prompts that are counted differently, beyond those that are counted alike, from which on the engine makes other tokens.
+const OTHER: u8 = 3;
+
+/// Prompts in a row that must be counted alike until it does not any more, at most.
+const MOST_DOUBTS: u8 = 8;
+
+/// A comparison of the numbers of tokens that an engine and the router count in prompts. A single prompt may be odd.
+#[derive(Debug, Default)]
+pub(crate) struct TokenAgreement {
+    /// True if some prompt was counted differently and not enough others alike since.
+    is_in_doubt: AtomicBool,
+    doubt: Mutex<TokenDoubt>,
+}
+
+#[derive(Debug, Default)]
+struct TokenDoubt {
+    /// Prompts that were counted differently, beyond those counted alike.
+    prompts: u8,
+    is_other: bool,
+    last: OtherCount,
+}
+
+/// Tokens of a prompt that the engine and the router counted differently.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OtherCount {
+    pub(crate) by_engine: u32,
+    pub(crate) by_router: u32,
+}
+
+impl TokenAgreement {
+    /// Notes a prompt whose tokens both have counted; none if they counted it alike. Returns whether they agree in general
+    /// if that changes.
+    pub(crate) fn note(&self, other: Option<OtherCount>) -> Option<bool> {
+        if other.is_none() && !self.is_in_doubt.load(Relaxed) {
+            return None;
+        }
+        let mut doubt = self.doubt.lock();
+        doubt.prompts =
+            if other.is_none() { doubt.prompts.saturating_sub(1) } else { (doubt.prompts + 1).min(MOST_DOUBTS) };
+        doubt.last = other.unwrap_or(doubt.last);
+        self.is_in_doubt.store(doubt.prompts > 0, Relaxed);
+        let before = doubt.is_other;
+        doubt.is_other = doubt.prompts > 0 && (before || doubt.prompts >= OTHER);
+        (doubt.is_other != before).then_some(!doubt.is_other)
+    }
+
+    /// The last prompt that was counted differently, if the engine makes other tokens of prompts in general.
+    pub(crate) fn other_count(&self) -> Option<OtherCount> {
+        if !self.is_in_doubt.load(Relaxed) {
+            return None;
+        }
+        let doubt = self.doubt.lock();
+        doubt.is_other.then_some(doubt.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(reports: impl IntoIterator<Item = (u32, u32)>) -> CacheBelief {
+        let mut belief = CacheBelief::default();
+        reports.into_iter().for_each(|(held, had)| belief.note(held, had));
+        belief
+    }
+
+    #[test]
+    fn a_constant_shortfall_is_learnt_and_unlearnt() {
+        let mut belief = after((3..8).map(|held| (held, held - 1)));
+        assert_eq!(belief.belief(), Belief { shortfall: 1, share: 1.0 });
+        // One that has a single block has none then: that is no denial, nor the end of it.
+        (0..20).for_each(|_| belief.note(1, 0));
+        (0..20).for_each(|_| belief.note(9, 8));
+        assert_eq!((belief.belief(), belief.denied()), (Belief { shortfall: 1, share: 1.0 }, None));
+        (0..2).for_each(|_| belief.note(9, 9));
+        assert_eq!(belief.belief().shortfall, 1);
+        belief.note(9, 9);
+        assert_eq!(belief.belief(), Belief::default());
+    }
+
+    #[test]
+    fn more_than_is_held_says_nothing_of_what_lacks() {
+        let mut belief = after((0..5).map(|_| (9, 8)));
+        (0..20).for_each(|_| belief.note(4, 8));
+        assert_eq!((belief.belief(), belief.denied()), (Belief { shortfall: 1, share: 1.0 }, None));
+    }
+
+    #[test]
+    fn shortfalls_that_differ_are_none() {
+        let belief = after((0..40).map(|at| (10, 10 - at % 3)));
+        assert_eq!(belief.belief(), Belief::default());
+        assert_eq!(after((0..4).map(|_| (10, 9))).belief(), Belief::default());
+    }
+
+    #[test]
+    fn an_engine_that_denies_is_believed_by_its_share_and_again_when_it_agrees() {
+        let mut belief = after((0..4).map(|_| (10, 0)));
+        assert_eq!(belief.denied(), None);
+        belief.note(10, 0);
+        assert_eq!(belief.denied(), Some((0, 50, 5)));
+        assert_eq!(belief.belief(), Belief { shortfall: 0, share: 0.0 });
+        (0..3).for_each(|_| belief.note(10, 10));
+        assert_eq!(belief.belief(), Belief { shortfall: 0, share: 30.0 / 80.0 });
+        belief.note(10, 10);
+        assert_eq!((belief.denied(), belief.belief()), (None, Belief::default()));
+    }
+
+    #[test]
+    fn what_lacks_always_and_is_much_is_no_shortfall() {
+        let belief = after((0..8).map(|_| (100, 25)));
+        assert_eq!(belief.belief(), Belief { shortfall: 0, share: 0.25 });
+        // What was reported before a shortfall was known is no denial.
+        assert_eq!(after((0..5).map(|_| (3, 1))).belief(), Belief { shortfall: 2, share: 1.0 });
+    }
+
+    #[test]
+    fn prompts_of_which_little_is_held_deny_nothing() {
+        assert_eq!(after((0..40).map(|_| (1, 0))).denied(), None);
+        assert_eq!(after((0..40).map(|_| (0, 0))).belief(), Belief::default());
+    }
+
+    #[test]
+    fn one_odd_prompt_is_no_other_tokenizer() {
+        let agreement = TokenAgreement::default();
+        let other = OtherCount { by_engine: 5, by_router: 4 };
+        let note = |is_alike: bool| agreement.note((!is_alike).then_some(other));
+        for _ in 0..10 {
+            assert_eq!([false, true, true].map(note), [None; 3]);
+        }
+        assert_eq!(agreement.other_count(), None);
+        assert_eq!([false; 3].map(note), [None, None, Some(false)]);
+        assert_eq!(agreement.other_count(), Some(other));
+        assert_eq!([true, true, false, true, true].map(note), [None, None, None, None, Some(true)]);
+        assert_eq!(agreement.other_count(), None);
+        for _ in 0..100 {
+            note(false);
+        }
+        assert_eq!((1..20).find(|_| note(true) == Some(true)), Some(MOST_DOUBTS));
+    }
+}
