@@ -6,8 +6,8 @@
 // The router uses more of it.
 #![allow(dead_code)]
 
-#[path = "../../../crates/router/src/engines/chunked.rs"]
-mod chunked;
+#[path = "../../../crates/router/src/engines/answer.rs"]
+mod answer;
 #[path = "../../../crates/router/src/engines/connection.rs"]
 mod connection;
 #[path = "../../../crates/router/src/engines/fault.rs"]
@@ -30,6 +30,7 @@ mod address {
         pub https: bool,
         pub host: String,
         pub port: u16,
+        pub certified: Option<String>,
     }
 }
 
@@ -90,7 +91,7 @@ fn processor() -> f64 {
 }
 
 async fn ours(port: u16, body: &Bytes) -> Cost {
-    let address = address::Address { https: false, host: "127.0.0.1".to_owned(), port };
+    let address = address::Address { https: false, host: "127.0.0.1".to_owned(), port, certified: None };
     let connected = connection::Connection::connect(&address, None, Duration::from_secs(2)).await;
     let mut connection = connected.expect("a connection");
     let headers: String = HEADERS.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();

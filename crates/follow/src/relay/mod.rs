@@ -7,7 +7,7 @@
 //!                   └─────── question for all holdings ◀───────────┘
 //! ```
 //!
-//! The format is `kvatlas_wire::compact`. This module has what both sides share, and the publishing side. `stream/relayed.rs`
+//! The format is `kvatlas_wire::compact`. This module has what both sides share, and the publishing side. `stream/relayed/`
 //! has the rules for messages read from the log, and `relay_reader` (above the fleet) reads them. See
 //! `docs/design/relay.md`.
 

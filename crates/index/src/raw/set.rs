@@ -10,7 +10,7 @@
 //! word is used either under the guard it was found under (rule 2), which [`SetRef`] and [`super::Found`] see to, or by
 //! the writer while the table of sets counts it, which [`CountedToken`] shows.
 //!
-//! **Checked by** the test of `sets/table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and
+//! **Checked by** the test of `sets.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and
 //! the address sanitizer (`make sanitize`).
 
 use std::marker::PhantomData;

@@ -26,7 +26,7 @@ const LONGEST: u32 = 128 << 10;
 /// Tokens that sound, images and whatever else is not text are taken to be, at most.
 const UNREADABLE: u32 = 1_500;
 
-/// What a body asks, and its prompt: in one box from where they are made, as they are large and handed on often.
+/// Body fields and prompt of a request, in one box from where they are made, as they are large and handed on often.
 pub(crate) type ReadBody = Box<(BodyFields, PromptFacts)>;
 
 /// Facts of a request.
