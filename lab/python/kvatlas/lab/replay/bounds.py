@@ -51,6 +51,7 @@ class GreedyBound:
         now: float,
         *,
         without: frozenset[int] = frozenset(),
+        waited: float = 0.0,
     ) -> int | None:
         """Choose the engine of least harm."""
         names = request.block_hashes[: (request.prompt_tokens - 1) // self.block_size]
@@ -84,8 +85,15 @@ class GreedyBound:
         )
         return (waiting + engine.begun_tokens) * each + own + self.harm * delayed
 
-    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+    @property
+    def waiting(self) -> Sequence[Request]:
         """See `Placer`. No request waits in the router."""
+        return ()
+
+    def avoid(self, request: Request, without: frozenset[int]) -> None:
+        pass
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         return ()
 
     def first_token(self, request: Request, now: float) -> None:
