@@ -18,11 +18,12 @@ from kvatlas.lab.replay.misbehaviour import EngineReport
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 
-BOUNDS = ("greedy", "shared-cache", "infinite-cache", "all-memory-free", "all-memory-paid")
+BOUNDS = ("greedy", "shared-cache", "infinite-cache", "all-memory-free", "all-memory-paid", "host-memory-paid")
 """Names of the bounds: `GreedyBound` with each engine's own cache, one cache as large as all, and one without limit.
 
-With the last two, each engine has its own cache, and behind it is a pool as large as the device and host memory of all
-engines, which costs nothing to load from, or what a transfer costs (a pull, where engines pull, else the pool's).
+With the last three, each engine has its own cache, and behind it is a pool as large as the device and host memory of
+all engines, which costs nothing to load from, or what a transfer costs (a pull, where engines pull, else the pool's).
+In `host-memory-paid`, the pool is as large as their host memory alone, which has a copy of what is on a device, too.
 """
 
 
