@@ -27,7 +27,7 @@ use crate::counts;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, hide_keys};
 use crate::ids;
 use crate::requests::encoding::Encoding;
-use crate::requests::facts::{BodyFields, PromptFacts, RequestFacts, RoutingHints, Waited};
+use crate::requests::facts::{BodyFields, PromptFacts, RequestFacts, RoutingHints, WaitTime};
 use crate::requests::long_work::{self, takes_long};
 use crate::requests::read_body::BodySource;
 use crate::requests::reading_turns::Client;
@@ -289,7 +289,7 @@ impl Forwarder {
         };
         let model = self.counts.models.of(fields.model.as_deref(), |name| self.fleet.counted_as(name));
         let hints = RoutingHints { only_engine, ..hints };
-        Ok(RequestFacts { body: fields, prompt, hints, model, waited: Waited::default() })
+        Ok(RequestFacts { body: fields, prompt, hints, model, waited: WaitTime::default() })
     }
 
     /// Reads routing hints from the headers: session and priority.

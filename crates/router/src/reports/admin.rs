@@ -21,7 +21,7 @@ use crate::placing::{LearntTransfer, Outlook, Places};
 use crate::remote::peer_requests::{self, Report, SharedRequests};
 use crate::remote::peers::Peers;
 use crate::reports::state;
-use crate::requests::facts::{RequestFacts, RoutingHints, Waited};
+use crate::requests::facts::{RequestFacts, RoutingHints, WaitTime};
 use crate::requests::long_work::{LongWork, takes_long};
 use crate::requests::read_body::{BodyReader, BodySource};
 use crate::requests::reading_turns::Client;
@@ -153,7 +153,7 @@ pub(crate) async fn explain(
         hints.turn = app.proxy.sessions.look(named, shown, prompt.in_session()).map(Arc::new);
     }
     let model = app.counts.models.of(fields.model.as_deref(), |name| app.fleet.counted_as(name));
-    let facts = RequestFacts { body: fields, prompt, hints, model, waited: Waited::default() };
+    let facts = RequestFacts { body: fields, prompt, hints, model, waited: WaitTime::default() };
     let Outlook { explained, held, bounds } = app.places.explain(shard, &facts).await?;
     let mut candidates = explained.to_json();
     for (at, depth) in held.iter().flatten().enumerate() {

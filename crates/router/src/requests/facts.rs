@@ -30,14 +30,14 @@ pub(crate) struct RequestFacts {
     pub(crate) hints: RoutingHints,
     /// The record that it counts in.
     pub(crate) model: Arc<ModelCounts>,
-    pub(crate) waited: Waited,
+    pub(crate) waited: WaitTime,
 }
 
 /// Time for which a request has waited in the router, before each engine that it was sent to.
 #[derive(Debug, Default)]
-pub(crate) struct Waited(AtomicU64);
+pub(crate) struct WaitTime(AtomicU64);
 
-impl Waited {
+impl WaitTime {
     /// Adds a wait that is over.
     pub(crate) fn add(&self, wait: Duration) {
         self.0.fetch_add(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX), Relaxed);
