@@ -73,7 +73,8 @@ class Cell:
 def _trace(workload: str, seed: int, requests: int | None) -> Trace:
     name, _, rate = workload.partition(" ")
     if name == "documents" and rate:
-        trace = generate_documents(DocumentConfig(seed=seed, request_rate=float(rate), output=20))
+        documents = DocumentConfig(seed=seed, request_rate=float(rate), output=20)
+        trace = generate_documents(replace(documents, requests=requests or documents.requests))
     else:
         trace = find_workload(workload).make(seed)
     return replace(trace, requests=trace.requests[:requests]) if requests is not None else trace

@@ -56,6 +56,7 @@ def _beside(what: str, pulls: Cell) -> list[Bar]:
             ("without pulls", replace(pulls, pulls=False), 0.6),
             ("llm-d's fixed rule", replace(pulls, policy=FIXED), 0.75),
             ("one cache for all, transfers paid", replace(pulls, policy="all-memory-paid"), 1.25),
+            ("one pool of all host memory, transfers paid", replace(pulls, policy="host-memory-paid"), 1.25),
             ("one cache for all, transfers free", replace(pulls, policy="all-memory-free"), 0.0),
         )
         for figure in ("mean", "p99")

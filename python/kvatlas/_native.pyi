@@ -3337,6 +3337,18 @@ class Decision:
         Returns:
             dict of (worker, rank) to dict of term to value, including "cached_tokens"; None without explain=True.
         """
+    def allow(self, allowed: Iterable[str | tuple[str, int]] | None) -> bool:
+        """Sets the workers that may take a request that waits, as the fleet has changed. It keeps its turn.
+
+        Args:
+            allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
+
+        Returns:
+            bool: False if it does not wait.
+
+        Raises:
+            InvalidTypeError: The argument is of the wrong type.
+        """
     def first_token(self, now: float | None = None) -> None:
         """Reports that the first token has come, so the prompt is computed.
 
@@ -3459,6 +3471,7 @@ class Router:
         answers: int = 1,
         text: str | None = None,
         allowed: Iterable[str | tuple[str, int]] | None = None,
+        waited: float = 0.0,
         explain: bool = False,
         now: float | None = None,
     ) -> Decision:
@@ -3484,6 +3497,7 @@ class Router:
             answers: How many answers it asks for.
             text: The prompt as text, for policies that work on characters.
             allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
+            waited: The seconds that it has waited in the router before, if it failed where it went and is placed again.
             explain: Whether to keep the values that the policy compared, for Decision.terms().
             now: The time in seconds; None for the clock.
 

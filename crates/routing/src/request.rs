@@ -28,7 +28,7 @@ pub struct Request<'a> {
     pub tells: bool,
     /// Number of answers that the request wants (`n`): they share the prompt.
     pub answers: u32,
-    /// Seconds for which it has waited in the router.
+    /// Seconds for which it has waited in the router, before each engine that it was sent to.
     pub waited: f64,
     /// Tells requests apart: counted up by the router.
     pub number: u64,

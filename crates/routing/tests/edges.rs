@@ -77,6 +77,26 @@ fn who_waits_keeps_its_turn_when_a_worker_joins() {
 }
 
 #[test]
+fn who_failed_where_it_went_goes_on_waiting_where_it_was() {
+    let mut router = router(Config::default());
+    let (a, b) = (router.add_worker("a", 0, 1.0, 0.0), router.add_worker("b", 0, 1.0, 0.0));
+    let (unknown, timeout) = (Depths::unknown(), Config::default().queue_timeout);
+    for id in [a, b].repeat(20) {
+        placed(router.choose_among(&Request { at_once: true, ..request(400_000) }, &unknown, Some(&[id]), 0.0));
+    }
+    let first = waits(router.choose_among(&request(80_000), &unknown, Some(&[b]), 1.0));
+    let again = Request { waited: timeout - 10.0, ..request(80_000) };
+    let again = waits(router.choose_among(&again, &unknown, Some(&[b]), 1.0));
+    let bound = |router: &mut Router, now| router.bind(now).iter().map(|(id, _)| *id).collect::<Vec<_>>();
+    assert_eq!(bound(&mut router, 10.9), []);
+    assert_eq!(bound(&mut router, 11.1), [again], "60 s in all");
+    assert_eq!(bound(&mut router, 1.0 + timeout + 0.1), [first]);
+    // It has waited long enough: it goes, whatever there is.
+    let over = Request { waited: timeout, ..request(80_000) };
+    placed(router.choose_among(&over, &unknown, Some(&[b]), 70.0));
+}
+
+#[test]
 fn those_who_wait_for_one_worker_do_not_keep_others_waiting() {
     for (order, priority) in [(Order::Fcfs, 0), (Order::LeastWork, 0), (Order::LeastWork, 5)] {
         let mut router = router(Config { order, ..Config::default() });

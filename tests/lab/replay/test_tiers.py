@@ -100,6 +100,13 @@ def test_bounds_with_all_memory_are_ordered() -> None:
     assert free.ttft.mean < paid.ttft.mean
     assert free.waits.load == 0.0
     assert paid.waits.load > 0.0
+    # What is on a device is in host memory as well: there is room for less.
+    turns = Trace(
+        [TraceRequest(20_000 * n, SIZE * 6 + 5, 2, tuple(range(n % 4 * 9, n % 4 * 9 + 6))) for n in range(24)]
+    )
+    tight = replace(tiers, host_tokens=SIZE * 10)
+    host, every = (run(turns, f"{memory}-memory-paid", tight, engines=2, blocks=8) for memory in ("host", "all"))
+    assert host.hit_tokens < every.hit_tokens
 
 
 def test_a_mute_source_costs_its_consumers_their_patience() -> None:

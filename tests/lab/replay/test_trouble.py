@@ -76,6 +76,35 @@ def test_a_slow_time_and_a_limit_cost_time(trace: Trace, config: ReplayConfig) -
         assert replay(trace, replace(plain, scenario=scenario)).policies[0].ttft.mean > 1.1 * even.ttft.mean
 
 
+def test_who_waits_in_the_router_does_not_go_to_an_engine_that_is_gone(
+    trace: Trace, config: ReplayConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[int] = []
+    monkeypatch.setattr(Misbehaviour, "note_failure", lambda self, engine, now: failed.append(engine))
+    speedup = 2.5
+    half = trace_seconds(trace, speedup) / 2
+    scenario = Scenario(troubles=tuple(Trouble("restarts", n, half + n, half + n + 10.0) for n in range(2)))
+    one = replay(trace, replace(config, policies=("kvatlas",), scenario=scenario, speedup=speedup)).policies[0]
+    assert one.waited > 10
+    assert one.retried > 0
+    assert failed == []
+
+
+def test_a_request_waits_no_longer_in_all_though_it_failed(trace: Trace, config: ReplayConfig) -> None:
+    speedup, timeout = 2.5, 5.0
+    seconds = trace_seconds(trace, speedup)
+    troubles = tuple(Trouble("errors", n, seconds / 4 * n, seconds / 4 * (n + 1) - 1) for n in range(4))
+    patience = {"queue_timeout": timeout}
+    one = replay(
+        trace,
+        replace(
+            config, policies=("kvatlas",), scenario=Scenario(troubles=troubles), speedup=speedup, settings=patience
+        ),
+    ).policies[0]
+    assert one.retried > 0
+    assert timeout - 1 < one.longest_wait < 1.5 * timeout
+
+
 def test_an_engine_that_fails_is_left_alone_for_longer_and_longer() -> None:
     engines = Misbehaviour()
     now = 0.0

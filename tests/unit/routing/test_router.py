@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvatlas import BlockIndex, content_hashes
-from kvatlas.errors import InvalidArgumentError
+from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.routing import Decision, Router
 
 from .routers import BLOCKS, Fewest, index_of
@@ -35,6 +35,25 @@ def test_the_holder_is_chosen_and_the_prediction_is_told() -> None:
 def test_depths_may_be_a_mapping(match: Any) -> None:
     decision = Router(workers=["a", "b"]).choose(content_hashes=BLOCKS, match=match)
     assert (decision.worker, decision.cached_tokens) == ("b", 3_200)
+
+
+def test_a_request_that_waits_goes_where_it_may_by_then() -> None:
+    router = Router(workers=["a", "b"])
+    full = [router.choose(prompt_tokens=800_000, allowed=[worker], now=0.0) for worker in ("a", "b")]
+    waiting = router.choose(prompt_tokens=800, allowed=["a"], waited=10.0, now=0.0)
+    assert waiting.waits
+    assert waiting.allow(["b"])
+    full[0].failed(now=1.0)
+    router.bind(now=1.0)
+    assert waiting.waits, "it may not go there any more"
+    assert waiting.allow(None)
+    router.bind(now=1.0)
+    assert waiting.worker == "a"
+    assert not waiting.allow(["b"])
+    with pytest.raises(InvalidTypeError):
+        waiting.allow("b")
+    with pytest.raises(InvalidArgumentError):
+        router.choose(prompt_tokens=800, waited=-1.0)
 
 
 def test_tokens_are_hashed_as_the_index_hashes_them() -> None:

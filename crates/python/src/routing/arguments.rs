@@ -23,6 +23,8 @@ argument! {
     Priority(i32) = |value| within(value, "priority", i32::MIN..=i32::MAX);
     /// The number of answers that a request asks for.
     Answers(u32) = |value| within(value, "answers", 1..=u32::MAX);
+    /// The seconds that a request has waited.
+    Waited(f64) = |value| amount(value, "waited");
     /// True if the policy's terms are kept.
     Explain(bool) = |value| flag(value, "explain");
     /// True if a worker is trusted.

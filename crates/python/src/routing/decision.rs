@@ -210,6 +210,21 @@ impl Decision {
         Ok(Some(rows))
     }
 
+    /// Sets the workers that may take a request that waits, as the fleet has changed. It keeps its turn.
+    ///
+    /// Args:
+    ///     allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
+    ///
+    /// Returns:
+    ///     bool: False if it does not wait.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: The argument is of the wrong type.
+    fn allow(&self, py: Python<'_>, allowed: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let allowed = self.router.allowed(py, allowed)?;
+        Ok(self.router.inner(py).router.allow(self.id, allowed.as_deref()))
+    }
+
     /// Reports that the first token has come, so the prompt is computed.
     ///
     /// Args:

@@ -11,8 +11,8 @@ use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
 use super::arguments::{
     Answers, CapacityBlocks, Explain, HeldBlocks, KvUsage, MaxTokens, Now, Priority, PromptTokens, RunningRequests,
-    Seconds, Seed, Trusted, WaitingRequests, Weight, config, fill, fill_loadable, found_pairs, json, policy_error,
-    session_number, workers as worker_names,
+    Seconds, Seed, Trusted, Waited, WaitingRequests, Weight, config, fill, fill_loadable, found_pairs, json,
+    policy_error, session_number, workers as worker_names,
 };
 use super::decision::{Decision, Inner, NamedExplanation, SharedRouter};
 use super::{Failure, Names, PythonPolicy, policies};
@@ -205,6 +205,7 @@ impl Router {
     ///     answers: How many answers it asks for.
     ///     text: The prompt as text, for policies that work on characters.
     ///     allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
+    ///     waited: The seconds that it has waited in the router before, if it failed where it went and is placed again.
     ///     explain: Whether to keep the values that the policy compared, for Decision.terms().
     ///     now: The time in seconds; None for the clock.
     ///
@@ -217,12 +218,11 @@ impl Router {
     ///     PolicyError: A policy in Python failed.
     #[pyo3(signature = (*, tokens=None, content_hashes=None, prompt_tokens=None, r#match=None, loadable=None, lora=None,
                         salt=None, session=None, max_tokens=None, priority=Priority(0), answers=Answers(1), text=None, allowed=None,
-                        explain=Explain(false),
-                        now=None))]
+                        waited=Waited(0.0), explain=Explain(false), now=None))]
     #[pyo3(
         text_signature = "($self, *, tokens=None, content_hashes=None, prompt_tokens=None, match=None, loadable=None, \
                              lora=None, salt=None, session=None, max_tokens=None, priority=0, answers=1, text=None, \
-                             allowed=None, explain=False, now=None)"
+                             allowed=None, waited=0.0, explain=False, now=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn choose(
@@ -240,6 +240,7 @@ impl Router {
         answers: Answers,
         text: Option<&Bound<'_, PyAny>>,
         allowed: Option<&Bound<'_, PyAny>>,
+        waited: Waited,
         explain: Explain,
         now: Option<Now>,
     ) -> PyResult<Py<Decision>> {
@@ -284,7 +285,7 @@ impl Router {
             at_once: false,
             tells: true,
             answers: answers.0,
-            waited: 0.0,
+            waited: waited.0,
             number: 0,
         };
         // Of a prompt that is given by its full blocks, the length is not known exactly.

@@ -156,6 +156,7 @@ impl Places {
         mut news: mpsc::UnboundedReceiver<WaitUpdate>,
     ) -> Result<Option<ExplainedDecision>, Refusal> {
         let mut ticket = Ticket { places: self, id: Some(id) };
+        let began = Instant::now();
         let (outcome, bounds) = loop {
             // The fleet may have changed before it was in the queue, too.
             let now_allowed = candidates(&self.fleet, facts, task, tried)?;
@@ -172,6 +173,7 @@ impl Places {
             }
         };
         ticket.id = None;
+        facts.waited.add(began.elapsed());
         match outcome {
             core::Outcome::Placed(decision) => {
                 let mut core = self.core();
@@ -246,7 +248,7 @@ impl Places {
             tells,
             answers: facts.body.answers,
             number: 0,
-            waited: 0.0,
+            waited: facts.waited.seconds(),
         }
     }
 

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use super::choose::fill;
 use super::{Core, Places, candidates};
 use crate::clock::seconds;
+use crate::engines::HealthState;
 use crate::remote::Question;
 use crate::remote::index::LookupResult;
 use crate::remote::sites::Bounds;
@@ -81,13 +82,29 @@ impl Places {
 
     /// Places waiting requests, as long as the router lives.
     pub(crate) async fn bind(&self) {
+        let (mut standings, mut looked) = (Vec::new(), Instant::now());
         loop {
             let _ = tokio::time::timeout(TICK, self.room.notified()).await;
             self.core().router.expire(seconds());
+            if looked.elapsed() >= TICK {
+                looked = Instant::now();
+                self.look_at_engines(&mut standings);
+            }
             while self.bind_one().await {
                 // Whoever serves requests wants the lock as well.
                 tokio::task::yield_now().await;
             }
+        }
+    }
+
+    /// Tells waiting requests if an engine stands otherwise than before: it takes no more requests, or takes them again.
+    fn look_at_engines(&self, standings: &mut Vec<HealthState>) {
+        let engines = self.fleet.engines();
+        let now = engines.iter().map(|engine| engine.health.standing());
+        if !now.clone().eq(standings.iter().copied()) {
+            standings.clear();
+            standings.extend(now);
+            self.core().fleet_changed();
         }
     }
 

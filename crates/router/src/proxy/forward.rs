@@ -25,7 +25,7 @@ use crate::counts;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, hide_keys};
 use crate::ids;
 use crate::requests::encoding::Encoding;
-use crate::requests::facts::{BodyFields, PromptFacts, ReadBody, RequestFacts, RoutingHints};
+use crate::requests::facts::{BodyFields, PromptFacts, ReadBody, RequestFacts, RoutingHints, WaitTime};
 use crate::requests::long_work::{self, takes_long};
 use crate::requests::read_body::{BodySource, Client};
 use crate::requests::reserved;
@@ -287,7 +287,7 @@ impl Forwarder {
         };
         let model = self.counts.models.of(fields.model.as_deref(), |name| self.fleet.counted_as(name));
         let hints = RoutingHints { only_engine, ..hints };
-        Ok(Box::new(RequestFacts { body: fields, prompt, hints, model }))
+        Ok(Box::new(RequestFacts { body: fields, prompt, hints, model, waited: WaitTime::default() }))
     }
 
     /// Reads routing hints from the headers: session and priority.

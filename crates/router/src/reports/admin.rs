@@ -21,7 +21,7 @@ use crate::placing::{LearntTransfer, Outlook, Places};
 use crate::remote::peer_requests::{self, Report, SharedRequests};
 use crate::remote::peers::Peers;
 use crate::reports;
-use crate::requests::facts::{RequestFacts, RoutingHints};
+use crate::requests::facts::{RequestFacts, RoutingHints, WaitTime};
 use crate::requests::long_work::{LongWork, takes_long};
 use crate::requests::read_body::{BodyReader, BodySource, Client};
 use crate::requests::reserved;
@@ -152,7 +152,7 @@ pub(crate) async fn explain(
         hints.turn = app.proxy.sessions.look(named, shown, prompt.in_session()).map(Arc::new);
     }
     let model = app.counts.models.of(fields.model.as_deref(), |name| app.fleet.counted_as(name));
-    let facts = RequestFacts { body: fields, prompt, hints, model };
+    let facts = RequestFacts { body: fields, prompt, hints, model, waited: WaitTime::default() };
     let Outlook { explained, held, bounds } = app.places.explain(shard, &facts).await?;
     let mut candidates = explained.to_json();
     for (at, depth) in held.iter().flatten().enumerate() {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use hyper::header::HeaderMap;
@@ -36,6 +37,23 @@ pub(crate) struct RequestFacts {
     pub(crate) hints: RoutingHints,
     /// The record that it counts in.
     pub(crate) model: Arc<ModelCounts>,
+    pub(crate) waited: WaitTime,
+}
+
+/// Time for which a request has waited in the router, before each engine that it was sent to.
+#[derive(Debug, Default)]
+pub(crate) struct WaitTime(AtomicU64);
+
+impl WaitTime {
+    /// Adds a wait that is over.
+    pub(crate) fn add(&self, wait: Duration) {
+        self.0.fetch_add(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Returns the sum, in seconds.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.0.load(Relaxed) as f64 / 1e6
+    }
 }
 
 /// Fields of a request's body, beside its prompt.

@@ -40,7 +40,8 @@ impl Router {
 
     /// Chooses a worker for a request among those of `allowed`, and reserves.
     ///
-    /// The request's number does not matter. Content hashes beyond its full blocks are left out. If the queue is full and
+    /// The request's number does not matter. One that failed where it went, and is placed again, has waited before: that
+    /// counts in how long it may wait. Content hashes beyond its full blocks are left out. If the queue is full and
     /// one of lower priority waits, that one is refused instead; [`Router::bind`] tells.
     pub fn choose_among(
         &mut self,
@@ -199,9 +200,10 @@ impl Router {
         now: f64,
     ) {
         let (kept, depths, allowed) = (WaitingRequest::new(request), depths.clone(), allowed.map(Arc::from));
-        let ticket = Ticket { kept, depths, allowed, since: now, round: self.round, aim };
+        let since = now - request.waited;
+        let ticket = Ticket { kept, depths, allowed, since, round: self.round, aim };
         self.fleet.aims(None, aim);
-        self.waiting.push(ticket, now + self.config.queue_timeout);
+        self.waiting.push(ticket, since + self.config.queue_timeout);
     }
 
     pub(super) fn count_refused(&mut self, outcome: &Outcome) {

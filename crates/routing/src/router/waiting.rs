@@ -141,7 +141,7 @@ pub(super) struct WaitingRequests {
     by_allowed: HashMap<Option<Arc<[WorkerId]>>, u64>,
     /// The place of each request: its lane, and its key there.
     keys: HashMap<u64, (u64, Key)>,
-    /// The time at which each request has waited long enough, and its number, by arrival.
+    /// The time at which each request has waited long enough, and its number, in the order of these times.
     ends: VecDeque<(f64, u64)>,
     /// Requests that wait for each worker. All others wait for any.
     aims: HashMap<u32, usize>,
@@ -154,7 +154,9 @@ impl WaitingRequests {
     }
 
     pub(super) fn push(&mut self, ticket: Ticket, until: f64) {
-        self.ends.push_back((until, ticket.kept.number));
+        // One that has waited before, and failed where it went, has less time left than those that came before it.
+        let place = self.ends.partition_point(|(its, _)| *its <= until);
+        self.ends.insert(place, (until, ticket.kept.number));
         self.count_aim(None, ticket.aim);
         self.enter(ticket);
     }

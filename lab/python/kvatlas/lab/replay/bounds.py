@@ -18,11 +18,12 @@ from kvatlas.lab.replay.misbehaviour import EngineReport
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 
-BOUNDS = ("greedy", "shared-cache", "infinite-cache", "all-memory-free", "all-memory-paid")
+BOUNDS = ("greedy", "shared-cache", "infinite-cache", "all-memory-free", "all-memory-paid", "host-memory-paid")
 """Names of the bounds: `GreedyBound` with each engine's own cache, one cache as large as all, and one without limit.
 
-With the last two, each engine has its own cache, and behind it is a pool as large as the device and host memory of all
-engines, which costs nothing to load from, or what a transfer costs (a pull, where engines pull, else the pool's).
+With the last three, each engine has its own cache, and behind it is a pool as large as the device and host memory of
+all engines, which costs nothing to load from, or what a transfer costs (a pull, where engines pull, else the pool's).
+In `host-memory-paid`, the pool is as large as their host memory alone, which has a copy of what is on a device, too.
 """
 
 
@@ -51,6 +52,7 @@ class GreedyBound:
         now: float,
         *,
         without: frozenset[int] = frozenset(),
+        waited: float = 0.0,
     ) -> int | None:
         """Choose the engine of least harm."""
         names = request.block_hashes[: (request.prompt_tokens - 1) // self.block_size]
@@ -84,8 +86,15 @@ class GreedyBound:
         )
         return (waiting + engine.begun_tokens) * each + own + self.harm * delayed
 
-    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+    @property
+    def waiting(self) -> Sequence[Request]:
         """See `Placer`. No request waits in the router."""
+        return ()
+
+    def avoid(self, request: Request, without: frozenset[int]) -> None:
+        pass
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         return ()
 
     def first_token(self, request: Request, now: float) -> None:

@@ -217,12 +217,20 @@ class RecordedChoices:
         now: float,
         *,
         without: frozenset[int] = frozenset(),
+        waited: float = 0.0,
     ) -> int | None:
         """Choose the engine that stands for the recorded worker."""
         return self._chosen[request.number]
 
-    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+    @property
+    def waiting(self) -> Sequence[Request]:
         """See `Placer`. No request waits in the router."""
+        return ()
+
+    def avoid(self, request: Request, without: frozenset[int]) -> None:
+        pass
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         return ()
 
     def first_token(self, request: Request, now: float) -> None:

@@ -95,6 +95,7 @@ class _Life:
     arrived: float
     engine: int = -1
     asked: float = 0.0  # when the router was asked last: again after it has failed
+    waited: float = 0.0  # in the router, before each engine that it was sent to
     sent: float = 0.0
     first: float = -1.0  # when its first token was seen, on whichever engine
     failed: frozenset[int] = frozenset()  # engines that have answered it with an error
@@ -151,6 +152,7 @@ class Drive:
         self._now = 0.0
         self.ended: Callable[[int, float], None] | None = None  # at each request's end: number, time
         self._trouble = Misbehaviour()
+        self._avoided: frozenset[int] = frozenset()  # what waiting requests know of that
         self._steps = [engine.steps for engine in self.engines]
         self._changes: list[tuple[float, int, Change]] = [
             *((at, n, self._joins) for n, at in scenario.joins.items()),
@@ -309,17 +311,28 @@ class Drive:
             if look is not None:
                 look(request, life.query, match)
         placer.observe(self._trouble.reports(self.engines), now)
-        engine = placer.choose(request, life.query, match, now, without=self._without(life, now))
+        self._tell_who_waits(now)
+        engine = placer.choose(request, life.query, match, now, without=self._without(life, now), waited=life.waited)
         if engine is None:
             self.outcome.waited += 1
             self._bind(now)
         else:
             self._send(life, engine, now)
 
+    def _tell_who_waits(self, now: float) -> None:
+        """Let requests that wait avoid what is avoided now, and nothing else."""
+        avoided = self._trouble.avoided(now)
+        if avoided != self._avoided:
+            self._avoided = avoided
+            for request in self.placer.waiting:
+                self.placer.avoid(request, self._without(self._lives[request.number], now))
+
     def _bind(self, now: float) -> None:
+        self._tell_who_waits(now)
         for request, engine in self.placer.bound(now):
             life = self._lives[request.number]
-            self.outcome.longest_wait = max(self.outcome.longest_wait, now - life.asked)
+            life.waited += now - life.asked
+            self.outcome.longest_wait = max(self.outcome.longest_wait, life.waited)
             self._send(life, engine, now)
 
     def _send(self, life: _Life, n: int, now: float) -> None:

@@ -42,11 +42,19 @@ class Placer(Protocol):
         now: float,
         *,
         without: frozenset[int] = frozenset(),
+        waited: float = 0.0,
     ) -> int | None:
         """Choose the number of an engine; None if the request waits in the router until `bound` returns it.
 
-        `without`: numbers of engines that have failed to answer this request.
+        `without`: numbers of engines that it must not go to. `waited`: seconds that it has waited in the router before.
         """
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """The requests that wait in the router."""
+
+    def avoid(self, request: Request, without: frozenset[int]) -> None:
+        """Set the numbers of the engines that a waiting request must not go to."""
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         """Take the requests that waited and go to an engine now."""
@@ -135,6 +143,7 @@ class RouterPlacer:
         now: float,
         *,
         without: frozenset[int] = frozenset(),
+        waited: float = 0.0,
     ) -> int | None:
         found: Any = match
         if self._guess is not None:
@@ -144,14 +153,14 @@ class RouterPlacer:
             for name in self._view.answering(now):
                 self._router.heard(name, now=now)
             loadable = self._view.find(query)
-        allowed = [name for n, name in enumerate(self._workers) if n not in without] if without else None
         decision = self._router.choose(
             content_hashes=query,
             prompt_tokens=request.prompt_tokens,
             match=found,
             loadable=loadable,
             session=request.session,
-            allowed=allowed,
+            allowed=self._allowed(without),
+            waited=waited,
             now=now,
         )
         self._sent[request.number] = decision
@@ -159,6 +168,16 @@ class RouterPlacer:
             self._waiting[request.number] = request
             return None
         return self._goes(request, decision, now)
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return list(self._waiting.values())
+
+    def avoid(self, request: Request, without: frozenset[int]) -> None:
+        self._sent[request.number].allow(self._allowed(without))
+
+    def _allowed(self, without: frozenset[int]) -> list[str] | None:
+        return [name for n, name in enumerate(self._workers) if n not in without] if without else None
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         if not self._waiting:
@@ -265,9 +284,17 @@ class RoutersPlacer:
         now: float,
         *,
         without: frozenset[int] = frozenset(),
+        waited: float = 0.0,
     ) -> int | None:
         self._tell(now)
-        return self._of(request).choose(request, query, match, now, without=without)
+        return self._of(request).choose(request, query, match, now, without=without, waited=waited)
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return [request for router in self.routers for request in router.waiting]
+
+    def avoid(self, request: Request, without: frozenset[int]) -> None:
+        self._of(request).avoid(request, without)
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         self._tell(now)

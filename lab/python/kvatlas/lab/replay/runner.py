@@ -142,10 +142,11 @@ def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
 def _store(policy: str, config: ReplayConfig) -> SharedPool | None:
     """The pool behind the engines' own caches: the configured one, or the one that a bound has instead."""
     engine, tiers = config.fleet.engine, config.tiers
-    if not policy.startswith("all-memory-"):
+    if policy not in BOUNDS[3:]:
         return None if policy in BOUNDS[1:] else tiers.make_pool(engine.block_size)
     transfer = TRANSFERS["free"] if policy == "all-memory-free" else tiers.pull if tiers.pulls else tiers.pool
-    tokens = config.fleet.engines * (engine.cache_tokens + tiers.host_tokens)
+    device = 0 if policy == "host-memory-paid" else engine.cache_tokens
+    tokens = config.fleet.engines * (device + tiers.host_tokens)
     return SharedPool(transfer, tokens // engine.block_size)
 
 
