@@ -167,9 +167,9 @@ def test_orders_are_read_as_the_engine_reads_them() -> None:
 def test_an_index_knows_what_engines_can_load(tmp_path: Path, chunk: int, *, describes: bool) -> None:
     """An index that gets the streams of all engines answers as they do for device, host memory and pool."""
     tiers = TierConfig(host_tokens=100 * SIZE, chunk=chunk, pulls=True, host=QUICK, pool=QUICK, pull=QUICK)
-    # Blocks that are pulled or come from the pool are announced before the device tells their tokens: names do not.
-    folder = str(tmp_path) if describes else ""
-    config = ServerConfig(engine=FAST, tiers=tiers, pool_folder=folder, describes=describes, loras=("a",), speed=20)
+    config = ServerConfig(
+        engine=FAST, tiers=tiers, pool_folder=str(tmp_path), describes=describes, loras=("a",), speed=20
+    )
     chance = random.Random(chunk)
     systems = [[chance.randrange(500) for _ in range(length)] for length in (SIZE * 4, SIZE * 8, 41)]
     asked: list[tuple[list[int], str | None, str | None]] = []
@@ -181,7 +181,7 @@ def test_an_index_knows_what_engines_can_load(tmp_path: Path, chunk: int, *, des
             if asked and chance.random() < 0.5:
                 prompt, lora, salt = chance.choice(asked)
             asked.append((prompt, lora, salt))
-            pulls = describes and engine is not other and chance.random() < 0.5
+            pulls = engine is not other and chance.random() < 0.5
             order = engine.pull_from(other) if pulls else None
             engine.complete(prompt, max_tokens=chance.randrange(1, 9), lora=lora, salt=salt, transfer=order)
         settle(*fleet.engines)

@@ -64,6 +64,9 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
                 several: true,
                 looks_ahead: false,
                 shows_salts: Some(true),
+                clears_host: true,
+                chunks: [4, 0, 1],
+                undescribed: vec![(u64::MAX, [1, 0, 2])],
                 unknown: UnnamedProofs::default(),
             })
             .collect(),

@@ -100,6 +100,7 @@ impl Stream {
             replay_endpoint: None,
             topic: String::new(),
             count_copies: true,
+            host_chunk: None,
             source: "zmq".to_owned(),
         };
         Arc::new(Self::new(worker.into(), registration))

@@ -24,6 +24,7 @@ fn registration(port: u16) -> Registration {
         replay_endpoint: None,
         topic: String::new(),
         count_copies: true,
+        host_chunk: None,
         names: None,
         source: "test".to_owned(),
     }

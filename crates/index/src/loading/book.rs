@@ -170,6 +170,11 @@ impl LoadBook {
         self.pools.iter().any(|it| it.pool.members.has(worker))
     }
 
+    /// True if a tier of a worker's is a pool.
+    pub(crate) fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
+        self.pools.iter().any(|it| it.pool.tier == tier && it.pool.members.has(worker))
+    }
+
     /// Begins a rank's part.
     pub(crate) fn track(&mut self, number: u32, worker: Arc<str>, rank: u32) {
         let (pools, settings) = (pools_of(&self.pools, &worker), self.settings_of(&worker));
@@ -193,6 +198,12 @@ impl LoadBook {
     pub(crate) fn block_in_pools(&self, rank: u32, name: u64) -> Option<(Option<u64>, u64)> {
         let pools = &self.ranks.get(&rank)?.pools;
         pools.iter().find_map(|&pool| Some(self.pools[pool as usize].names.get(name)?.block))
+    }
+
+    /// The block that a name means in the pools of a worker.
+    pub(crate) fn block_in_pools_of(&self, worker: &str, name: u64) -> Option<(Option<u64>, u64)> {
+        let mut pools = self.pools.iter().filter(|it| it.pool.members.has(worker));
+        pools.find_map(|it| Some(it.names.get(name)?.block))
     }
 
     /// Takes over changed blocks of a rank. `device_says`: something was stored on its device, which decides what names

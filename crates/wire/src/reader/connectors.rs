@@ -5,6 +5,8 @@
 //! as local, announces clears of its own. They come after the device's events of the batch: after an event of the
 //! connector's, or at the end of a batch in which the device was cleared and has stored something since.
 
+use std::num::NonZeroU32;
+
 use kvatlas_index::{Changes, Event, RankHandle, RankRef, Tier};
 
 use super::Reader;
@@ -21,22 +23,31 @@ impl Reader {
             for tier in CONNECTORS {
                 self.record_tier(index, rank, tier);
                 index.clear(rank.worker(), Some(rank.rank()), Some(tier));
-                self.reset_tier(tier);
+                self.note_cleared(tier);
             }
-            return;
+            return self.forget_undescribed(&CONNECTORS, index, rank);
         }
         if index.resets_keep(rank.worker()) {
             self.record_tier(index, rank, Tier::Gpu);
             index.reset(rank.worker(), Some(rank.rank()));
-            return self.reset_tier(Tier::Gpu);
+            return self.note_cleared(Tier::Gpu);
         }
         index.reset(rank.worker(), Some(rank.rank()));
         if let Some(recorder) = &mut self.recorder {
             recorder.clear();
         }
+        self.forget_undescribed(&Tier::ALL[1..], index, rank);
         self.salts = Salts::default();
         if let Some(hybrid) = &self.hybrid {
             hybrid.clear(None);
+        }
+    }
+
+    /// Forgets what was announced by name alone on tiers that were cleared; what is in a pool stays.
+    fn forget_undescribed(&mut self, cleared: &[Tier], index: &Changes<'_>, rank: &RankHandle) {
+        if !self.undescribed.is_empty() {
+            let own = cleared.iter().filter(|tier| !index.is_in_pool(rank.worker(), **tier));
+            own.for_each(|tier| self.undescribed.clear(*tier));
         }
     }
 
@@ -46,14 +57,36 @@ impl Reader {
         self.clears_host |= is_local && CONNECTORS.contains(&tier);
     }
 
-    /// Learns how many blocks a chunk of a tier has: each store has whole chunks, so it is their greatest common divisor.
+    /// Learns how many blocks a chunk of a tier has: each store has whole chunks, so it is their greatest common divisor,
+    /// unless it was told.
     #[inline]
     pub(super) fn learn_chunk(&mut self, tier: Tier, blocks: usize, index: &Changes<'_>, rank: &RankHandle) {
         let Some(slot) = (tier as usize).checked_sub(1) else { return };
-        let chunk = gcd(self.chunks[slot], u32::try_from(blocks).unwrap_or(1));
+        let told = self.host_chunk.filter(|_| tier == Tier::Cpu);
+        let chunk = told.map_or_else(|| gcd(self.chunks[slot], u32::try_from(blocks).unwrap_or(1)), NonZeroU32::get);
+        self.set_chunk(slot, chunk, index, rank);
+    }
+
+    /// Takes a tier's chunks, which come by the names of their last blocks, to be as long as was told, unless stores have
+    /// shown it.
+    pub(super) fn take_chunk(&mut self, tier: Tier, index: &Changes<'_>, rank: &RankHandle) {
+        if let Some(slot) = (tier as usize).checked_sub(1)
+            && self.chunks[slot] == 0
+            && let Some(told) = self.host_chunk
+        {
+            self.set_chunk(slot, told.get(), index, rank);
+        }
+    }
+
+    #[inline]
+    fn set_chunk(&mut self, slot: usize, chunk: u32, index: &Changes<'_>, rank: &RankHandle) {
         if chunk != self.chunks[slot] {
             self.chunks[slot] = chunk;
+            let tier = Tier::ALL[slot + 1];
             index.learn_chunk(rank.worker(), rank.rank(), tier, chunk);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.chunk(tier, chunk);
+            }
         }
     }
 

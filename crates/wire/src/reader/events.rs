@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvatlas_index::{self as index, BlockHash, Changes, RankHandle, RankRef};
+use kvatlas_index::{self as index, BlockHash, Changes, RankHandle, RankRef, Tier};
 
 use super::salts::Salts;
 use super::{Reader, Scratch, Tally};
@@ -73,6 +73,10 @@ impl Reader {
         }
         tally.store(tier, names.len());
         tally.reused_blocks += if it.reused { names.len() as u64 } else { 0 };
+        if !self.undescribed.is_empty() {
+            let described = names.to_vec();
+            self.count_described(&described, it.group.is_none(), index, rank, tally);
+        }
         if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
     }
 
@@ -87,7 +91,8 @@ impl Reader {
     }
 
     /// Blocks that were copied to another tier and are announced by name alone, as vLLM's offloading connectors do
-    /// unless told otherwise: they contain what the rank holds under these names.
+    /// unless told otherwise: they contain what the rank holds under these names. Names under which it holds nothing yet
+    /// count when it does.
     fn store_by_name<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
@@ -101,6 +106,7 @@ impl Reader {
             return Ok(());
         }
         let tier = it.tier();
+        self.take_chunk(tier, index, rank);
         let names = &mut self.scratch.names;
         names.clear();
         names.extend(it.block_hashes.iter().map(N::block_hash));
@@ -108,21 +114,52 @@ impl Reader {
         // They come in the order of the names.
         let mut left_out = unknown.iter().peekable();
         names.retain(|name| left_out.next_if_eq(&name).is_none());
+        let known = std::mem::take(names);
+        self.note_known(tier, &known, it.group.is_none(), index, tally);
+        self.scratch.names = known;
+        tally.named_blocks += it.block_hashes.len() as u64;
+        let counts = index.config().count_copies;
+        let wait = unknown.into_iter().filter(|name| !self.undescribed.add(*name, tier, counts)).count();
+        if wait == 0 { Ok(()) } else { Err(Reason::NoContent) }
+    }
+
+    /// Counts copies that were announced by name alone, of blocks that have been described now.
+    #[cold]
+    fn count_described(
+        &mut self,
+        names: &[BlockHash],
+        is_sole: bool,
+        index: &mut Changes<'_>,
+        rank: &RankHandle,
+        tally: &mut Tally,
+    ) {
+        for &name in names {
+            let Some(copies) = self.undescribed.take(name) else { continue };
+            for (&tier, copies) in Tier::ALL[1..].iter().zip(copies) {
+                for _ in 0..copies {
+                    if index.store_known(rank, tier, &[name]).is_empty() {
+                        self.note_known(tier, &[name], is_sole, index, tally);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes that blocks, which the index knows by name, were stored on a tier. `is_sole`: the engine names no cache groups.
+    fn note_known(&mut self, tier: Tier, names: &[BlockHash], is_sole: bool, index: &Changes<'_>, tally: &mut Tally) {
         let count_copies = self.count_copies && index.config().count_copies;
         if let Some(recorder) = &mut self.recorder {
             recorder.store_known(tier, names, !index.config().count_copies);
         }
-        for &name in &*names {
+        for &name in names {
             let salt = self.salts.of(name);
             self.salts.store(&[name], salt.as_ref(), tier, count_copies);
         }
         if let Some(hybrid) = &self.hybrid {
             // What they contain was said when they were stored first.
-            hybrid.store(None, names, &[], tier, it.group.is_none(), count_copies);
+            hybrid.store(None, names, &[], tier, is_sole, count_copies);
         }
         tally.store(tier, names.len());
-        tally.named_blocks += it.block_hashes.len() as u64;
-        if unknown.is_empty() { Ok(()) } else { Err(Reason::NoContent) }
     }
 
     pub(super) fn remove<N: BlockName>(
@@ -148,6 +185,13 @@ impl Reader {
             tally.group_events += 1;
             return Ok(());
         }
+        let mut described = Vec::new();
+        let names = if self.undescribed.is_empty() {
+            names
+        } else {
+            described.extend(names.iter().filter(|name| !self.undescribed.remove(**name, tier)));
+            &described[..]
+        };
         index.remove(rank, tier, names);
         if let Some(recorder) = &mut self.recorder {
             recorder.remove(tier, names, !index.config().count_copies);

@@ -6,7 +6,9 @@ mod groups;
 mod salts;
 mod state;
 mod tally;
+mod undescribed;
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 
 use kvatlas_index::{BlockHash, BlockIndex, RankHandle, RankRef, Tier};
@@ -14,6 +16,7 @@ use kvatlas_index::{BlockHash, BlockIndex, RankHandle, RankRef, Tier};
 use self::groups::Groups;
 use self::salts::{Adapters, Salts};
 use self::tally::OtherSizes;
+use self::undescribed::NameOnlyBlocks;
 use crate::compact::Recorder;
 use crate::event::{BatchOf, EventOf};
 use crate::hybrid::Hybrid;
@@ -52,8 +55,12 @@ pub struct Reader {
     recorder: Option<Box<Recorder>>,
     /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
     clears_host: bool,
-    /// Blocks in a chunk of each tier beyond the device, as far as stores show; 0 before the first.
+    /// Blocks in a chunk of host memory, if that was told.
+    host_chunk: Option<NonZeroU32>,
+    /// Blocks in a chunk of each tier beyond the device, as told, or as far as stores show; 0 before the first.
     chunks: [u32; 3],
+    /// Blocks beyond the device whose contents the engine has not said yet.
+    undescribed: NameOnlyBlocks,
     /// Handle of the rank that the last batch was applied to.
     rank: Option<RankHandle>,
     /// Scratch space, kept for its memory.
@@ -96,7 +103,9 @@ impl Reader {
             has_stored: false,
             recorder: None,
             clears_host: false,
+            host_chunk: None,
             chunks: [0; 3],
+            undescribed: NameOnlyBlocks::default(),
             rank: None,
             scratch: Scratch::default(),
         }
@@ -122,10 +131,18 @@ impl Reader {
         Self { follow_groups, ..self }
     }
 
+    /// Sets how many blocks the engine has in a chunk of host memory; none, as by default, to learn it from stores. Stores
+    /// of chunks by the name of their last block do not show it. Where the engine announces chunks of its other tiers so,
+    /// they are taken to be as long.
+    #[must_use]
+    pub fn chunking(self, host_chunk: Option<NonZeroU32>) -> Self {
+        Self { host_chunk, ..self }
+    }
+
     /// Writes down what it changes in the index, from now on.
     #[must_use]
     pub fn recording(self) -> Self {
-        Self { recorder: Some(Box::default()), ..self }
+        Self { recorder: Some(Box::new(Recorder::with_chunks(self.chunks))), ..self }
     }
 
     /// Recorder of the reader's changes, if they are written down.
@@ -178,6 +195,7 @@ impl Reader {
         *self = Self::new(self.block_size)
             .calling(self.identity.clone())
             .counting(self.count_copies)
+            .chunking(self.host_chunk)
             .following_groups(self.follow_groups);
         self.recorder = recorder.then(Box::default);
         self.rank = rank;
@@ -185,6 +203,11 @@ impl Reader {
 
     /// Forgets what was on one tier, because that was cleared.
     pub fn reset_tier(&mut self, tier: Tier) {
+        self.undescribed.clear(tier);
+        self.note_cleared(tier);
+    }
+
+    fn note_cleared(&mut self, tier: Tier) {
         self.salts.clear(tier);
         if let Some(hybrid) = &self.hybrid {
             hybrid.clear(Some(tier));
@@ -226,10 +249,18 @@ impl Reader {
         self.salts.store(names, Some(salt), Tier::Gpu, false);
     }
 
-    /// Blocks in a chunk of host memory, of local disks and of what is external, as stores show; 0 before the first one.
+    /// Blocks in a chunk of host memory, of local disks and of what is external, as told or as stores show; 0 before the
+    /// first one.
     #[must_use]
     pub fn chunks(&self) -> [u32; 3] {
         self.chunks
+    }
+
+    /// Number of blocks that were announced by name on tiers beyond the device, and whose contents the engine has not said
+    /// yet. They count from when it does.
+    #[must_use]
+    pub fn undescribed(&self) -> usize {
+        self.undescribed.len()
     }
 
     /// The size that most blocks have of those that were refused for it, and how many these are.

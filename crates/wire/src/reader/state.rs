@@ -7,6 +7,7 @@ use kvatlas_index::{BlockHash, Tier};
 use super::Reader;
 use super::groups::Groups;
 use super::salts::Salts;
+use super::undescribed::NameOnlyBlocks;
 
 /// A block that is held under a salt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +33,13 @@ pub struct ReaderState {
     pub looks_ahead: bool,
     /// True if events have a place for salts; none while that is not known.
     pub shows_salts: Option<bool>,
+    /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
+    pub clears_host: bool,
+    /// Blocks in a chunk of each tier beyond the device, as told or as stores show; 0 before the first.
+    pub chunks: [u32; 3],
+    /// Blocks that were announced by name on tiers beyond the device, with their copies on each, and whose contents the
+    /// engine has not said yet; in the order of their announcements.
+    pub undescribed: Vec<(BlockHash, [u32; Tier::ALL.len() - 1])>,
     /// The salted blocks held, in any order.
     pub salts: Vec<SaltedBlock>,
 }
@@ -50,6 +58,9 @@ impl Reader {
             several: self.groups.several,
             looks_ahead: self.looks_ahead,
             shows_salts: self.shows_salts,
+            clears_host: self.clears_host,
+            chunks: self.chunks,
+            undescribed: self.undescribed.iter().collect(),
             salts: self.salts.iter().map(salted).collect(),
         })
     }
@@ -57,9 +68,13 @@ impl Reader {
     /// Takes up what another one remembered, of a rank that holds the same. Its settings stay.
     #[must_use]
     pub fn with_state(self, state: ReaderState) -> Self {
-        let ReaderState { decides, others, several, looks_ahead, shows_salts, salts } = state;
+        let ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts } =
+            state;
         let mut blocks = Salts::default();
         salts.into_iter().for_each(|it| blocks.put(it.name, it.salt, it.copies));
-        Self { groups: Groups { decides, others, several }, looks_ahead, shows_salts, salts: blocks, ..self }
+        let mut waiting = NameOnlyBlocks::default();
+        undescribed.into_iter().for_each(|(name, copies)| waiting.put(name, copies));
+        let groups = Groups { decides, others, several };
+        Self { groups, looks_ahead, shows_salts, clears_host, chunks, undescribed: waiting, salts: blocks, ..self }
     }
 }
