@@ -10,6 +10,7 @@
 //! | `no_engine.rs`, `engine_wait.rs`, `outage.rs` | requests that wait because no engine is up: their queue, the wait of one, and what the log says of that |
 //! | `life.rs` | what becomes of it there |
 //! | `engines.rs` | engines come, go and report |
+//! | `warm_up.rs` | engines that are new are brought blocks |
 
 mod candidates;
 mod choose;
@@ -25,6 +26,7 @@ pub(crate) mod record;
 mod reuse;
 mod waiter;
 mod waiting;
+mod warm_up;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -48,11 +50,13 @@ use crate::remote::external_index::ExternalIndex;
 use crate::requests::prompts::PromptForms;
 
 use waiter::Waiter;
+use warm_up::WarmUps;
 
 pub(crate) use candidates::may_be_served_elsewhere;
 pub(crate) use choose::Outlook;
 pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
 pub(crate) use placement::Placement;
+pub(crate) use warm_up::{WARM_UPS, WarmUp, WarmUpResult};
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
 const UNKNOWN_CACHE: usize = 16_384;
@@ -73,6 +77,7 @@ pub(crate) struct Places {
     pub(crate) recorder: Option<Recorder>,
     /// Share of prompts that caches could hold.
     reuse: ReuseMeter,
+    pub(crate) warm_ups: WarmUps,
     policy: String,
     wants: PromptForms,
 }
@@ -134,6 +139,7 @@ impl Places {
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
             reuse: ReuseMeter::new(seconds()),
+            warm_ups: WarmUps::new(config.warm_up),
             policy: name,
             wants,
         })
@@ -214,6 +220,7 @@ impl Places {
                 "held_blocks": number(rows.held_blocks[at]),
                 "capacity_blocks": number(rows.capacity_blocks[at]),
                 "transfers": transfers.iter().filter(|it| it.is_of(&engine.name, rank)).map(LearntTransfer::to_json).collect::<Vec<_>>(),
+                "warm_up": self.warm_ups.to_json(*id),
                 "trusted": rows.trusted[at],
                 "sent": rows.sent[at],
                 "age": number(rows.age[at]),

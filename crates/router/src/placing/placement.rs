@@ -12,6 +12,7 @@ use super::holdings::HeldThen;
 use crate::answers::observe::{AnswerFacts, Stop, Usage};
 use crate::engines::{Engine, EngineModelCounts};
 use crate::model_counts::ModelCounts;
+use crate::placing::WarmUp;
 use crate::placing::decisions::{Outcome, Record};
 use crate::remote::sites::Claim;
 use crate::requests::evidence::SentPrompt;
@@ -63,6 +64,8 @@ pub(crate) struct Placement {
     pub(crate) media: Option<ModelMedia>,
     /// Parts that the engine is to load and to pull.
     pub(crate) transfer: Option<Box<core::Transfer>>,
+    /// Request that lets another engine pull the prompt, if one is of use.
+    pub(crate) warm_up: Option<Box<WarmUp>>,
     /// The request as a part of its session.
     pub(super) turn: Option<Arc<Turn>>,
     /// Prompt tokens expected not to be cached.

@@ -21,6 +21,7 @@ mod respond;
 mod token_bodies;
 mod tokens;
 pub(crate) mod transfer_field;
+mod warm_up;
 
 use std::sync::Arc;
 
