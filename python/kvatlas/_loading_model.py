@@ -248,14 +248,14 @@ class ReferenceLoading:
         name: str,
         *,
         members: Iterable[str] | None = None,
-        chunk: int = 1,
+        chunk: int | None = None,
         tier: Tier = "external",
         announces_removals: bool = False,
         lifetime: float | None = None,
         room: int | None = None,
     ) -> None:
         named = None if members is None else frozenset(members)
-        pool = Pool(name, named, tier, chunk, announces_removals, lifetime, room)
+        pool = Pool(name, named, tier, chunk or 1, announces_removals, lifetime, room)
         before = self._model.pools.get(name, pool)
         pool.meant, pool.seen = before.meant, before.seen
         self._model.pools[name] = pool

@@ -457,7 +457,7 @@ fn what_a_pool_has_by_name_alone_stays_after_a_reset() {
         name: "folder".into(),
         members: Members::Named(vec!["w".into()]),
         tier: Tier::External,
-        chunk: NonZeroU32::MIN,
+        chunk: Some(NonZeroU32::MIN),
         announces_removals: false,
         lifetime: None,
         room: None,

@@ -54,7 +54,7 @@ enum Stage {
     Open,
     /// After its end: the engine holds as much as it may be brought, or there was no more time.
     Over,
-    /// After a request that failed.
+    /// Failure: a request did not do what it should.
     Failed,
 }
 

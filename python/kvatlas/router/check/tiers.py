@@ -186,7 +186,7 @@ def _stores(one: CheckedEngine, pools: Sequence[Pool]) -> None:
         )
     for pool in mine:
         known = found.chunks.get(pool.tier) or tiers.host_chunk
-        if known is not None and found.has(pool.tier) and known != pool.chunk:
+        if known is not None and found.has(pool.tier) and pool.chunk not in (None, known):
             report.add(
                 "pool",
                 "problem",
