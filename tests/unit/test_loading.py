@@ -123,6 +123,10 @@ def run_batches(seed: int) -> tuple[int, int]:
     for worker in WORKERS:
         chunks = {f"{tier}_chunk": chunk for tier in ("host", "disk", "external")}
         pair.both("loading.set_offloading", worker, **chunks, resets_keep=rng.choice([True, False, None]))
+        # What blocks mean that are gone is remembered from a rank's first block beyond its device on.
+        first = Stored([name_of((9,))], parent=None, tokens=[9], block_size=1, tier="cpu")
+        pair.index.apply(worker, decode_batch(encode_batch([first], timestamp=1.0)))
+        pair.model.store(worker, block_hashes=first.block_hashes, tokens=[9], tier="cpu")
     if rng.random() < 0.5:
         pair.both("loading.add_pool", "folder", members=["a", "b"], chunk=chunk)
     prompts: list[tuple[int, ...]] = [(1,)]
