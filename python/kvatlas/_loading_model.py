@@ -77,6 +77,16 @@ class LoadingModel:
         """The block that a name means in the pools that a worker may load from."""
         return next((pool.meant[name] for pool in self.pools_of(worker) if name in pool.meant), None)
 
+    def held_in_pools(self, worker: str, name: Name) -> Block | None:
+        """The block that a name means in these pools, if one of them has it, or a block that continues it."""
+        for pool in self.pools_of(worker):
+            kept: set[Name | None] = set(pool.seen)
+            while more := {pool.meant[it][0] for it in kept if it in pool.meant} - kept:
+                kept |= more
+            if name in kept and name in pool.meant:
+                return pool.meant[name]
+        return None
+
     def stored(self, worker: str, rank: int, tier: Tier, name: Name, block: Block) -> None:
         """A rank has a block that means this. What the device says of a name counts in pools too."""
         self.meant.setdefault((worker, rank), {})[name] = block
@@ -120,7 +130,8 @@ class LoadingModel:
 
     def answer(self, rank: tuple[str, int], ranks: Ranks, query: Chain) -> Loadable:
         worker, held, pools = rank[0], ranks.get(rank, {}), self.pools_of(rank[0])
-        chains = Chains([*held.values(), *(pool.meant for pool in pools), self.meant.get(rank, {})])
+        known = [*held.values(), *(pool.meant for pool in pools), self.meant.get(rank, {})]
+        chains = Chains(known, [(pool.meant, self.chains_of_pool(pool, ranks)) for pool in pools])
         chunks = self.settings(worker).chunks
         own = [(chunks[tier], own_source(tier, {chains.of(name) for name in held.get(tier, {})})) for tier in OWN]
         shared = [(pool.chunk, self.pool_source(pool, ranks)) for pool in pools]
@@ -131,10 +142,13 @@ class LoadingModel:
         segments = walk(begun, own + shared, query)
         return Loadable(*rank, device, host[-1].end if host else 0, rank in self.in_doubt, tuple(segments))
 
-    def pool_source(self, pool: Pool, ranks: Ranks) -> Callable[[int, int, Chain], Segment | None]:
+    def chains_of_pool(self, pool: Pool, ranks: Ranks) -> "Chains":
         members = [rank for rank in ranks if pool.has(rank[0])]
         beside = [names for rank in members for names in (*ranks[rank].values(), self.meant.get(rank, {}))]
-        chains = Chains([pool.meant, *beside])
+        return Chains([pool.meant, *beside])
+
+    def pool_source(self, pool: Pool, ranks: Ranks) -> Callable[[int, int, Chain], Segment | None]:
+        chains = self.chains_of_pool(pool, ranks)
         last: dict[Chain | None, float] = {}
         for name, seen in pool.seen.items():
             it = chains.of(name)
@@ -154,18 +168,26 @@ def own_source(tier: Tier, chains: set[Chain | None]) -> Callable[[int, int, Cha
 
 
 class Chains:
-    """Contents of all blocks up to the one of a given name, from the beginning; None if one of them is not known."""
+    """Contents of all blocks up to the one of a given name, from the beginning; None if one of them is not known.
 
-    def __init__(self, known: Sequence[Mapping[Name, Block]]) -> None:
+    `pools`: the names of each pool that names blocks alike, and the chains that are known there.
+    """
+
+    def __init__(
+        self, known: Sequence[Mapping[Name, Block]], pools: Sequence[tuple[Mapping[Name, Block], "Chains"]] = ()
+    ) -> None:
         self.known = known
+        self.pools = pools
         self.chains: dict[Name | None, Chain | None] = {None: ()}
 
     def of(self, name: Name | None) -> Chain | None:
         way: list[tuple[Name | None, int]] = []
         while name is not None and name not in self.chains:
             block = next((names[name] for names in self.known if name in names), None)
-            self.chains[name] = None  # Until it is known; and so it stays in a circle.
-            if block is None:
+            same = (chains.of(name) for names, chains in self.pools if name in names and names[name] == block)
+            # Until it is known; and so it stays in a circle.
+            self.chains[name] = next((chain for chain in same if chain is not None), None)
+            if block is None or self.chains[name] is not None:
                 break
             way.append((name, block[1]))
             name = block[0]
@@ -226,14 +248,14 @@ class ReferenceLoading:
         name: str,
         *,
         members: Iterable[str] | None = None,
-        chunk: int = 1,
+        chunk: int | None = None,
         tier: Tier = "external",
         announces_removals: bool = False,
         lifetime: float | None = None,
         room: int | None = None,
     ) -> None:
         named = None if members is None else frozenset(members)
-        pool = Pool(name, named, tier, chunk, announces_removals, lifetime, room)
+        pool = Pool(name, named, tier, chunk or 1, announces_removals, lifetime, room)
         before = self._model.pools.get(name, pool)
         pool.meant, pool.seen = before.meant, before.seen
         self._model.pools[name] = pool

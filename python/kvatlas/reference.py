@@ -24,6 +24,10 @@ Blocks = dict[Name, tuple[Name | None, int]]
 """Blocks held: name -> (name of the parent, content hash)."""
 
 
+Undescribed = dict[Name, list[Tier]]
+"""Copies of blocks of which only the names are known: name -> the tier of each copy."""
+
+
 Children = dict[tuple[Name | None, int], set[Name]]
 """Children: (name of a block or None for the root, content hash) -> names of the blocks that continue it so."""
 
@@ -129,6 +133,7 @@ class ReferenceIndex:
         self.count_copies = count_copies
         self._ranks: dict[str, dict[int, Rank]] = {}
         self._loading = LoadingModel()
+        self._undescribed: dict[tuple[str, int], Undescribed] = {}
         self._counters = dict.fromkeys(("stores", "removes", "clears", "drops", "replaced", "unknown_removals"), 0)
 
     def store(
@@ -149,6 +154,11 @@ class ReferenceIndex:
         for name, content in zip(block_hashes, contents, strict=True):
             self._store_block(worker, rank, tier, name, (parent, content))
             parent = name
+        waiting = self._undescribed.get((worker, rank), {})
+        described = [(name, waiting.pop(name, [])) for name in block_hashes]
+        for name, tiers in described:
+            for where in tiers:
+                self.store_known(worker, block_hashes=[name], rank=rank, tier=where)
 
     def _store_block(self, worker: str, rank: int, tier: Tier, name: Name, block: tuple[Name | None, int]) -> None:
         held = self._ranks.setdefault(worker, {}).setdefault(rank, Rank())
@@ -165,18 +175,21 @@ class ReferenceIndex:
         self._loading.stored(worker, rank, tier, name, now_meant)
         return None
 
-    def store_known(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: Tier = "cpu") -> list[Name]:
-        """Store blocks that are given by name only, as the rank or its pools know them. Returns unknown names."""
-        unknown = []
+    def store_known(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: Tier = "cpu") -> None:
+        """Store blocks that are given by name only, as the rank or its pools know them.
+
+        What neither knows counts from the next store that says what it contains, unless it is removed before.
+        """
         for name in block_hashes:
             held = self._ranks.get(worker, {}).get(rank, Rank())
-            block = held.device.get(name) or held.offloaded.get(name) or self._loading.in_pools(worker, name)
-            if block is None:
-                unknown.append(name)
-            else:
+            block = held.device.get(name) or held.offloaded.get(name) or self._loading.held_in_pools(worker, name)
+            if block is not None:
                 self._counters["stores"] += 1
                 self._store_block(worker, rank, tier, name, block)
-        return unknown
+                continue
+            copies = self._undescribed.setdefault((worker, rank), {}).setdefault(name, [])
+            if self.count_copies or tier not in copies:
+                copies.append(tier)
 
     def _store_on_device(self, held: Rank, _tier: Tier, name: Name, block: tuple[Name | None, int]) -> None:
         if held.device.get(name, block) != block:
@@ -199,8 +212,11 @@ class ReferenceIndex:
         held = self._ranks.get(worker, {}).get(rank, Rank())
         held.views = None
         pool = self._loading.pool_at(worker, tier) if tier != "gpu" else None
+        waiting = self._undescribed.get((worker, rank), {})
         for name in block_hashes:
-            if pool is not None and rank in self._ranks.get(worker, {}):
+            if tier in waiting.get(name, ()):
+                waiting[name].remove(tier)
+            elif pool is not None and rank in self._ranks.get(worker, {}):
                 self._counters["unknown_removals"] += pool.seen.pop(name, None) is None
             elif tier == "gpu" and name in held.device:
                 held.device_copies[name] -= 1
@@ -220,6 +236,11 @@ class ReferenceIndex:
 
     def clear(self, worker: str, *, rank: int | None = None, tier: Tier | None = None) -> None:
         self._counters["clears"] += 1
+        for number in [number for name, number in self._undescribed if name == worker and rank in (None, number)]:
+            waiting = self._undescribed[worker, number]
+            for name, copies in waiting.items():
+                # What is in a pool stays.
+                waiting[name] = [it for it in copies if tier not in (None, it) or self._loading.pool_at(worker, it)]
         for number, held in self._ranks.get(worker, {}).items():
             if rank is not None and rank != number:
                 continue
@@ -239,6 +260,8 @@ class ReferenceIndex:
             self._loading.offloads.discard((worker, rank))
             self._loading.in_doubt.discard((worker, rank))
         self._ranks.pop(worker, None)
+        for number in [number for name, number in self._undescribed if name == worker]:
+            del self._undescribed[worker, number]
 
     def find(
         self,

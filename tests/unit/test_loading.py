@@ -16,6 +16,7 @@ from kvatlas import BlockIndex
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.reference import ReferenceIndex
 from kvatlas.types import Loadable, Segment, Tier
+from kvatlas.wire import Cleared, Removed, Stored, decode_batch, encode_batch
 
 WORKERS = ["a", "b", "c"]
 OFFLOADED: list[Tier] = ["cpu", "disk", "external"]
@@ -111,14 +112,77 @@ def run(seed: int) -> int:
     return answers
 
 
+def run_batches(seed: int) -> tuple[int, int]:
+    """A random stream of batches in which many blocks beyond the device are announced by name alone.
+
+    Returns the number of answers that were compared, and how many of them count blocks that were described later.
+    """
+    rng = random.Random(seed)
+    pair = Pair()
+    chunk = rng.choice([1, 2, 4])
+    for worker in WORKERS:
+        chunks = {f"{tier}_chunk": chunk for tier in ("host", "disk", "external")}
+        pair.both("loading.set_offloading", worker, **chunks, resets_keep=rng.choice([True, False, None]))
+        # What blocks mean that are gone is remembered from a rank's first block beyond its device on.
+        first = Stored([name_of((9,))], parent=None, tokens=[9], block_size=1, tier="cpu")
+        pair.index.apply(worker, decode_batch(encode_batch([first], timestamp=1.0)))
+        pair.model.store(worker, block_hashes=first.block_hashes, tokens=[9], tier="cpu")
+    if rng.random() < 0.5:
+        pair.both("loading.add_pool", "folder", members=["a", "b"], chunk=chunk)
+    prompts: list[tuple[int, ...]] = [(1,)]
+    while len(prompts) < 8:
+        prompts.append(rng.choice(prompts) + tuple(rng.choices([1, 2], k=rng.randint(1, 6))))
+    answers, late = 0, 0
+    waiting: set[tuple[str, int]] = set()
+    for _ in range(60):
+        worker, prompt = rng.choice(WORKERS), rng.choice(prompts)
+        names = [name_of(prompt[: end + 1]) for end in range(len(prompt))]
+        tier = rng.choice(OFFLOADED)
+        event: Stored | Removed | Cleared
+        match rng.randrange(12):
+            case 0:
+                event = Cleared()
+                pair.model.loading.reset(worker, rank=0)
+            case 1 | 2 | 3:
+                gone = rng.sample(names, k=rng.randint(1, len(names)))
+                event = Removed(gone, tier=rng.choice(["gpu", tier]))
+                pair.model.remove(worker, block_hashes=gone, tier=event.tier)
+            case 4 | 5 | 6 | 7:
+                alone = rng.sample(names, k=rng.randint(1, len(names)))
+                event = Stored(alone, parent=None, tokens=[], block_size=0, tier=tier)
+                pair.model.store_known(worker, block_hashes=alone, tier=tier)
+                waiting |= {(worker, name) for name in alone}
+            case _:
+                where: Tier = rng.choice(["gpu", "gpu", "gpu", tier])
+                event = Stored(names, parent=None, tokens=list(prompt), block_size=1, tier=where)
+                pair.model.store(worker, block_hashes=names, tokens=list(prompt), tier=where)
+                late += sum((worker, name) in waiting for name in names)
+        payload = encode_batch([event], timestamp=1.0)
+        assert pair.index.apply(worker, decode_batch(payload)).refused == {}
+        for asked in prompts:
+            found, wanted = pair.both("loading.find", tokens=list(asked))
+            assert found == wanted
+            answers += len(found)
+    return answers, late
+
+
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_the_index_equals_the_model(seed: int) -> None:
     run(seed)
 
 
+@settings(max_examples=60)
+@given(st.integers(0, 2**32))
+def test_blocks_that_are_described_later(seed: int) -> None:
+    run_batches(seed)
+
+
 def test_streams_have_answers() -> None:
     assert sum(map(run, range(5))) > 1000
+    answers, late = zip(*map(run_batches, range(5)), strict=True)
+    assert sum(answers) > 1000
+    assert sum(late) > 20
 
 
 def test_parts_of_a_prompt_and_their_ages() -> None:

@@ -13,7 +13,7 @@ from tests.support.tier_records import records
 from kvatlas import BlockIndex
 from kvatlas.reference import ReferenceIndex
 from kvatlas.types import Loadable
-from kvatlas.wire import Batch, Cleared, Removed, Stored, decode_batch
+from kvatlas.wire import Batch, Cleared, Removed, Stored, decode_batch, encode_batch
 
 BLOCK = 16
 
@@ -60,6 +60,7 @@ class ReaderSettings:
     share_folder: bool = True
     newest: bool = False
     looks: bool = False  # at the folder, whenever the recording lists what is in it
+    names_alone: bool = False  # of chunks beyond the device, as engines without self_describing_kv_events have it
 
 
 RIGHT = ReaderSettings()
@@ -103,7 +104,7 @@ class ModelReader:
 
     def store(self, worker: str, event: Stored) -> None:
         if event.block_size == 0:
-            assert self.index.store_known(worker, block_hashes=event.block_hashes, tier=event.tier) == []
+            self.index.store_known(worker, block_hashes=event.block_hashes, tier=event.tier)
             return
         parent, salt = event.parent, event.salt
         for number, name in enumerate(event.block_hashes):
@@ -140,6 +141,8 @@ def wrong_answers(
             case "frames":
                 batch = decode_batch(base64.b64decode(record["frames"][2]))
                 assert batch.refused == ()
+                if reading.names_alone:
+                    batch = with_names_alone(batch, fleet.chunk)
                 reader.apply(engine, batch)
             case "reset" if record["connector"] and not reading.keep_host:
                 reader.index.clear(engine, tier="cpu")  # The stream does not say it.
@@ -161,6 +164,22 @@ def wrong_answers(
                     pulled_tokens = BLOCK * min(last_token, max(own.own_depth, source.host))
     assert answers == fleet.answers
     return +wrong
+
+
+def with_names_alone(batch: Batch, chunk: int) -> Batch:
+    """The batch as an engine without `self_describing_kv_events` has it: chunks by the name of their last block."""
+    events: list[Stored | Removed | Cleared] = []
+    for event in batch.events:
+        if isinstance(event, Cleared) or event.tier == "gpu":
+            events.append(event)
+            continue
+        last = event.block_hashes[chunk - 1 :: chunk]
+        where: dict[str, Any] = {"medium": event.medium, "locality": event.locality}
+        if isinstance(event, Stored):
+            events += [Stored([name], parent=None, tokens=[], block_size=0, **where) for name in last]
+        else:
+            events.append(Removed(last, **where))
+    return decode_batch(encode_batch(events, timestamp=batch.timestamp, rank=batch.rank))
 
 
 def found_by(loading: LoadableFinder, record: dict[str, Any]) -> dict[str, Loadable]:
@@ -194,6 +213,20 @@ def test_every_answer(
     """Only what was deleted behind the engines' backs is wrong, and too deep."""
     deleted = {"folder after a deletion": 10, "loadable after a deletion": 5} if fleet is FOLDER else {}
     assert wrong_answers(tier_streams, fleet, make(RIGHT)) == deleted
+
+
+@pytest.mark.parametrize("make", [of_index, ModelReader], ids=["index", "model"])
+@pytest.mark.parametrize("fleet", [FOLDER, PEERS], ids=lambda fleet: fleet.engines[0])
+def test_every_answer_of_names_alone(
+    tier_streams: Path, fleet: Fleet, make: Callable[[ReaderSettings], IndexReader | ModelReader]
+) -> None:
+    """Blocks that are pulled or come from the folder are announced in host memory before the device describes them."""
+    reading = ReaderSettings(names_alone=True)
+    deleted = {"folder after a deletion": 10, "loadable after a deletion": 5} if fleet is FOLDER else {}
+    assert wrong_answers(tier_streams, fleet, make(reading), reading) == deleted
+    unknown = ReaderSettings(chunk=1, names_alone=True)
+    wrong = wrong_answers(tier_streams, fleet, make(unknown), unknown)
+    assert (wrong["host"] > 40) == (fleet is FOLDER), "chunks whose length is not known do not count"
 
 
 @pytest.mark.parametrize("make", [of_index, ModelReader], ids=["index", "model"])

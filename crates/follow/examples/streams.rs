@@ -33,6 +33,7 @@ async fn follow(arguments: Vec<String>) -> Result<(), Failure> {
                 replay_endpoint: replay.map(str::parse).transpose()?,
                 topic: String::new(),
                 count_copies: true,
+                host_chunk: None,
                 source: "example".to_owned(),
             };
             fleet.register(registration).await?;

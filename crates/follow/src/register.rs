@@ -1,6 +1,7 @@
 //! Registrations in JSON, as clients over HTTP and discovery write them.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
@@ -66,6 +67,7 @@ struct Register {
     replay_endpoint: Option<String>,
     topic: Option<String>,
     count_copies: Option<bool>,
+    host_chunk: Option<NonZeroU32>,
     source: Option<String>,
     aliases: Option<Vec<String>>,
     adapters: Option<Vec<String>>,
@@ -114,6 +116,7 @@ pub fn registration(body: &[u8]) -> Result<Registration, Error> {
         replay_endpoint: register.replay_endpoint.map(|endpoint| endpoint.parse()).transpose()?,
         topic: register.topic.unwrap_or_default(),
         count_copies: register.count_copies.unwrap_or(true),
+        host_chunk: register.host_chunk,
         source: register.source.unwrap_or_else(|| "zmq".to_owned()),
     })
 }

@@ -114,6 +114,12 @@ impl<'i> Changes<'i> {
         self.index.resets_keep(worker)
     }
 
+    /// True if a tier of a worker's is a pool, whose blocks stay when the worker's are cleared.
+    #[must_use]
+    pub fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
+        self.index.is_in_pool(worker, tier)
+    }
+
     /// As [`BlockIndex::learn_chunk`].
     pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
         self.index.learn_chunk(worker, rank, tier, blocks);

@@ -141,6 +141,11 @@ impl BlockIndex {
         self.outside_loading.is_in_use()
     }
 
+    /// True if a tier of a worker's is a pool, whose blocks stay when the worker's are cleared.
+    pub(crate) fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
+        self.loading.read().is_in_pool(worker, tier)
+    }
+
     /// Adds a pool, or gives the one of its name other settings. From now on what its members store on its tier is in the
     /// pool, and what they remove there is removed from it.
     pub fn add_pool(&self, pool: SharedPool) {

@@ -81,7 +81,7 @@ impl LoadableIndex {
     /// Args:
     ///     name: The pool's name.
     ///     members: Names of the workers that put blocks in it and load from it, known or not; None for all.
-    ///     chunk: Blocks in a chunk, at least 1.
+    ///     chunk: Blocks in a chunk, at least 1; None for what the members' stores of batches show.
     ///     tier: The tier by which members' events call it: "cpu", "disk" or "external".
     ///     announces_removals: Whether members announce what is removed.
     ///     lifetime: Seconds after which a block counts no more unless it was announced again; None for no limit.
@@ -92,9 +92,9 @@ impl LoadableIndex {
     ///     InvalidTypeError: An argument is of the wrong type.
     ///     InvalidArgumentError: A chunk or room of less than 1 block, the tier "gpu" or an unknown one, or a lifetime
     ///         that is not positive.
-    #[pyo3(signature = (name, *, members=None, chunk=Chunk(NonZeroU32::MIN), tier=TierName(Tier::External),
+    #[pyo3(signature = (name, *, members=None, chunk=None, tier=TierName(Tier::External),
                         announces_removals=Announces(false), lifetime=None, room=None))]
-    #[pyo3(text_signature = "($self, name, *, members=None, chunk=1, tier='external', announces_removals=False, \
+    #[pyo3(text_signature = "($self, name, *, members=None, chunk=None, tier='external', announces_removals=False, \
                              lifetime=None, room=None)")]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn add_pool(
@@ -102,7 +102,7 @@ impl LoadableIndex {
         py: Python<'_>,
         name: &Bound<'_, PyAny>,
         members: Option<&Bound<'_, PyAny>>,
-        chunk: Chunk,
+        chunk: Option<Chunk>,
         tier: TierName,
         announces_removals: Announces,
         lifetime: Option<&Bound<'_, PyAny>>,
@@ -120,7 +120,8 @@ impl LoadableIndex {
         let lifetime =
             lifetime.map(|value| number(value, "lifetime", "more than 0 seconds", |it| it > 0.0)).transpose()?;
         let room = room.map(|value| within(value, "room", 1..=u64::MAX)).transpose()?.and_then(NonZeroU64::new);
-        let (name, tier, chunk, announces_removals) = (name.into(), tier.0, chunk.0, announces_removals.0);
+        let (name, tier, chunk, announces_removals) =
+            (name.into(), tier.0, chunk.map(|chunk| chunk.0), announces_removals.0);
         let pool = SharedPool { name, members, tier, chunk, announces_removals, lifetime, room };
         py.detach(|| self.core.add_pool(pool));
         Ok(())

@@ -98,6 +98,9 @@ fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) 
             // A rank whose stream is gone holds nothing that is known.
             let blocks = held.iter().find(|rank| rank.rank == number).map_or(0, |rank| rank.device_blocks);
             places.report(engine, place, &Load { held_blocks: Some(blocks as f64), ..Load::default() });
+            if let Some(keyspace) = keyspace.filter(|keyspace| keyspace.is_trusted(&engine.name, number)) {
+                places.note_held(engine, place, blocks.saturating_mul(u64::from(keyspace.block_size)));
+            }
         }
     }
 }

@@ -163,7 +163,7 @@ impl Speed {
             self.done += tokens;
         }
         let seconds = now - self.since;
-        let rate = (self.done / seconds).min(MOST_RATE);
+        let rate = self.done / seconds;
         let is_enough = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
         let quicker = self.is_measured && is_enough && rate > self.rate(fleet);
         if quicker {

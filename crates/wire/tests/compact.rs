@@ -138,6 +138,30 @@ fn a_hole_that_is_filled_again_joins_what_is_below_it() {
     assert_eq!(apply_all(vec![stored(0, 3, 4, "GPU")]), 8);
 }
 
+/// Readers of a record, and of a state, count chunks as long as they are.
+#[test]
+fn lengths_of_chunks_are_told() {
+    let (ours, theirs, late) = (index(), index(), index());
+    let mut reader = Reader::new(SIZE).recording();
+    let events = vec![stored(0, 0, 8, "GPU"), stored(0, 0, 4, "CPU"), stored(0, 4, 8, "CPU")];
+    reader.apply(&Batch { events, ..Batch::default() }, &ours, "w", 0, &mut Tally::default());
+    let recorder = reader.recorder().expect("it records");
+    apply(&theirs, &recorder.take()).expect("well formed");
+    recorder.state(&copy(&ours), 200, |piece| apply(&late, &piece).expect("well formed"));
+    let events = vec![removed(vec![name(0, 7)], "CPU")];
+    reader.apply(&Batch { events, ..Batch::default() }, &ours, "w", 0, &mut Tally::default());
+    let changes = reader.recorder().expect("it records").take();
+    let prompt: Vec<u32> = (0..8).flat_map(|block| tokens(0, block)).collect();
+    let contents = kvatlas_index::hash::content_hashes(&prompt, SIZE as usize, None, None);
+    for index in [&theirs, &late] {
+        apply(index, &changes).expect("well formed");
+        assert_eq!(index.find_loadable(&contents)[0].host, 4, "of the second chunk, three blocks of four are there");
+    }
+    for wrong in [&[0x80, 4][..], &[0x84, 0]] {
+        assert!(weight(wrong).is_err() && apply(&late, wrong).is_err(), "of the device, or of no blocks");
+    }
+}
+
 /// Blocks of 16 tokens from a vocabulary of 128,000, each removed at the end, as the engines write them.
 #[test]
 fn it_is_more_than_six_times_smaller() {
@@ -236,7 +260,7 @@ fn nothing_that_is_damaged_does_harm() {
                 blocks += match change {
                     Change::Store { names, copies, .. } => names.len() as u64 * u64::from(copies),
                     Change::StoreKnown { names, .. } | Change::Remove { names, .. } => names.len() as u64,
-                    Change::Clear => 0,
+                    Change::Clear | Change::Chunk { .. } => 0,
                 };
                 Ok::<(), FormatError>(())
             });

@@ -17,7 +17,7 @@ _BATCH, _STATE = 1, 4
 _PLAIN = {2: "forgotten", 3: "state_begin", 6: "state_end", 8: "gone"}
 _RANK_END, _STATUS = 5, 7
 _STORE, _KNOWN, _REMOVE, _CLEAR = range(4)
-_PARENT, _ONCE, _COPIES = 16, 32, 64
+_PARENT, _ONCE, _COPIES, _CHUNK = 16, 32, 64, 128
 
 
 class _Bytes:
@@ -87,6 +87,9 @@ def _changes(data: _Bytes) -> list[dict[str, Any]]:
     while data:
         head = data.take(1)[0]
         kind, tier = head & 3, _TIERS[head >> 2 & 3]
+        if head & _CHUNK:
+            changes.append({"type": "chunk", "tier": tier, "blocks": data.number()})
+            continue
         if kind == _CLEAR:
             last = 0
             changes.append({"type": "clear"})

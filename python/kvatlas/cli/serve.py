@@ -27,7 +27,7 @@ def follow_options(command: _F) -> _F:
         multiple=True,
         metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
         help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other "
-        "keys: rank, topic, model, block_size, routing_group, count_copies, aliases, adapters. Repeatable.",
+        "keys: rank, topic, model, block_size, routing_group, count_copies, host_chunk, aliases, adapters. Repeatable.",
     )(config_option(command))
     command = click.option(
         "--pool",

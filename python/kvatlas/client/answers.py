@@ -201,6 +201,7 @@ class StreamStatus:
         replay_endpoint: The endpoint of the replay socket.
         topic: The topic of its batches; empty for any.
         count_copies: Whether repeated announcements of a block are counted as copies.
+        host_chunk: Blocks in a chunk of host memory, as registered; None if that is left to its stores.
         state: "connecting", "replaying", "live", "gap", "stale", "conflict", "stopped", "limited" (a limit of the
             service is reached, and nothing of the stream is held) or "unreadable" (events of unknown types keep
             coming).
@@ -215,9 +216,11 @@ class StreamStatus:
         silence_ms: Time since the last message of the engine.
         blocks: Blocks held.
         unlinked: Blocks that match nothing, because an earlier block of their chain is missing.
+        undescribed: Blocks announced on other tiers by their block hashes alone, whose contents are not known yet.
         buffered: Batches buffered during a replay.
         ranks: Ranks that the stream feeds.
-        chunks: Blocks in a chunk of each tier beyond the device, "cpu", "disk" or "external", as stores show.
+        chunks: Blocks in a chunk of each tier beyond the device, "cpu", "disk" or "external", as registered or as
+            stores show.
         counters: Counts by name: "gaps", "lost_batches", "resets" and so on.
         refused: Events that were refused, by reason.
         last_error: The present error, or the one that made the stream partial; None without errors.
@@ -251,6 +254,7 @@ class StreamStatus:
     refused: Mapping[str, int]
     last_error: str | None = None
     count_copies: bool = True
+    host_chunk: int | None = None
     previous_error: str | None = None
     previous_error_ms: float | None = None
     unverified: bool = False
@@ -258,6 +262,7 @@ class StreamStatus:
     fingerprints: Mapping[int, str] = field(default_factory=dict)
     snapshot: str | None = None
     chunks: Mapping[str, int] = field(default_factory=dict)
+    undescribed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

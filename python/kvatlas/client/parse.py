@@ -208,9 +208,11 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
         previous_error_ms=_optional(float, about.get("previous_error_ms")),
         unverified=bool(about.get("unverified")),
         count_copies=bool(about.get("count_copies", True)),
+        host_chunk=_optional(int, about.get("host_chunk")),
         no_salts=bool(about.get("no_salts")),
         fingerprints={int(rank): str(word) for rank, word in about.get("fingerprints", {}).items()},
         snapshot=_optional(str, (about.get("snapshot") or {}).get("outcome")),
+        undescribed=int(about.get("undescribed", 0)),
         chunks={str(tier): int(blocks) for tier, blocks in about.get("chunks", {}).items()},
     )
 

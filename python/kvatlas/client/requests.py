@@ -195,6 +195,7 @@ def registration(
     replay_endpoint: str | None,
     topic: str,
     count_copies: bool,
+    host_chunk: int | None = None,
     aliases: Iterable[str] | None = None,
     adapters: Iterable[str] | None = None,
 ) -> dict[str, Any]:
@@ -213,6 +214,8 @@ def registration(
         body["topic"] = topic
     if not count_copies:
         body["count_copies"] = False
+    if host_chunk is not None:
+        body["host_chunk"] = host_chunk
     for name, names in (("aliases", aliases), ("adapters", adapters)):
         if names is not None:
             if isinstance(names, str):

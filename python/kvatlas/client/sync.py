@@ -165,6 +165,7 @@ class Client:
         replay_endpoint: str | None = None,
         topic: str = "",
         count_copies: bool = True,
+        host_chunk: int | None = None,
         aliases: Iterable[str] | None = None,
         adapters: Iterable[str] | None = None,
     ) -> bool:
@@ -181,6 +182,8 @@ class Client:
             topic: The topic of its batches, compared as a whole; empty for any.
             count_copies: Whether a block announced n times is held until it is removed n times. False for engines that
                 announce blocks again without holding another copy of them.
+            host_chunk: Blocks that the engine keeps as one in host memory (`cpu_blocks_per_chunk` in vLLM's metrics).
+                None: what its stores show, which is nothing if they have block hashes only.
             aliases: Other names of the model that queries may give; those registered before if None.
             adapters: LoRA adapters that queries may give as the model; those registered before if None.
         """
@@ -194,6 +197,7 @@ class Client:
             replay_endpoint=replay_endpoint,
             topic=topic,
             count_copies=count_copies,
+            host_chunk=host_chunk,
             aliases=aliases,
             adapters=adapters,
         )

@@ -77,6 +77,7 @@ def about_stream(stream: Stream, config: Config) -> dict[str, Any]:
         "replay_endpoint": stream.replay_endpoint,
         "topic": stream.topic,
         "count_copies": stream.count_copies,
+        "host_chunk": stream.host_chunk,
         "aliases": stream.aliases,
         "adapters": stream.adapters,
     }

@@ -150,6 +150,7 @@ class Service(ServerHandle[native.NativeService]):
         replay_endpoint: str | None = None,
         topic: str = "",
         count_copies: bool = True,
+        host_chunk: int | None = None,
         aliases: Iterable[str] | None = None,
         adapters: Iterable[str] | None = None,
     ) -> bool:
@@ -171,6 +172,7 @@ class Service(ServerHandle[native.NativeService]):
             count_copies,
             None if aliases is None else tuple(aliases),
             None if adapters is None else tuple(adapters),
+            host_chunk,
         )
         entry.check(model=self._config.model, block_size=self._config.block_size)
         return self._register(entry)

@@ -98,7 +98,7 @@ def test_a_store_that_is_announced_as_it_should_be(tokenizer: Path, tmp_path: Pa
         ({"pool_locality": False}, [], "pool_own", "note", '"locality": "REMOTE"'),
         ({}, [], "pool_unset", "warning", "chunk = 2"),
         ({}, [Pool("folder", members=("another",), chunk=2)], "pool_unset", "warning", "[[pool]]"),
-        ({}, [Pool("folder")], "pool_chunk", "problem", "chunk = 2"),
+        ({}, [Pool("folder", chunk=1)], "pool_chunk", "problem", "chunk = 2"),
     ],
 )
 def test_a_store_whose_flag_is_missing(

@@ -110,6 +110,20 @@ def test_vllm_without_replay_and_with_what_the_settings_say() -> None:
         assert (found.model, found.block_size) == ("other", 4)
 
 
+def test_lengths_of_chunks_are_read_from_metrics() -> None:
+    said = vllm(ranks=2)
+    chunk = 'vllm:kv_offload_config_info{cpu_blocks_per_chunk="%s",engine="%s"} 1.0\n'
+    said["/metrics"] += chunk % (4, 0) + chunk % (8, 1)
+    with FakeEngine(said) as engine:
+        assert [source.host_chunk for source in probe(engine.url).sources] == [4, 8]
+        assert [source.host_chunk for source in probe(Engine(engine.url, host_chunk=2)).sources] == [2, 2]
+    said["/metrics"] = said["/metrics"].replace('"4"', '"None"')
+    with FakeEngine(said) as engine:
+        assert [source.host_chunk for source in probe(engine.url).sources] == [8, 8], "ranks have the same settings"
+    with FakeEngine(vllm()) as engine:
+        assert probe(engine.url).sources[0].host_chunk is None
+
+
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 def test_sglang(path: str) -> None:
     with FakeEngine({path: sglang(ranks=2)["/server_info"]}) as engine:

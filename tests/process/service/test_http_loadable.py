@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.engine import BLOCK_SIZE, Publisher, stored
+from tests.support.engine import BLOCK_SIZE, Publisher, removed, stored
 from tests.support.waiting import until
 
 from kvatlas._native import Service
 
-from .dialect.tools import running
+from .dialect.tools import ask, running
 from .http_tools import query, register
 
 PROMPT = list(range(8 * BLOCK_SIZE))
@@ -69,3 +69,36 @@ def test_host_memory_and_a_shared_folder() -> None:
         instance = query(service, token_ids=PROMPT)["instances"]["a"]
         assert instance["may_hold_more"] is True
         assert instance["loadable"][0]["age"] >= 0
+
+
+def test_chunks_by_the_name_of_their_last_block() -> None:
+    """As vLLM announces them by default: how long they are is registered, and what they contain may come later."""
+    with running({}) as service, Publisher() as a, Publisher() as b:
+        for worker, publisher in (("a", a), ("b", b)):
+            registered = register(service, worker, publisher.endpoint, host_chunk=4)
+            assert registered.status == 201
+            publisher.wait_for_reader()
+        assert register(service, "a", a.endpoint, host_chunk=4).status == 200
+        refused = register(service, "a", a.endpoint, host_chunk=2)
+        assert (refused.status, refused.json["code"]) == (409, "already_registered")
+        announce(a, 0, 8, "GPU")
+        by_name = {"block_hashes": [NAMES[3], NAMES[7]], "token_ids": [], "block_size": 0, "parent_block_hash": None}
+        announce(a, 0, 0, "CPU", **by_name)
+        a.publish(removed(NAMES))
+        until(lambda: loadable(service, "a") == [(0, 8, "cpu", "a", True)])
+        # Pulled by the other one: the device describes it afterwards.
+        announce(b, 0, 0, "CPU", **by_name)
+        until(lambda: stream_of(service, "b")["undescribed"] == 2)
+        assert loadable(service, "b") == []
+        announce(b, 0, 5, "GPU")
+        b.publish(removed(NAMES[:5]))
+        until(lambda: loadable(service, "b") == [(0, 4, "cpu", "b", True)])
+        told = stream_of(service, "b")
+        assert (told["undescribed"], told["host_chunk"], told["chunks"]) == (1, 4, {"cpu": 4})
+
+
+def stream_of(service: Service, worker: str) -> Any:
+    """The state of a worker's stream."""
+    (about,) = [each for each in ask(service.address, "GET", "/workers").json if each["instance_id"] == worker]
+    (stream,) = about["streams"].values()
+    return stream

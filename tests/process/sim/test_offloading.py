@@ -1,5 +1,6 @@
 """Engines that offload over real sockets: their announcements, orders of requests, and pulls between engines."""
 
+import json
 import random
 import threading
 import time
@@ -7,11 +8,14 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from kvatlas import BlockIndex
 from kvatlas.errors import ConfigError, SimulatedEngineError
+from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim.server import Fleet, ServerConfig
 from kvatlas.sim.server.fleet import EngineHandle
 from kvatlas.sim.server.transfer import RemoteSource, TransferOrder, read_order
@@ -167,9 +171,9 @@ def test_orders_are_read_as_the_engine_reads_them() -> None:
 def test_an_index_knows_what_engines_can_load(tmp_path: Path, chunk: int, *, describes: bool) -> None:
     """An index that gets the streams of all engines answers as they do for device, host memory and pool."""
     tiers = TierConfig(host_tokens=100 * SIZE, chunk=chunk, pulls=True, host=QUICK, pool=QUICK, pull=QUICK)
-    # Blocks that are pulled or come from the pool are announced before the device tells their tokens: names do not.
-    folder = str(tmp_path) if describes else ""
-    config = ServerConfig(engine=FAST, tiers=tiers, pool_folder=folder, describes=describes, loras=("a",), speed=20)
+    config = ServerConfig(
+        engine=FAST, tiers=tiers, pool_folder=str(tmp_path), describes=describes, loras=("a",), speed=20
+    )
     chance = random.Random(chunk)
     systems = [[chance.randrange(500) for _ in range(length)] for length in (SIZE * 4, SIZE * 8, 41)]
     asked: list[tuple[list[int], str | None, str | None]] = []
@@ -181,7 +185,7 @@ def test_an_index_knows_what_engines_can_load(tmp_path: Path, chunk: int, *, des
             if asked and chance.random() < 0.5:
                 prompt, lora, salt = chance.choice(asked)
             asked.append((prompt, lora, salt))
-            pulls = describes and engine is not other and chance.random() < 0.5
+            pulls = engine is not other and chance.random() < 0.5
             order = engine.pull_from(other) if pulls else None
             engine.complete(prompt, max_tokens=chance.randrange(1, 9), lora=lora, salt=salt, transfer=order)
         settle(*fleet.engines)
@@ -202,6 +206,33 @@ def test_an_index_knows_what_engines_can_load(tmp_path: Path, chunk: int, *, des
                 assert (it.device, it.host, it.depth) == (truth.held, truth.host, truth.loadable)
                 deepest = max(deepest, truth.loadable - truth.held)
         assert deepest > 0
+
+
+def test_a_service_reads_from_metrics_how_long_chunks_are() -> None:
+    tiers = TierConfig(host_tokens=4_000 * SIZE, chunk=4, host=QUICK)
+    config = ServerConfig(engine=FAST, tiers=tiers, describes=False, speed=20)
+    with (
+        Fleet(1, config) as fleet,
+        Service([f"a={fleet[0].url}"], config=Config(http=HttpConfig(bind="127.0.0.1:0"))) as service,
+    ):
+        service.wait_ready(60)
+        engine = fleet[0]
+        engine.complete(PROMPT, max_tokens=1)
+        forget_device(engine)
+        settle(engine)
+        truth = engine.match(PROMPT)
+        assert (truth.held, truth.host, truth.loadable) == (0, 8, 8)
+        asked = json.dumps({"model_name": config.model, "token_ids": PROMPT}).encode()
+
+        def loadable() -> list[dict[str, Any]]:
+            request = urllib.request.Request(f"{service.url}/query", asked, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                found: dict[str, Any] = json.load(answer)
+            return list(found["instances"].get("a", {}).get("loadable", []))
+
+        until(lambda: [(it["to"], it["tier"]) for it in loadable()] == [(8 * SIZE, "cpu")])
+        (worker,) = service.client().workers()
+        assert [stream.host_chunk for stream in worker.streams] == [4]
 
 
 def test_settings_that_cannot_be_are_refused() -> None:

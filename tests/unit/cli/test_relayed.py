@@ -14,6 +14,7 @@ from kvatlas.errors import DecodeError
 
 MESSAGE = bytes.fromhex("c1010000000000000010ac021007000000000000f83f030403021303050306070901c801000208")
 # A store of blocks 0 and 1, one of block 5 below 1, a removal of 5, 1 and 0, a clear.
+CHUNK = bytes.fromhex("8404")  # Chunks of host memory have four blocks.
 CHANGES = bytes.fromhex("00020100010000000000000002000000000000001000011003000000000000000203000f0103")
 
 
@@ -40,8 +41,10 @@ def test_a_message_is_read() -> None:
 
 def test_changes_are_read() -> None:
     head = MESSAGE[:22]
-    message = decode_message(head + b"\x01\x00" + bytes([len(CHANGES)]) + CHANGES)
-    store, below, removed, clear = message["frames"][0]["changes"]
+    changes = CHUNK + CHANGES
+    message = decode_message(head + b"\x01\x00" + bytes([len(changes)]) + changes)
+    chunk, store, below, removed, clear = message["frames"][0]["changes"]
+    assert chunk == {"type": "chunk", "tier": "cpu", "blocks": 4}
     assert (store["blocks"], store["content_hashes"], store["parent"]) == ([0, 1], [1, 2], None)
     assert (below["blocks"], below["parent"], below["tier"]) == ([5], 1, "gpu")
     assert (removed["type"], removed["blocks"], clear) == ("remove", [5, 1, 0], {"type": "clear"})

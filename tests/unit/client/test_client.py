@@ -275,7 +275,7 @@ def test_registering(ask: Ask) -> None:
     least = {"model": "m", "block_size": 16}
     assert ask(answering({"status": "ok"}, 201, seen), "register", ("7", "tcp://h:1"), least) is True
     more = least | {"routing_group": "g", "rank": 2, "replay_endpoint": "tcp://h:2", "topic": "kv"}
-    more |= {"count_copies": False}
+    more |= {"count_copies": False, "host_chunk": 4}
     assert ask(answering({"status": "ok"}, 200, seen), "register", ("w", "tcp://h:1"), more) is False
     body = {"endpoint": "tcp://h:1", "model_name": "m", "block_size": 16}
     assert json.loads(seen[0].content) == body | {"instance_id": 7, "routing_group": "default", "dp_rank": 0}
@@ -286,6 +286,7 @@ def test_registering(ask: Ask) -> None:
         "replay_endpoint": "tcp://h:2",
         "topic": "kv",
         "count_copies": False,
+        "host_chunk": 4,
     }
     ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {})
     ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {"model": "m", "routing_group": "g", "rank": 0})

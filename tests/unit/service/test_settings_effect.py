@@ -27,6 +27,7 @@ VALUES: dict[str, Any] = {
     "replay_port": 5657,
     "ranks": 4,
     "count_copies": False,
+    "host_chunk": 4,
     "aliases": ("x",),
     "adapters": ("y",),
     "role": "decode",
@@ -46,7 +47,7 @@ VALUES: dict[str, Any] = {
 TO_BOTH = {"url", "name", "model", "block_size", "ranks", "aliases", "adapters", "key", "use_key"}
 TO_ROUTER = {*TO_BOTH, *ROUTING_FIELDS}
 """The settings that the native router gets."""
-TO_DISCOVERY = {"events_port", "replay_port", "count_copies", "routing_group"}
+TO_DISCOVERY = {"events_port", "replay_port", "count_copies", "host_chunk", "routing_group"}
 """The settings by which an engine's streams are registered."""
 WITHOUT = {"no_events": RouterSection(no_events=True), "index": RouterSection(index="http://h:1")}
 

@@ -100,6 +100,20 @@ def test_chunks_are_as_long_as_stores_show() -> None:
     assert found(index).host == 4
 
 
+def test_chunks_of_a_pool_are_as_long_as_its_members_stores_show() -> None:
+    index = BlockIndex(block_size=1)
+    index.loading.add_pool("folder", members=["a", "b"])
+    folder = {"medium": "STORAGE", "locality": "REMOTE"}
+    index.apply("a", batch([stored(0, 8), stored(0, 4, **folder), stored(4, 8, **folder)]))
+    assert found(index, "b").depth == 8
+    index.apply("a", batch([removed(8, **folder)]))
+    assert found(index, "b").depth == 4
+    # Pools that are added later have them too, and what is said of a pool counts for more.
+    index.loading.add_pool("other", members=["b", "a"], tier="disk")
+    index.loading.add_pool("folder", members=["a", "b"], chunk=1)
+    assert found(index, "b").depth == 7
+
+
 def test_names_alone_mean_what_a_pool_has_under_them() -> None:
     index = BlockIndex(block_size=1)
     index.loading.add_pool("folder", members=["a", "b"], chunk=2)

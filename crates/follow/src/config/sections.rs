@@ -207,8 +207,8 @@ pub struct PoolConfig {
     pub name: Box<str>,
     /// Workers that may load from it; none for all.
     pub members: Option<Vec<Box<str>>>,
-    /// Blocks in a chunk.
-    pub chunk: NonZeroU32,
+    /// Blocks in a chunk; none for what its members tell, or their stores show.
+    pub chunk: Option<NonZeroU32>,
     /// The tier by which its members' events call it.
     #[serde(deserialize_with = "beyond_the_device")]
     pub tier: Tier,

@@ -209,6 +209,7 @@ impl Reader {
             replay_endpoint: None,
             topic: String::new(),
             count_copies: true,
+            host_chunk: None,
             source: "relay".to_owned(),
         };
         let mut registered = self.fleet.register(registration).await.map(drop).map_err(|error| error.to_string());

@@ -9,7 +9,7 @@ use kvatlas_adopt::Frontier;
 use kvatlas_codec::Cursor;
 use kvatlas_index::snapshot::{SectionWriter, Sections};
 use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, RankCopy, UniformChain};
-use kvatlas_wire::SaltedBlock;
+use kvatlas_wire::{ReaderState, SaltedBlock};
 
 use super::format::{Encoder, Head, KeyspaceCopy, Snapshot, decode};
 use super::keeper::Directory;
@@ -64,6 +64,9 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
                 several: true,
                 looks_ahead: false,
                 shows_salts: Some(true),
+                clears_host: false,
+                chunks: [0; 3],
+                undescribed: Vec::new(),
                 unknown: UnnamedProofs::default(),
             })
             .collect(),
@@ -106,6 +109,20 @@ fn example() -> Vec<u8> {
     assert_eq!((written.bytes, written.streams), (bytes.len() as u64, 4));
     assert_eq!((written.blocks, written.distinct), (38 + 5 + 6 + 20 + 9 + 3, 40 + 9 + 3));
     bytes
+}
+
+/// Versions before had none of it: it is left out where there is nothing to say.
+#[test]
+fn what_is_known_of_tiers_is_in_the_head_of_a_rank() {
+    let undescribed = vec![(BlockHash(u64::MAX), [1, 0, 2]), (BlockHash(1), [0, 3, 0])];
+    let reader = ReaderState { clears_host: true, chunks: [4, 0, 1], undescribed, ..ReaderState::default() };
+    let head = RankHead::new(3, 7, true, &reader, UnnamedProofs::default());
+    let text = serde_json::to_string(&head).expect("JSON");
+    let back: RankHead = serde_json::from_str(&text).expect("a head");
+    assert_eq!((back.reader(Vec::new()), &back), (reader, &head));
+    let plain = RankHead::new(3, 7, true, &ReaderState::default(), UnnamedProofs::default());
+    let text = serde_json::to_string(&plain).expect("JSON");
+    assert!(["clears_host", "chunks", "undescribed"].iter().all(|name| !text.contains(name)), "{text}");
 }
 
 fn check(snapshot: &Snapshot) {

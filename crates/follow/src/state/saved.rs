@@ -43,6 +43,15 @@ fn is_none(key: &u32) -> bool {
     *key == 0
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde has it so")]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+fn are_unknown(chunks: &[u32; 3]) -> bool {
+    *chunks == [0; 3]
+}
+
 /// The state of one rank besides its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankHead {
@@ -57,6 +66,15 @@ pub(crate) struct RankHead {
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
+    /// True if a connector of the engine announces clears of its own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) clears_host: bool,
+    /// Blocks in a chunk of each tier beyond the device; 0 where that is not known.
+    #[serde(default, skip_serializing_if = "are_unknown")]
+    pub(crate) chunks: [u32; 3],
+    /// Names of blocks on other tiers that the engine has not described yet, with their copies on each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) undescribed: Vec<(u64, [u32; 3])>,
     /// Proved names whose blocks are not known yet.
     #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
     pub(crate) unknown: UnnamedProofs,
@@ -73,6 +91,8 @@ pub(crate) struct UnnamedProofs {
 /// Most removals, and most proofs, that are kept of a rank: 0.2 MB of a head in JSON each.
 const MOST_REMOVALS: usize = 8192;
 const MOST_PROOFS: usize = 8192;
+/// Most names of undescribed blocks that are kept of a rank.
+const MOST_UNDESCRIBED: usize = 8192;
 
 impl UnnamedProofs {
     pub(crate) fn of(frontier: &Frontier) -> Self {
@@ -93,13 +113,31 @@ impl UnnamedProofs {
 
 impl RankHead {
     pub(crate) fn new(rank: u32, seq: u64, seen: bool, reader: &ReaderState, unknown: UnnamedProofs) -> Self {
-        let ReaderState { decides, ref others, several, looks_ahead, shows_salts, salts: _ } = *reader;
-        Self { rank, seq, seen, decides, others: others.clone(), several, looks_ahead, shows_salts, unknown }
+        let ReaderState { decides, several, looks_ahead, shows_salts, clears_host, chunks, .. } = *reader;
+        let others = reader.others.clone();
+        let last = reader.undescribed.len().saturating_sub(MOST_UNDESCRIBED);
+        let undescribed = reader.undescribed[last..].iter().map(|(name, copies)| (name.0, *copies)).collect();
+        Self {
+            rank,
+            seq,
+            seen,
+            decides,
+            others,
+            several,
+            looks_ahead,
+            shows_salts,
+            clears_host,
+            chunks,
+            undescribed,
+            unknown,
+        }
     }
 
     pub(crate) fn reader(&self, salts: Vec<SaltedBlock>) -> ReaderState {
-        let Self { decides, others, several, looks_ahead, shows_salts, .. } = self.clone();
-        ReaderState { decides, others, several, looks_ahead, shows_salts, salts }
+        let Self { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, .. } =
+            self.clone();
+        let undescribed = undescribed.into_iter().map(|(name, copies)| (BlockHash(name), copies)).collect();
+        ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts }
     }
 }
 

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use kvatlas_index::Tier;
 use kvatlas_wire::Reason;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -160,6 +161,8 @@ pub struct StreamStatus {
     lag_max: AtomicU64,
     /// Batches waiting in the buffer.
     pub buffered: AtomicU64,
+    /// Blocks announced by name alone on tiers beyond the device that the engine has not described yet.
+    pub undescribed: AtomicU64,
     /// Counts of events.
     pub counters: Counters,
     refused: Vec<AtomicU64>,
@@ -197,6 +200,7 @@ impl Default for StreamStatus {
             lag: AtomicU64::new(NEVER),
             lag_max: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
+            undescribed: AtomicU64::new(0),
             counters: Counters::default(),
             refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             chunks: Default::default(),
@@ -238,6 +242,12 @@ impl StreamStatus {
 
     pub(crate) fn set_chunks(&self, chunks: [u32; 3]) {
         self.chunks.iter().zip(chunks).for_each(|(known, blocks)| known.store(blocks, Relaxed));
+    }
+
+    pub(crate) fn set_chunk(&self, tier: Tier, blocks: u32) {
+        if let Some(slot) = (tier as usize).checked_sub(1) {
+            self.chunks[slot].store(blocks, Relaxed);
+        }
     }
 
     pub(crate) fn set_state(&self, state: State) {

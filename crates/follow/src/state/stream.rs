@@ -2,6 +2,7 @@
 //! or by discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::sync::{Arc, OnceLock};
 
 use kvatlas_adopt::RankAdoption;
@@ -102,6 +103,7 @@ impl Stream {
             replay_endpoint: None,
             topic: String::new(),
             count_copies: true,
+            host_chunk: None,
             source: "zmq".to_owned(),
         };
         Arc::new(Self::new(worker.into(), registration))
@@ -198,6 +200,9 @@ pub struct Registration {
     /// True if a block announced n times is held until it is removed n times. Some engines announce a block again without
     /// another copy of it.
     pub count_copies: bool,
+    /// Blocks that the engine keeps as one in host memory; none to learn it from its stores, which do not show it where they
+    /// have names alone.
+    pub host_chunk: Option<NonZeroU32>,
     /// Source of the registration: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
     pub source: String,
 }
@@ -225,7 +230,9 @@ impl Registration {
 
     /// Checks that another registration of the same rank is equal.
     pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
-        let said = |it: &Self| (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies);
+        let said = |it: &Self| {
+            (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies, it.host_chunk)
+        };
         if said(self) == said(other) {
             return Ok(());
         }

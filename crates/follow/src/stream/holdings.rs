@@ -10,7 +10,7 @@ use std::time::Instant;
 use kvatlas_adopt::{RankPlace, Scheme};
 use kvatlas_index::snapshot::Dictionary;
 use kvatlas_index::{BlockHash, BlockIndex};
-use kvatlas_wire::compact::{Changes, FormatError, Recorder};
+use kvatlas_wire::compact::{Change, Changes, FormatError, Recorder};
 use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
 
 use super::batch_reports::{LoggedWarnings, PendingCounts};
@@ -140,6 +140,7 @@ impl Holdings {
             let reader = Reader::new(keyspace.block_size)
                 .calling(keyspace.identity().clone())
                 .counting(stream.registration.count_copies)
+                .chunking(stream.registration.host_chunk)
                 .following_groups(true);
             if stream.outlet().is_some() { reader.recording() } else { reader }
         });
@@ -179,6 +180,10 @@ impl Holdings {
         let (is_upper_bound, shows_salts) = (reader.upper_bound(), reader.shows_salts());
         if tally.offloaded_blocks != [0; 3] {
             status.set_chunks(reader.chunks());
+        }
+        if tally.named_blocks > 0 || status.undescribed.load(Relaxed) > 0 {
+            let undescribed = self.readers.values().map(Reader::undescribed).sum::<usize>();
+            status.undescribed.store(undescribed as u64, Relaxed);
         }
         if is_upper_bound != status.upper_bound.load(Relaxed) {
             let any = is_upper_bound || self.readers.values().any(Reader::upper_bound);
@@ -228,6 +233,9 @@ impl Holdings {
             let into = &mut index.changes();
             self.changes.read(changes, |change| {
                 tally.note(&change);
+                if let Change::Chunk { tier, blocks } = change {
+                    stream.status.set_chunk(tier, blocks);
+                }
                 if change.apply(into, &(&*stream.worker, rank)).is_err() {
                     tally.refuse(Reason::IndexFull, 1);
                 }
@@ -354,6 +362,7 @@ impl Holdings {
         self.readers.clear();
         forget_groups(&self.keyspace, &self.stream);
         self.stream.status.set_limit(None);
+        self.stream.status.undescribed.store(0, Relaxed);
         self.stream.status.upper_bound.store(false, Relaxed);
         self.stream.status.no_salts.store(false, Relaxed);
         self.shows_salts = false;

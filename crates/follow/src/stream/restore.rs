@@ -12,7 +12,7 @@ use tokio::task::yield_now;
 
 use super::holdings::Holdings;
 use crate::snapshot::StreamRestore;
-use crate::state::{RankHead, SavedRank};
+use crate::state::{RankHead, Registration, SavedRank};
 use kvatlas_stream::Outcome;
 
 /// Blocks stored before other tasks have their turn: about a millisecond.
@@ -95,9 +95,14 @@ impl Holdings {
         }
         let status = &self.stream.status;
         let reader = Reader::new(self.keyspace.block_size);
-        let reader = reader.counting(self.stream.registration.count_copies).following_groups(true);
+        let Registration { count_copies, host_chunk, .. } = &self.stream.registration;
+        let reader = reader.counting(*count_copies).chunking(*host_chunk).following_groups(true);
         let reader = reader.with_state(head.reader(salts)).calling(self.keyspace.identity().clone());
         let reader = if self.stream.outlet().is_some() { reader.recording() } else { reader };
+        for (tier, blocks) in Tier::ALL.into_iter().skip(1).zip(reader.chunks()).filter(|(_, blocks)| *blocks > 0) {
+            self.index.learn_chunk(&self.stream.worker, head.rank, tier, blocks);
+        }
+        status.set_chunks(reader.chunks());
         let shows_salts = reader.shows_salts();
         status.upper_bound.fetch_or(reader.upper_bound(), Relaxed);
         self.seen.insert(head.rank);

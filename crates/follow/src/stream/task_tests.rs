@@ -113,6 +113,7 @@ impl Bench {
             replay_endpoint: Some("ipc:///nowhere-else".parse().expect("an endpoint")),
             topic: String::new(),
             count_copies: true,
+            host_chunk: None,
             source: String::new(),
         };
         let stream = Arc::new(Stream::new(worker.into(), registration));

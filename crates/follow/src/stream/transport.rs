@@ -200,6 +200,7 @@ mod tests {
             endpoint: format!("tcp://127.0.0.1:{port}").parse().expect("an endpoint"),
             replay_endpoint: None,
             topic: String::new(),
+            host_chunk: None,
             count_copies: true,
             names: None,
             source: "test".to_owned(),

@@ -147,6 +147,7 @@ fn nowhere(worker: &str, model: &str) -> Registration {
         replay_endpoint: None,
         topic: String::new(),
         count_copies: true,
+        host_chunk: None,
         source: "test".to_owned(),
     }
 }

@@ -53,6 +53,7 @@ pub(crate) fn registration(events: &str, replay: Option<&str>) -> Registration {
         replay_endpoint: replay.map(|replay| replay.parse().expect("an endpoint")),
         topic: String::new(),
         count_copies: true,
+        host_chunk: None,
         source: "test".to_owned(),
     }
 }

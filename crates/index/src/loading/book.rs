@@ -6,6 +6,7 @@
 //! leave out a salt. Engines that share a pool name blocks alike, so a name that one holder cannot trace to the beginning of
 //! a prompt may be traced by what another of the same pool knows.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -46,6 +47,8 @@ pub(super) struct PoolPart {
     pub(super) pool: SharedPool,
     pub(super) name: Arc<str>,
     pub(super) names: Names,
+    /// Blocks in a chunk, as members' stores show; 0 before the first.
+    learnt: u32,
     /// Time of the last proof of each name, in seconds.
     pub(super) seen: Map<u64, f64>,
     /// The same in the order of time, if the pool's room is limited.
@@ -137,6 +140,9 @@ impl LoadBook {
         }
         let is_it = |it: &&mut RankPart| *it.worker == *worker && it.rank == rank;
         self.ranks.values_mut().filter(is_it).for_each(|it| it.learnt = chunks);
+        for it in self.pools.iter_mut().filter(|it| it.pool.tier == tier && it.pool.members.has(worker)) {
+            it.learnt = gcd(it.learnt, blocks.max(1));
+        }
     }
 
     /// Forgets the chunks of a worker that is gone: who has its name next may have others.
@@ -157,7 +163,10 @@ impl LoadBook {
             None => {
                 let name = Arc::from(&*pool.name);
                 let (names, seen, announced) = (Names::default(), Map::default(), AnnouncementOrder::default());
-                self.pools.push(PoolPart { pool, name, names, seen, announced });
+                let slot = pool.tier as usize - 1;
+                let of_members = self.learnt.iter().filter(|((worker, _), _)| pool.members.has(worker));
+                let learnt = of_members.map(|(_, chunks)| chunks[slot]).filter(|it| *it > 1).fold(0, gcd);
+                self.pools.push(PoolPart { pool, name, names, learnt, seen, announced });
             }
         }
         self.outside.is_in_use.store(true, Relaxed);
@@ -168,6 +177,11 @@ impl LoadBook {
     /// True if a worker may load from any pool.
     pub(crate) fn is_member(&self, worker: &str) -> bool {
         self.pools.iter().any(|it| it.pool.members.has(worker))
+    }
+
+    /// True if a tier of a worker's is a pool.
+    pub(crate) fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
+        self.pools.iter().any(|it| it.pool.tier == tier && it.pool.members.has(worker))
     }
 
     /// Begins a rank's part.
@@ -193,6 +207,12 @@ impl LoadBook {
     pub(crate) fn block_in_pools(&self, rank: u32, name: u64) -> Option<(Option<u64>, u64)> {
         let pools = &self.ranks.get(&rank)?.pools;
         pools.iter().find_map(|&pool| Some(self.pools[pool as usize].names.get(name)?.block))
+    }
+
+    /// The block that a name means in the pools of a worker.
+    pub(crate) fn block_in_pools_of(&self, worker: &str, name: u64) -> Option<(Option<u64>, u64)> {
+        let mut pools = self.pools.iter().filter(|it| it.pool.members.has(worker));
+        pools.find_map(|it| Some(it.names.get(name)?.block))
     }
 
     /// Takes over changed blocks of a rank. `device_says`: something was stored on its device, which decides what names
@@ -438,10 +458,19 @@ impl LoadBook {
 }
 
 impl PoolPart {
+    /// Blocks in a chunk.
+    pub(super) fn chunk(&self) -> u32 {
+        self.pool.chunk.map_or(self.learnt.max(1), NonZeroU32::get)
+    }
+
     /// Time of the last proof of a block that ends with this prefix, if there is one.
     pub(super) fn last_seen(&self, prefix: u64) -> Option<f64> {
         self.names.of_prefix(prefix).iter().filter_map(|name| self.seen.get(name).copied()).reduce(f64::max)
     }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn pools_of(pools: &[PoolPart], worker: &str) -> SmallVec<[u32; 2]> {

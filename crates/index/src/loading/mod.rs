@@ -68,8 +68,8 @@ pub struct SharedPool {
     pub members: Members,
     /// Tier under which members' events announce the pool's blocks; never the device.
     pub tier: Tier,
-    /// Blocks in a chunk.
-    pub chunk: NonZeroU32,
+    /// Blocks in a chunk; none for what its members' stores show.
+    pub chunk: Option<NonZeroU32>,
     /// True if its members announce what is removed. Otherwise blocks may go unnoticed.
     pub announces_removals: bool,
     /// Seconds after which a block counts no more unless it was announced again; none for no limit.

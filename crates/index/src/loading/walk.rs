@@ -136,7 +136,7 @@ impl LoadBook {
 
     /// Goes on by a chunk in a pool, if it has the next one.
     fn step_in_pool(&self, walk: &mut Walk<'_>, it: &PoolPart) -> bool {
-        let Some((end, prefix)) = walk.chunk(it.pool.chunk.get()) else { return false };
+        let Some((end, prefix)) = walk.chunk(it.chunk()) else { return false };
         let Some(seen) = it.last_seen(prefix) else { return false };
         let age = (self.outside.time() - seen).max(0.0);
         if it.pool.lifetime.is_some_and(|lifetime| age > lifetime) {

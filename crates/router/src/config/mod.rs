@@ -83,6 +83,8 @@ pub struct Config {
     pub comment_after: Duration,
     /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
     pub decode_alone: u32,
+    /// Prompt tokens that an engine which joins, or comes back empty, is brought by pulls at most; 0 for none.
+    pub warm_up: u64,
     /// True if engines get completions as token ids, where the router's tokenizer agrees with theirs.
     pub forward_tokens: bool,
     /// True if engines are asked for the usage of streams whose clients do not ask for it.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::candidates::look_up;
 use super::candidates::{HeldThen, candidates, keeper, refused};
 use super::waiting::{WaitUpdate, Waiter};
-use super::{Core, Placement, Places};
+use super::{Core, Placement, Places, WarmUp};
 use crate::answers::refusal::Refusal;
 use crate::clock::seconds;
 use crate::config::Role;
@@ -35,8 +35,16 @@ thread_local! {
 const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A decision, what was weighed for it, and what the service above sites said.
-type ExplainedDecision = (core::Decision, Option<Explanation>, Option<Arc<Bounds>>);
+/// A decision, and what comes with it.
+struct ExplainedDecision {
+    decision: core::Decision,
+    /// Terms that were weighed for it.
+    terms: Option<Box<Explanation>>,
+    /// Bounds that the service above sites gave.
+    bounds: Option<Arc<Bounds>>,
+    /// Request to another engine, made of this one.
+    warm_up: Option<Box<WarmUp>>,
+}
 
 /// Explanation of the candidates for a request.
 pub(crate) struct Outlook {
@@ -82,7 +90,12 @@ impl Places {
         let started = Instant::now();
         for _ in 0..TRIES {
             let decided = match keeper(&self.fleet, facts) {
-                Some(rank) => self.place_at(facts, task, rank).map(|decision| (decision, None, None)),
+                Some(rank) => self.place_at(facts, task, rank).map(|decision| ExplainedDecision {
+                    decision,
+                    terms: None,
+                    bounds: None,
+                    warm_up: None,
+                }),
                 None => {
                     let allowed = candidates(&self.fleet, facts, task, tried)?;
                     match self.choose_or_wait(shard, facts, task, &allowed).await? {
@@ -179,7 +192,7 @@ impl Places {
                 let mut core = self.core();
                 let Core { router, unheard, .. } = &mut *core;
                 placed(router, unheard.as_mut(), &decision, facts, task, seconds());
-                Ok(Some((decision, None, bounds)))
+                Ok(Some(ExplainedDecision { decision, terms: None, bounds, warm_up: None }))
             }
             core::Outcome::Refused(core::Refusal::NoWorker) | core::Outcome::Waits(_) => Ok(None),
             core::Outcome::Refused(why) => Err(not_placed(facts, why)),
@@ -210,11 +223,15 @@ impl Places {
         if let Some(unheard) = unheard.as_mut() {
             unheard.look_up(&facts.prompt.hashes, now, depths);
         }
-        let terms = self.decisions.are_watched().then(|| explain(router, &request, depths, allowed, now));
+        let terms = self.decisions.are_watched().then(|| Box::new(explain(router, &request, depths, allowed, now)));
         let chosen = match router.choose_or_wait(&request, depths, Some(allowed), now) {
             core::Outcome::Placed(decision) => {
                 placed(router, unheard.as_mut(), &decision, facts, task, now);
-                Ok(ChoiceResult::Placed((decision, terms, bounds)))
+                let is_plain = matches!(facts.body.prompt_field, "messages" | "prompt") && facts.prompt.media.is_none();
+                let warm_up = held
+                    .filter(|_| is_plain)
+                    .and_then(|held| self.find_warm_up(router, &request, depths, held, (allowed, decision.worker)));
+                Ok(ChoiceResult::Placed(ExplainedDecision { decision, terms, bounds, warm_up }))
             }
             core::Outcome::Waits(id) => {
                 let (waiter, hears) = Waiter::new(facts, bounds);
@@ -282,7 +299,7 @@ impl Places {
     /// Makes the placement that was decided. None: the engine has gone meanwhile.
     fn placement(
         &self,
-        (decision, terms, said): ExplainedDecision,
+        ExplainedDecision { decision, terms, bounds: said, warm_up }: ExplainedDecision,
         facts: &RequestFacts,
         started: Instant,
     ) -> Option<Placement> {
@@ -317,7 +334,7 @@ impl Places {
                 why,
                 micros,
                 bounds,
-                terms,
+                terms: terms.map(|terms| *terms),
                 turn: turn.cloned(),
                 ended: OnceLock::new(),
             });
@@ -354,6 +371,7 @@ impl Places {
             predicted: decision.predicted_tokens,
             uncached: decision.uncached_tokens,
             transfer: decision.transfer,
+            warm_up,
             why,
             decided: Instant::now(),
             micros,

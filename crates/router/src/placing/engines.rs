@@ -82,6 +82,7 @@ impl Places {
     /// Removes an engine that is gone.
     fn remove(&self, engine: &Engine) {
         self.core().leave(engine, seconds(), |_| false);
+        engine.ids.get().into_iter().flatten().for_each(|id| self.warm_ups.forget(*id));
     }
 
     /// Makes an engine take nothing new, or lets it do so again.
@@ -106,6 +107,13 @@ impl Places {
             if let (Some(unheard), Some(blocks)) = (&mut core.unheard, load.capacity_blocks) {
                 unheard.set_room(id.0, blocks as usize);
             }
+        }
+    }
+
+    /// Notes how many tokens an engine's rank holds, by its position.
+    pub(crate) fn note_held(&self, engine: &Engine, place: usize, tokens: u64) {
+        if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
+            self.warm_ups.note_held(*id, tokens);
         }
     }
 

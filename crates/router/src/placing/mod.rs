@@ -8,6 +8,7 @@
 //! | `placement.rs` | a request's place at an engine, and what becomes of it there |
 //! | `no_engine.rs`, `engine_wait.rs` | requests that wait because no engine is up: their queue, what the log says of that, and the wait of one |
 //! | `engines.rs` | engines come, go and report |
+//! | `warm_up.rs` | engines that are new are brought blocks |
 
 mod candidates;
 mod choose;
@@ -19,6 +20,7 @@ mod placement;
 pub(crate) mod record;
 mod reuse;
 mod waiting;
+mod warm_up;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -42,11 +44,13 @@ use crate::remote::index::ExternalIndex;
 use crate::requests::prompts::PromptForms;
 
 use waiting::Waiter;
+use warm_up::WarmUps;
 
 pub(crate) use candidates::may_be_served_elsewhere;
 pub(crate) use choose::Outlook;
 pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
 pub(crate) use placement::Placement;
+pub(crate) use warm_up::{WARM_UPS, WarmUp, WarmUpResult};
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
 const UNKNOWN_CACHE: usize = 16_384;
@@ -67,6 +71,7 @@ pub(crate) struct Places {
     pub(crate) recorder: Option<Recorder>,
     /// Share of prompts that caches could hold.
     reuse: ReuseMeter,
+    pub(crate) warm_ups: WarmUps,
     policy: String,
     wants: PromptForms,
 }
@@ -128,6 +133,7 @@ impl Places {
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
             reuse: ReuseMeter::new(seconds()),
+            warm_ups: WarmUps::new(config.warm_up),
             policy: name,
             wants,
         })
@@ -208,6 +214,7 @@ impl Places {
                 "held_blocks": number(rows.held_blocks[at]),
                 "capacity_blocks": number(rows.capacity_blocks[at]),
                 "transfers": transfers.iter().filter(|it| it.is_of(&engine.name, rank)).map(LearntTransfer::to_json).collect::<Vec<_>>(),
+                "warm_up": self.warm_ups.to_json(*id),
                 "trusted": rows.trusted[at],
                 "sent": rows.sent[at],
                 "age": number(rows.age[at]),

@@ -14,6 +14,7 @@ use crate::answers::observe::{AnswerFacts, Stop, Usage};
 use crate::clock::seconds;
 use crate::engines::{Engine, EngineModelCounts, OtherCount};
 use crate::model_counts::{ModelCounts, OFF_BY};
+use crate::placing::WarmUp;
 use crate::placing::decisions::{Outcome, Record};
 use crate::placing::reuse::EndedPrompt;
 use crate::remote::sites::Claim;
@@ -66,6 +67,8 @@ pub(crate) struct Placement {
     pub(crate) media: Option<ModelMedia>,
     /// Parts that the engine is to load and to pull.
     pub(crate) transfer: Option<Box<core::Transfer>>,
+    /// Request that lets another engine pull the prompt, if one is of use.
+    pub(crate) warm_up: Option<Box<WarmUp>>,
     /// The request as a part of its session.
     pub(super) turn: Option<Arc<Turn>>,
     /// Prompt tokens expected not to be cached.

@@ -14,14 +14,14 @@ use super::exchange::{Patience, exchange};
 use super::flight::{Arrival, DecodeFailure, Flight, Verdict, beside_prefill};
 use super::handover::{self, PrefillState};
 use super::respond::{pass, refuse_failed, refused, respond, respond_failed};
-use super::{Forwarder, tokens, transfer_field};
+use super::{Forwarder, tokens, transfer_field, warm_up};
 use crate::answers::Answer;
 use crate::answers::observe::AnswerFormat;
 use crate::answers::refusal::Refusal;
 use crate::engines::fleet::Fleet;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID};
 use crate::engines::{Connection, Engine, Fault, Head, whole};
-use crate::placing::{EngineWait, may_be_served_elsewhere};
+use crate::placing::{EngineWait, WarmUp, may_be_served_elsewhere};
 use crate::requests::facts::RequestFacts;
 use crate::requests::routes::ModelAt;
 use crate::requests::task::Task;
@@ -78,7 +78,7 @@ impl Job<'_> {
                 None => choosing().await,
                 Some(place) => place.in_turn(Box::pin(choosing())).await,
             };
-            let placement = match chosen {
+            let mut placement = match chosen {
                 Ok(placement) => placement,
                 Err(_) if attempts.go_back() => continue,
                 Err(refusal) if failed.is_none() && attempts.may_wait() && refusal.is_for_want_of_engines() => {
@@ -94,6 +94,9 @@ impl Job<'_> {
             };
             let (engine, rank) = (placement.engine.clone(), placement.rank);
             began.get_or_init(|| engine.clone());
+            if let Some(warm_up) = placement.warm_up.take() {
+                self.warm_up(warm_up);
+            }
             let mut flight = Flight::new(proxy.clone(), placement, arrival);
             let renamed = rename(&engine, facts, model, outgoing.headers, body);
             let body = renamed.as_ref().unwrap_or(body);
@@ -277,6 +280,13 @@ impl Job<'_> {
 }
 
 impl<'a> Job<'a> {
+    /// Lets another engine pull the prompt.
+    fn warm_up(&self, warm_up: Box<WarmUp>) {
+        let Self { proxy, facts, model, body, ref outgoing, .. } = *self;
+        let renamed = rename(&warm_up.engine, facts, model, outgoing.headers, body);
+        warm_up::send(proxy, warm_up, outgoing.uri.path(), renamed.as_ref().unwrap_or(body));
+    }
+
     /// Waits until an engine is up. `last`: why the last one failed; `why`: why none is available.
     async fn wait_for_engine(
         &self,

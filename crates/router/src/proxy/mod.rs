@@ -19,6 +19,7 @@ mod job;
 mod respond;
 mod tokens;
 pub(crate) mod transfer_field;
+mod warm_up;
 
 use std::pin::Pin;
 use std::sync::Arc;

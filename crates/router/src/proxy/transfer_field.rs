@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, HeaderMap};
 use kvatlas_prompt::Endpoint;
+use kvatlas_routing::Transfer;
 use memchr::memmem;
 use serde_json::{Map, Value, json};
 
@@ -61,8 +62,12 @@ pub(crate) fn written(fleet: &Fleet, placement: &Placement, body: &[u8]) -> Opti
 
 /// The members of the field for a placement's engine.
 pub(super) fn parameters(fleet: &Fleet, placement: &Placement) -> Map<String, Value> {
+    placement.transfer.as_deref().map_or_else(Map::new, |transfer| of(fleet, transfer))
+}
+
+/// The members of the field for a transfer.
+pub(super) fn of(fleet: &Fleet, transfer: &Transfer) -> Map<String, Value> {
     let mut parameters = Map::new();
-    let Some(transfer) = placement.transfer.as_deref() else { return parameters };
     if let Some(most) = transfer.max_load_tokens {
         parameters.insert("max_load_tokens".to_owned(), json!(most));
     }

@@ -21,7 +21,7 @@ use crate::config::Source;
 use crate::counts::HEDGES;
 use crate::engines::{Engine, HealthState, Trouble};
 use crate::histogram::Histogram;
-use crate::placing::{LearntTransfer, WAIT_OUTCOMES};
+use crate::placing::{LearntTransfer, WAIT_OUTCOMES, WARM_UPS};
 use crate::proxy::{PREPARED, RESULTS};
 use crate::remote::cache_reports;
 use crate::remote::index::ExternalIndex;
@@ -75,6 +75,14 @@ impl Scrape {
         for (how, count) in PREPARED.iter().zip(&counts.handovers) {
             count_of(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
         }
+        let warm_ups = &self.0.places.warm_ups;
+        let help = "With warm_up, requests of the router's own that let a new engine pull a prompt: brought, nothing (it computed the prompt instead), refused, failed, or late; each but the first ends the engine's warm-up";
+        let mut family = describe(encoder, "warm_ups", help, MetricType::Counter)?;
+        for (result, count) in WARM_UPS.iter().zip(&warm_ups.results) {
+            count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
+        }
+        let help = "Prompt tokens that new engines had in their cache after such requests";
+        counter(encoder, "warm_up_tokens", help, warm_ups.tokens.load(Relaxed))?;
         let help = "With hedge_after, streamed requests whose first byte took long: won (the second engine answered first), lost, or left_out (a twentieth of the requests was at two engines already)";
         let mut family = describe(encoder, "hedged_requests", help, MetricType::Counter)?;
         for (outcome, count) in HEDGES.iter().zip(&counts.hedges) {

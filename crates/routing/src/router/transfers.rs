@@ -113,6 +113,17 @@ impl Router {
         self.transfers.heard(worker.0, at);
     }
 
+    /// Notes a pull that was not a placed request's, and brought nothing: its pair is left alone for a while. If it was late,
+    /// so are its source and its consumer.
+    pub fn pull_failed(&mut self, worker: WorkerId, source: WorkerId, is_late: bool, now: f64) {
+        let now = self.at(now);
+        if is_late {
+            self.transfers.is_late(worker.0, source.0, now);
+        } else {
+            self.transfers.retire(worker.0, source.0, now);
+        }
+    }
+
     /// Returns the costs of transfers, as far as they were learnt.
     pub fn transfer_costs(&mut self, now: f64) -> Vec<TransferCost> {
         let now = self.at(now);

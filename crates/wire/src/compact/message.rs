@@ -3,7 +3,7 @@
 use kvatlas_codec::{Cursor, from_zigzag, put_varint};
 use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
 
-use super::recorder::{CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
+use super::recorder::{CHUNK, CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
 use super::{FormatError, name_of};
 
 /// Version of the format, written and read.
@@ -276,6 +276,13 @@ pub enum Change<'a> {
     },
     /// The rank has lost everything.
     Clear,
+    /// The engine keeps this many blocks as one on a tier beyond its device.
+    Chunk {
+        /// The tier.
+        tier: Tier,
+        /// Blocks in a chunk.
+        blocks: u32,
+    },
 }
 
 impl Change<'_> {
@@ -299,6 +306,7 @@ impl Change<'_> {
             }
             Self::Remove { tier, names } => index.remove(rank, tier, names),
             Self::Clear => index.clear(rank.worker(), Some(rank.rank()), None),
+            Self::Chunk { tier, blocks } => index.learn_chunk(rank.worker(), rank.rank(), tier, blocks),
         }
         Ok(())
     }
@@ -307,6 +315,8 @@ impl Change<'_> {
 /// The head of a change, and how many blocks follow it.
 struct Heading {
     kind: u8,
+    /// Blocks in a chunk, if the change says that.
+    chunk: Option<u32>,
     tier: Tier,
     once: bool,
     copies: u32,
@@ -319,10 +329,17 @@ impl Heading {
     fn read(cursor: &mut Cursor<'_>, last: &mut u64) -> Result<Self, FormatError> {
         let head = cursor.byte()?;
         let (kind, tier) = (head & KIND, Tier::ALL[usize::from(head >> TIER_SHIFT & 3)]);
+        if head & CHUNK != 0 {
+            let chunk = Some(cursor.small()?);
+            if chunk == Some(0) || tier == Tier::Gpu {
+                return Err(FormatError("a chunk has no blocks, or is of the device, which has no chunks"));
+            }
+            return Ok(Self { kind, chunk, tier, once: false, copies: 1, parent: None, blocks: 0 });
+        }
         let copies = if head & COPIES == 0 { 1 } else { cursor.varint()? };
         if kind == CLEAR {
             *last = 0;
-            return Ok(Self { kind, tier, once: false, copies: 1, parent: None, blocks: 0 });
+            return Ok(Self { kind, chunk: None, tier, once: false, copies: 1, parent: None, blocks: 0 });
         }
         if !(1..=MOST_COPIES).contains(&copies) {
             return Err(FormatError("a block has no copies, or more than there can be"));
@@ -337,7 +354,7 @@ impl Heading {
         if blocks > MOST {
             return Err(FormatError("a change has more blocks than there can be"));
         }
-        Ok(Self { kind, tier, once: head & ONCE != 0, copies: copies as u32, parent, blocks })
+        Ok(Self { kind, chunk: None, tier, once: head & ONCE != 0, copies: copies as u32, parent, blocks })
     }
 
     /// Reads the numbers of the blocks: each run of them as its first number, the step to the next, and its length.
@@ -381,6 +398,9 @@ pub fn weight(bytes: &[u8]) -> Result<u64, FormatError> {
     let (mut cursor, mut last, mut weight) = (Cursor(bytes), 0, 0_u64);
     while !cursor.is_empty() {
         let head = Heading::read(&mut cursor, &mut last)?;
+        if head.chunk.is_some() {
+            continue;
+        }
         head.numbers(&mut cursor, &mut last, |_, _, _| {})?;
         head.contents(&mut cursor)?;
         weight = weight.saturating_add(head.blocks * u64::from(head.copies));
@@ -409,6 +429,10 @@ impl Changes {
         let (mut cursor, mut last) = (Cursor(bytes), 0);
         while !cursor.is_empty() {
             let head = Heading::read(&mut cursor, &mut last)?;
+            if let Some(blocks) = head.chunk {
+                change(Change::Chunk { tier: head.tier, blocks })?;
+                continue;
+            }
             self.names.clear();
             let names = &mut self.names;
             head.numbers(&mut cursor, &mut last, |first, step, length| {

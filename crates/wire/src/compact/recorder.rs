@@ -26,6 +26,8 @@ pub(super) const TIER_SHIFT: u8 = 2;
 pub(super) const PARENT: u8 = 1 << 4;
 pub(super) const ONCE: u8 = 1 << 5;
 pub(super) const COPIES: u8 = 1 << 6;
+/// Head of a change that says how long a tier's chunks are, and nothing of blocks.
+pub(super) const CHUNK: u8 = 1 << 7;
 
 #[derive(Debug, Clone, Copy)]
 struct BlockNumber {
@@ -46,9 +48,16 @@ pub struct Recorder {
     /// The number written last.
     last: u64,
     scratch: Vec<u64>,
+    /// Blocks in a chunk of each tier beyond the device; 0 for those of which nothing is said.
+    chunks: [u32; 3],
 }
 
 impl Recorder {
+    /// Makes a recorder of a rank whose chunks of each tier beyond the device have these lengths; 0 for unknown ones.
+    pub(crate) fn with_chunks(chunks: [u32; 3]) -> Self {
+        Self { chunks, ..Self::default() }
+    }
+
     /// Takes the changes recorded since the last call; nothing if nothing changed.
     pub fn take(&mut self) -> Vec<u8> {
         self.last = 0;
@@ -110,6 +119,19 @@ impl Recorder {
         self.forget();
     }
 
+    /// Records how many blocks a chunk of a tier beyond the device has.
+    pub(crate) fn chunk(&mut self, tier: Tier, blocks: u32) {
+        if let Some(slot) = (tier as usize).checked_sub(1) {
+            self.chunks[slot] = blocks;
+            self.put_chunk(tier, blocks);
+        }
+    }
+
+    fn put_chunk(&mut self, tier: Tier, blocks: u32) {
+        self.out.push(CHUNK | (tier as u8) << TIER_SHIFT);
+        put_varint(&mut self.out, u64::from(blocks));
+    }
+
     /// Records that the rank has lost everything.
     pub(crate) fn clear(&mut self) {
         self.out.push(CLEAR);
@@ -126,6 +148,9 @@ impl Recorder {
     /// If there is something that was not taken.
     pub fn state(&mut self, copy: &RankCopy, bytes: usize, mut piece: impl FnMut(Vec<u8>)) {
         assert!(self.out.is_empty(), "what was written down before is to be taken first");
+        for (tier, blocks) in Tier::ALL.into_iter().skip(1).zip(self.chunks).filter(|(_, blocks)| *blocks > 0) {
+            self.put_chunk(tier, blocks);
+        }
         let most = (bytes / 16).max(1);
         let mut flush = |recorder: &mut Self, all: bool| {
             if recorder.out.len() >= bytes || all && !recorder.out.is_empty() {

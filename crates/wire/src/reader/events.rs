@@ -5,6 +5,7 @@
 //! as local, announces clears of its own. They come after the device's events of the batch: after an event of the
 //! connector's, or at the end of a batch in which the device was cleared and has stored something since.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use kvatlas_index::{self as index, BlockHash, Changes, Event, RankHandle, RankRef, Tier};
@@ -77,6 +78,10 @@ impl Reader {
         }
         tally.store(tier, names.len());
         tally.reused_blocks += if it.reused { names.len() as u64 } else { 0 };
+        if !self.undescribed.is_empty() {
+            let described = names.to_vec();
+            self.count_described(&described, it.group.is_none(), index, rank, tally);
+        }
         if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
     }
 
@@ -91,7 +96,8 @@ impl Reader {
     }
 
     /// Blocks that were copied to another tier and are announced by name alone, as vLLM's offloading connectors do
-    /// unless told otherwise: they contain what the rank holds under these names.
+    /// unless told otherwise: they contain what the rank holds under these names. Names under which it holds nothing yet
+    /// count when it does.
     fn store_by_name<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
@@ -105,6 +111,7 @@ impl Reader {
             return Ok(());
         }
         let tier = it.tier();
+        self.take_chunk(tier, index, rank);
         let names = &mut self.scratch.names;
         names.clear();
         names.extend(it.block_hashes.iter().map(N::block_hash));
@@ -112,21 +119,52 @@ impl Reader {
         // They come in the order of the names.
         let mut left_out = unknown.iter().peekable();
         names.retain(|name| left_out.next_if_eq(&name).is_none());
+        let known = std::mem::take(names);
+        self.note_known(tier, &known, it.group.is_none(), index, tally);
+        self.scratch.names = known;
+        tally.named_blocks += it.block_hashes.len() as u64;
+        let counts = index.config().count_copies;
+        let wait = unknown.into_iter().filter(|name| !self.undescribed.add(*name, tier, counts)).count();
+        if wait == 0 { Ok(()) } else { Err(Reason::NoContent) }
+    }
+
+    /// Counts copies that were announced by name alone, of blocks that have been described now.
+    #[cold]
+    fn count_described(
+        &mut self,
+        names: &[BlockHash],
+        is_sole: bool,
+        index: &mut Changes<'_>,
+        rank: &RankHandle,
+        tally: &mut Tally,
+    ) {
+        for &name in names {
+            let Some(copies) = self.undescribed.take(name) else { continue };
+            for (&tier, copies) in Tier::ALL[1..].iter().zip(copies) {
+                for _ in 0..copies {
+                    if index.store_known(rank, tier, &[name]).is_empty() {
+                        self.note_known(tier, &[name], is_sole, index, tally);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes that blocks, which the index knows by name, were stored on a tier. `is_sole`: the engine names no cache groups.
+    fn note_known(&mut self, tier: Tier, names: &[BlockHash], is_sole: bool, index: &Changes<'_>, tally: &mut Tally) {
         let count_copies = self.count_copies && index.config().count_copies;
         if let Some(recorder) = &mut self.recorder {
             recorder.store_known(tier, names, !index.config().count_copies);
         }
-        for &name in &*names {
+        for &name in names {
             let salt = self.salts.of(name);
             self.salts.store(&[name], salt.as_ref(), tier, count_copies);
         }
         if let Some(hybrid) = &self.hybrid {
             // What they contain was said when they were stored first.
-            hybrid.store(None, names, &[], tier, it.group.is_none(), count_copies);
+            hybrid.store(None, names, &[], tier, is_sole, count_copies);
         }
         tally.store(tier, names.len());
-        tally.named_blocks += it.block_hashes.len() as u64;
-        if unknown.is_empty() { Ok(()) } else { Err(Reason::NoContent) }
     }
 
     pub(super) fn remove<N: BlockName>(
@@ -152,6 +190,13 @@ impl Reader {
             tally.group_events += 1;
             return Ok(());
         }
+        let mut described = Vec::new();
+        let names = if self.undescribed.is_empty() {
+            names
+        } else {
+            described.extend(names.iter().filter(|name| !self.undescribed.remove(**name, tier)));
+            &described[..]
+        };
         index.remove(rank, tier, names);
         if let Some(recorder) = &mut self.recorder {
             recorder.remove(tier, names, !index.config().count_copies);
@@ -247,22 +292,31 @@ impl Reader {
             for tier in CONNECTORS {
                 self.record_tier(index, rank, tier);
                 index.clear(rank.worker(), Some(rank.rank()), Some(tier));
-                self.reset_tier(tier);
+                self.note_cleared(tier);
             }
-            return;
+            return self.forget_undescribed(&CONNECTORS, index, rank);
         }
         if index.resets_keep(rank.worker()) {
             self.record_tier(index, rank, Tier::Gpu);
             index.reset(rank.worker(), Some(rank.rank()));
-            return self.reset_tier(Tier::Gpu);
+            return self.note_cleared(Tier::Gpu);
         }
         index.reset(rank.worker(), Some(rank.rank()));
         if let Some(recorder) = &mut self.recorder {
             recorder.clear();
         }
+        self.forget_undescribed(&Tier::ALL[1..], index, rank);
         self.salts = Salts::default();
         if let Some(hybrid) = &self.hybrid {
             hybrid.clear(None);
+        }
+    }
+
+    /// Forgets what was announced by name alone on tiers that were cleared; what is in a pool stays.
+    fn forget_undescribed(&mut self, cleared: &[Tier], index: &Changes<'_>, rank: &RankHandle) {
+        if !self.undescribed.is_empty() {
+            let own = cleared.iter().filter(|tier| !index.is_in_pool(rank.worker(), **tier));
+            own.for_each(|tier| self.undescribed.clear(*tier));
         }
     }
 
@@ -272,14 +326,36 @@ impl Reader {
         self.clears_host |= is_local && CONNECTORS.contains(&tier);
     }
 
-    /// Learns how many blocks a chunk of a tier has: each store has whole chunks, so it is their greatest common divisor.
+    /// Learns how many blocks a chunk of a tier has: each store has whole chunks, so it is their greatest common divisor,
+    /// unless it was told.
     #[inline]
     pub(super) fn learn_chunk(&mut self, tier: Tier, blocks: usize, index: &Changes<'_>, rank: &RankHandle) {
         let Some(slot) = (tier as usize).checked_sub(1) else { return };
-        let chunk = gcd(self.chunks[slot], u32::try_from(blocks).unwrap_or(1));
+        let told = self.host_chunk.filter(|_| tier == Tier::Cpu);
+        let chunk = told.map_or_else(|| gcd(self.chunks[slot], u32::try_from(blocks).unwrap_or(1)), NonZeroU32::get);
+        self.set_chunk(slot, chunk, index, rank);
+    }
+
+    /// Takes a tier's chunks, which come by the names of their last blocks, to be as long as was told, unless stores have
+    /// shown it.
+    pub(super) fn take_chunk(&mut self, tier: Tier, index: &Changes<'_>, rank: &RankHandle) {
+        if let Some(slot) = (tier as usize).checked_sub(1)
+            && self.chunks[slot] == 0
+            && let Some(told) = self.host_chunk
+        {
+            self.set_chunk(slot, told.get(), index, rank);
+        }
+    }
+
+    #[inline]
+    fn set_chunk(&mut self, slot: usize, chunk: u32, index: &Changes<'_>, rank: &RankHandle) {
         if chunk != self.chunks[slot] {
             self.chunks[slot] = chunk;
+            let tier = Tier::ALL[slot + 1];
             index.learn_chunk(rank.worker(), rank.rank(), tier, chunk);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.chunk(tier, chunk);
+            }
         }
     }
 

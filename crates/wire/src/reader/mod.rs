@@ -3,7 +3,9 @@
 mod events;
 mod salts;
 mod tally;
+mod undescribed;
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 
 use kvatlas_index::{BlockHash, BlockIndex, RankHandle, RankRef, Tier};
@@ -11,6 +13,7 @@ use kvatlas_index::{BlockHash, BlockIndex, RankHandle, RankRef, Tier};
 use self::salts::{Adapters, Salts};
 use self::tally::OtherSizes;
 pub use self::tally::Tally;
+use self::undescribed::NameOnlyBlocks;
 use crate::compact::Recorder;
 use crate::event::{BatchOf, BlockName, EventOf};
 use crate::hybrid::Hybrid;
@@ -45,8 +48,12 @@ pub struct Reader {
     recorder: Option<Box<Recorder>>,
     /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
     clears_host: bool,
-    /// Blocks in a chunk of each tier beyond the device, as far as stores show; 0 before the first.
+    /// Blocks in a chunk of host memory, if that was told.
+    host_chunk: Option<NonZeroU32>,
+    /// Blocks in a chunk of each tier beyond the device, as told, or as far as stores show; 0 before the first.
     chunks: [u32; 3],
+    /// Blocks beyond the device whose contents the engine has not said yet.
+    undescribed: NameOnlyBlocks,
     /// Handle of the rank that the last batch was applied to.
     rank: Option<RankHandle>,
     /// Scratch space, kept for its memory.
@@ -89,7 +96,9 @@ impl Reader {
             has_stored: false,
             recorder: None,
             clears_host: false,
+            host_chunk: None,
             chunks: [0; 3],
+            undescribed: NameOnlyBlocks::default(),
             rank: None,
             scratch: Scratch::default(),
         }
@@ -115,10 +124,18 @@ impl Reader {
         Self { follow_groups, ..self }
     }
 
+    /// Sets how many blocks the engine has in a chunk of host memory; none, as by default, to learn it from stores. Stores
+    /// of chunks by the name of their last block do not show it. Where the engine announces chunks of its other tiers so,
+    /// they are taken to be as long.
+    #[must_use]
+    pub fn chunking(self, host_chunk: Option<NonZeroU32>) -> Self {
+        Self { host_chunk, ..self }
+    }
+
     /// Writes down what it changes in the index, from now on.
     #[must_use]
     pub fn recording(self) -> Self {
-        Self { recorder: Some(Box::default()), ..self }
+        Self { recorder: Some(Box::new(Recorder::with_chunks(self.chunks))), ..self }
     }
 
     /// Recorder of the reader's changes, if they are written down.
@@ -171,6 +188,7 @@ impl Reader {
         *self = Self::new(self.block_size)
             .calling(self.identity.clone())
             .counting(self.count_copies)
+            .chunking(self.host_chunk)
             .following_groups(self.follow_groups);
         self.recorder = recorder.then(Box::default);
         self.rank = rank;
@@ -178,6 +196,11 @@ impl Reader {
 
     /// Forgets what was on one tier, because that was cleared.
     pub fn reset_tier(&mut self, tier: Tier) {
+        self.undescribed.clear(tier);
+        self.note_cleared(tier);
+    }
+
+    fn note_cleared(&mut self, tier: Tier) {
         self.salts.clear(tier);
         if let Some(hybrid) = &self.hybrid {
             hybrid.clear(Some(tier));
@@ -219,10 +242,18 @@ impl Reader {
         self.salts.store(names, Some(salt), Tier::Gpu, false);
     }
 
-    /// Blocks in a chunk of host memory, of local disks and of what is external, as stores show; 0 before the first one.
+    /// Blocks in a chunk of host memory, of local disks and of what is external, as told or as stores show; 0 before the
+    /// first one.
     #[must_use]
     pub fn chunks(&self) -> [u32; 3] {
         self.chunks
+    }
+
+    /// Number of blocks that were announced by name on tiers beyond the device, and whose contents the engine has not said
+    /// yet. They count from when it does.
+    #[must_use]
+    pub fn undescribed(&self) -> usize {
+        self.undescribed.len()
     }
 
     /// The size that most blocks have of those that were refused for it, and how many these are.
@@ -312,6 +343,13 @@ pub struct ReaderState {
     pub looks_ahead: bool,
     /// True if events have a place for salts; none while that is not known.
     pub shows_salts: Option<bool>,
+    /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
+    pub clears_host: bool,
+    /// Blocks in a chunk of each tier beyond the device, as told or as stores show; 0 before the first.
+    pub chunks: [u32; 3],
+    /// Blocks that were announced by name on tiers beyond the device, with their copies on each, and whose contents the
+    /// engine has not said yet; in the order of their announcements.
+    pub undescribed: Vec<(BlockHash, [u32; Tier::ALL.len() - 1])>,
     /// The salted blocks held, in any order.
     pub salts: Vec<SaltedBlock>,
 }
@@ -330,6 +368,9 @@ impl Reader {
             several: self.groups.several,
             looks_ahead: self.looks_ahead,
             shows_salts: self.shows_salts,
+            clears_host: self.clears_host,
+            chunks: self.chunks,
+            undescribed: self.undescribed.iter().collect(),
             salts: self.salts.iter().map(salted).collect(),
         })
     }
@@ -337,9 +378,13 @@ impl Reader {
     /// Takes up what another one remembered, of a rank that holds the same. Its settings stay.
     #[must_use]
     pub fn with_state(self, state: ReaderState) -> Self {
-        let ReaderState { decides, others, several, looks_ahead, shows_salts, salts } = state;
+        let ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts } =
+            state;
         let mut blocks = Salts::default();
         salts.into_iter().for_each(|it| blocks.put(it.name, it.salt, it.copies));
-        Self { groups: Groups { decides, others, several }, looks_ahead, shows_salts, salts: blocks, ..self }
+        let mut waiting = NameOnlyBlocks::default();
+        undescribed.into_iter().for_each(|(name, copies)| waiting.put(name, copies));
+        let groups = Groups { decides, others, several };
+        Self { groups, looks_ahead, shows_salts, clears_host, chunks, undescribed: waiting, salts: blocks, ..self }
     }
 }

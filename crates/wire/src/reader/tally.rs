@@ -68,6 +68,7 @@ impl Tally {
             }
             Change::Remove { names, .. } => self.removed_blocks += names.len() as u64,
             Change::Clear => self.clears += 1,
+            Change::Chunk { .. } => {}
         }
     }
 

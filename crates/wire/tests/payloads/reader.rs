@@ -1,6 +1,8 @@
 //! Meaning of events: groups, salts, tiers, sizes, clears, and what is left out.
 
-use kvatlas_index::{BlockIndex, Config, View, hash};
+use std::num::NonZeroU32;
+
+use kvatlas_index::{BlockIndex, Config, Loadable, Members, SharedPool, Tier, View, hash};
 use kvatlas_wire::keys::content_hash;
 use kvatlas_wire::{Key, Reader, Reason, Tally, decode};
 use serde_json::{Value, json};
@@ -137,7 +139,7 @@ fn blocks_that_do_not_fit_are_left_out() {
         store(&[10], None, 1, &json!({"token_ids": [1, 2, 3]})),
         store(&[10, 11], None, 1, &json!({"token_ids": [1, 2]})),
         store(&[10], None, 1, &json!({"token_ids": []})),
-        store(&[10], None, 1, &json!({"block_size": 0, "token_ids": [], "medium": "CPU"})),
+        store(&[10], None, 1, &json!({"block_size": 0, "token_ids": [], "medium": "GPU"})),
         store(&[10], None, 1, &json!({"block_size": 0, "token_ids": [1, 2]})),
         // Nothing at all is stored, and nothing is wrong.
         store(&[], None, 1, &json!({"token_ids": [1, 2]})),
@@ -399,7 +401,7 @@ fn blocks_offloaded_by_name_alone_are_what_the_rank_holds_under_the_name() {
     let mut stream = Stream::new();
     stream.send(&json!([store(&[10, 11, 12], None, 1, &json!({"cache_salt": "red"}))]));
     stream.send(&json!([by_name(&[10, 99, 11])]));
-    assert_eq!(stream.refused(), [(Reason::NoContent, 1)]);
+    assert_eq!((stream.refused(), stream.reader.undescribed()), (vec![], 1));
     assert_eq!(stream.tally.stored_blocks, 5);
     stream.send(&json!([remove(&[12, 11, 10], &json!({}))]));
     let red = hash::content_hashes(&SIX, BLOCK as usize, None, Some("red"));
@@ -411,6 +413,86 @@ fn blocks_offloaded_by_name_alone_are_what_the_rank_holds_under_the_name() {
     assert_eq!(stream.contents(&red, View::AnyTier), 0);
     stream.send(&json!([remove(&[11], &json!({"medium": "CPU"})), remove(&[12], &json!({}))]));
     assert_eq!((stream.held(), stream.salted_blocks()), (0, 0));
+}
+
+/// An engine that pulls has blocks in host memory before it has them on its device, whose events describe them.
+#[test]
+fn blocks_that_are_described_later_count_from_then_on() {
+    let more = json!({"block_size": 0, "token_ids": [], "medium": "CPU"});
+    let by_name = |names: &[i64]| store(names, None, 1, &more);
+    let red = hash::content_hashes(&SIX, BLOCK as usize, None, Some("red"));
+    let described = store(&[10, 11, 12], None, 1, &json!({"cache_salt": "red"}));
+    let mut stream = Stream::new();
+    stream.send(&json!([by_name(&[10, 11, 12, 77])]));
+    assert_eq!((stream.held(), stream.reader.undescribed()), (0, 4));
+    stream.send(&json!([remove(&[12], &json!({"medium": "CPU"})), described]));
+    assert_eq!((stream.reader.undescribed(), stream.tally.stored_blocks, stream.tally.named_blocks), (1, 5, 4));
+    let depths = |stream: &Stream| View::ALL.map(|view| stream.contents(&red, view));
+    assert_eq!(depths(&stream), [3, 3, 3, 3]);
+    // The copies in host memory have the salt, too, which what continues them inherits.
+    stream.send(&json!([remove(&[12, 11, 10], &json!({})), plain(&[12], Some(11), 5)]));
+    assert_eq!(depths(&stream), [0, 3, 3, 3]);
+    // What is gone before it is described is not there then, nor is what a reset takes along.
+    for gone in [json!([remove(&[10, 11, 12], &json!({"medium": "CPU"}))]), json!([{"type": CLEAR}])] {
+        let mut stream = Stream::new();
+        stream.send(&json!([by_name(&[10, 11, 12])])).send(&gone).send(&json!([described]));
+        assert_eq!((stream.held(), stream.reader.undescribed()), (3, 0));
+        stream.send(&json!([remove(&[10, 11, 12], &json!({}))]));
+        assert_eq!(stream.held(), 0, "{gone}");
+    }
+    // A state goes on where another one ended.
+    let mut stream = Stream::new();
+    stream.send(&json!([by_name(&[10])]));
+    let state = stream.reader.state().expect("not of a hybrid model");
+    let mut stream = Stream { reader: Reader::new(BLOCK).with_state(state), ..Stream::new() };
+    stream.send(&json!([described, remove(&[12, 11, 10], &json!({}))]));
+    assert_eq!(depths(&stream), [0, 1, 1, 1]);
+}
+
+#[test]
+fn what_a_pool_has_by_name_alone_stays_after_a_reset() {
+    let mut stream = Stream::new();
+    stream.index.add_pool(SharedPool {
+        name: "folder".into(),
+        members: Members::Named(vec!["w".into()]),
+        tier: Tier::External,
+        chunk: Some(NonZeroU32::MIN),
+        announces_removals: false,
+        lifetime: None,
+        room: None,
+    });
+    let more = json!({"block_size": 0, "token_ids": [], "medium": "STORAGE", "locality": "REMOTE"});
+    stream.send(&json!([store(&[10, 11], None, 1, &more), {"type": CLEAR}, plain(&[10, 11, 12], None, 1)]));
+    stream.send(&json!([remove(&[12, 11, 10], &json!({}))]));
+    let found = stream.index.find_loadable(&hash::content_hashes(&SIX, BLOCK as usize, None, None));
+    assert_eq!(found.iter().map(Loadable::depth).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn chunks_by_the_name_of_their_last_block_are_as_long_as_was_told() {
+    let by_name =
+        |name: i64, medium: &str| store(&[name], None, 1, &json!({"block_size": 0, "token_ids": [], "medium": medium}));
+    for (told, host) in [(None, 0), (NonZeroU32::new(3), 3), (NonZeroU32::new(2), 0)] {
+        let mut stream = Stream::new();
+        stream.reader = Reader::new(BLOCK).chunking(told);
+        stream.send(&json!([plain(&[10, 11, 12], None, 1), by_name(12, "CPU"), remove(&[12, 11, 10], &json!({}))]));
+        let found = stream.index.find_loadable(&hash::content_hashes(&SIX, BLOCK as usize, None, None));
+        assert_eq!(found[0].host, host, "{told:?}");
+        assert_eq!(stream.reader.chunks()[0], told.map_or(0, NonZeroU32::get));
+    }
+    // What is told of host memory counts for other tiers until their stores show otherwise.
+    let mut stream = Stream::new();
+    stream.reader = Reader::new(BLOCK).chunking(NonZeroU32::new(3));
+    stream.send(&json!([
+        plain(&[10, 11, 12], None, 1),
+        by_name(12, "STORAGE"),
+        store(&[10, 11], None, 1, &json!({"medium": "CPU"}))
+    ]));
+    assert_eq!(stream.reader.chunks(), [3, 3, 0]);
+    stream.send(&json!([store(&[10, 11], None, 1, &json!({"medium": "STORAGE"}))]));
+    assert_eq!(stream.reader.chunks(), [3, 1, 0]);
+    let state = stream.reader.state().expect("not of a hybrid model");
+    assert_eq!(Reader::new(BLOCK).with_state(state).chunks(), [3, 1, 0]);
 }
 
 /// vLLM 0.11 sends arrays of seven or eight elements: a salted prompt looks like one without a salt.

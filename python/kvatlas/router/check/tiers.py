@@ -98,12 +98,13 @@ def report_tiers(one: CheckedEngine, pools: Sequence[Pool]) -> None:
             code="tier_silent",
         )
     if found.named:
+        is_known = (one.entry.host_chunk or tiers.host_chunk) is not None
         report.add(
             "tiers",
             "warning",
-            f"it announces offloaded blocks by their block hashes only ({found.named} of them): blocks whose tokens "
-            "were never announced for its device do not count, and chunks of several blocks are not known as such",
-            _DESCRIBE,
+            f"it announces offloaded blocks by their block hashes only ({found.named} of them): they count once its "
+            f"device has announced their tokens{'' if is_known else ', and chunks of several blocks not at all'}",
+            _DESCRIBE if is_known else f"{_DESCRIBE}, or set host_chunk of the engine to its blocks_per_chunk",
             code="tier_names_only",
         )
     _stores(one, pools)
@@ -185,7 +186,7 @@ def _stores(one: CheckedEngine, pools: Sequence[Pool]) -> None:
         )
     for pool in mine:
         known = found.chunks.get(pool.tier) or tiers.host_chunk
-        if known is not None and found.has(pool.tier) and known != pool.chunk:
+        if known is not None and found.has(pool.tier) and pool.chunk not in (None, known):
             report.add(
                 "pool",
                 "problem",

@@ -338,6 +338,15 @@ class RouterSection(Section):
             "SGLang's compute none.",
         ),
     )
+    warm_up: int = field(
+        default=0,
+        metadata=about(
+            Integer(0, 1 << 30),
+            "--warm-up",
+            "Maximum number of prompt tokens that an engine which joins, or comes back empty, is brought by pulls "
+            "before it gets much traffic, where engines pull from each other. 0 turns this off.",
+        ),
+    )
     forward_tokens: bool = field(
         default=False,
         metadata=about(

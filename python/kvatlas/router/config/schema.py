@@ -87,7 +87,7 @@ class RouterConfig(Config):
     def without_effect(self, engine: Engine) -> dict[str, str]:
         found = {}
         if not self.follows_events:
-            names = ("events_port", "replay_port", "count_copies")
+            names = ("events_port", "replay_port", "count_copies", "host_chunk")
             found = {name: _FOLLOWS for name in names if getattr(engine, name) is not None}
         if engine.routing_group not in (None, self.routing_group):
             found["routing_group"] = (

@@ -27,7 +27,7 @@ _MAX_NAME = 256
 _MOST_RANKS = 1 << 16
 _STREAM_WANTED = (
     "a stream is WORKER=tcp://HOST:PORT[,replay_endpoint=tcp://HOST:PORT][,rank=N][,topic=T][,model=M][,block_size=N]"
-    "[,routing_group=G][,count_copies=false][,aliases=M|M...][,adapters=A|A...]"
+    "[,routing_group=G][,count_copies=false][,host_chunk=N][,aliases=M|M...][,adapters=A|A...]"
 )
 
 
@@ -180,6 +180,7 @@ class Engine(Entry):
             of those to which a router's requests can be sent.
         count_copies: False if the engine announces blocks again without holding another copy of them, as with
             `kv_cache_report_mode` "full"; asked from the engine by default, else true.
+        host_chunk: Blocks that it keeps as one in host memory, instead of the engine's answer or what its stores show.
         aliases: Other names of the model, besides those that the engine reports.
         adapters: LoRA adapters that requests may name instead of the model, besides those that the engine reports.
         role: The part of requests that a router sends it: "both" (all of a request), or only "prefill" or "decode".
@@ -208,6 +209,7 @@ class Engine(Entry):
     replay_port: int | None = entry_field(PORT)
     ranks: int | tuple[int, ...] | None = entry_field(_Ranks())
     count_copies: bool | None = entry_field(Switch())
+    host_chunk: int | None = entry_field(_BLOCK_SIZE)
     aliases: tuple[str, ...] | None = entry_field(Names())
     adapters: tuple[str, ...] | None = entry_field(Names())
     role: str | None = entry_field(Choice("both", "prefill", "decode"), routing=True)
@@ -305,6 +307,7 @@ class Stream(Entry):
         count_copies: Whether a block announced n times is held until it is removed n times.
         aliases: Other names of the model.
         adapters: LoRA adapters that requests may name instead of the model.
+        host_chunk: Blocks that the engine keeps as one in host memory; what its stores show if not given.
     """
 
     worker: str = field(metadata={"kind": Name()})
@@ -318,6 +321,7 @@ class Stream(Entry):
     count_copies: bool = entry_field(Switch(), True)
     aliases: tuple[str, ...] | None = entry_field(Names())
     adapters: tuple[str, ...] | None = entry_field(Names())
+    host_chunk: int | None = entry_field(_BLOCK_SIZE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,7 +24,7 @@ class Pool(Entry):
     Attributes:
         name: The pool's name.
         members: Names of the workers that may load from it; all if not given.
-        chunk: Blocks in a chunk.
+        chunk: Blocks in a chunk; what its members tell or their stores show if not given.
         tier: The tier by which its members' events call it: "cpu", "disk" or "external".
         announces_removals: Whether its members announce what is removed.
         lifetime: Seconds after which a block counts no more unless it was announced again; no limit if not given.
@@ -38,7 +38,7 @@ class Pool(Entry):
 
     name: str = field(metadata={"kind": Name()})
     members: tuple[str, ...] | None = entry_field(Names())
-    chunk: int = entry_field(Integer(1, 1 << 20), 1)
+    chunk: int | None = entry_field(Integer(1, 1 << 20))
     tier: str = entry_field(Choice("cpu", "disk", "external"), "external")
     announces_removals: bool = entry_field(Switch(), False)
     lifetime: float | None = entry_field(Number(0.001, 1e9))
@@ -72,7 +72,7 @@ class Pool(Entry):
         budget, chunk_bytes = about_it.pop("budget"), about_it.pop("chunk_bytes")
         return about_it | {
             "members": None if self.members is None else list(self.members),
-            "room": None if budget is None else budget // chunk_bytes * self.chunk,
+            "room": None if budget is None else budget // chunk_bytes * (self.chunk or 1),
             "directory": None if self.directory is None else str(self.directory),
         }
 

@@ -389,6 +389,7 @@ class EngineFollower(Follower):
                 replay_endpoint=source.replay_endpoint,
                 topic=source.topic,
                 count_copies=source.count_copies,
+                host_chunk=source.host_chunk,
                 aliases=found.aliases,
                 adapters=found.adapters,
             )

@@ -72,19 +72,20 @@ class Asker:
         status, body = await self._ask("GET", url, most)
         return body if _is_there("GET", url, status, absent) else None
 
-    async def lines(self, url: str, prefix: str, *, absent: tuple[int, ...] = ()) -> list[str]:
-        """Get the lines with a given beginning from an answer with status 200; none for the statuses in `absent`.
+    async def lines(self, url: str, *beginnings: str, absent: tuple[int, ...] = ()) -> list[str]:
+        """Get the lines with one of the beginnings from an answer with status 200; none for the statuses in `absent`.
 
         Raises:
             DiscoveryError: There is no answer, or an unexpected one, or too many lines match.
         """
         found: list[str] = []
+        wanted = tuple(each.encode() for each in beginnings)
         size = 0
         async with self._answer("GET", url) as answer:
             if not _is_there("GET", url, answer.status_code, absent):
                 return found
             async for line in _lines(_pieces(answer, "GET", _METRICS)):
-                if line.startswith(prefix.encode()):
+                if line.startswith(wanted):
                     size += len(line)
                     if size > LIST:
                         raise _too_long("GET", answer, LIST)

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
@@ -25,8 +25,8 @@ __all__ = ["EngineDescription", "Prober", "Source"]
 _NO_EVENTS = "it publishes no KV events: start it with --kv-events-config"
 _NO_RANKS = "GET /kv_event_sources did not return a JSON object of ranks: is this an engine?"
 _NO_ENGINE = "it has none of the HTTP routes of vLLM and SGLang: is this the address of an engine?"
-_INFO_NAME = "vllm:cache_config_info{"
-_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}")
+_INFO = re.compile(r"^vllm:(cache|kv_offload)_config_info\{(.*)\}")
+_INFO_NAMES = ("vllm:cache_config_info{", "vllm:kv_offload_config_info{")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _OF_SOURCE = ("enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "topic", "kv_cache_report_mode")
 _OF_EVENTS = (
@@ -57,6 +57,7 @@ class Source:
     replay_endpoint: str | None
     topic: str
     count_copies: bool = True
+    host_chunk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,18 @@ class _Models:
     adapters: tuple[str, ...] = ()
 
 
+@dataclass
+class _Metrics:
+    """The sizes in vLLM's metrics, by the number of the rank."""
+
+    block_sizes: dict[str, int | None] = field(default_factory=dict)
+    host_chunks: dict[str, int] = field(default_factory=dict)
+
+    def host_chunk(self, rank: int) -> int | None:
+        """Blocks in a chunk of a rank's host memory, if it tells: the ranks of an engine have the same settings."""
+        return self.host_chunks.get(str(rank)) or next(iter(self.host_chunks.values()), None)
+
+
 @dataclass(frozen=True)
 class _ServerAnswer:
     """Answer of an engine that determines its description: while it stays equal, nothing has changed."""
@@ -140,6 +153,7 @@ class Prober:
         self._said: _ServerAnswer | None = None
         self._left_out = 0  # models, when they were last asked for
         self._models = _Models()
+        self._metrics: _Metrics | None = None
 
     async def changed(self) -> bool:
         """True if the engine's answers differ from those that `whole` got.
@@ -218,10 +232,15 @@ class Prober:
     # vLLM
 
     async def _vllm(self, said: _ServerAnswer) -> EngineDescription:
-        metrics: dict[str, int | None] | None = None
+        block_size = self._engine.block_size or self._config.block_size
+        if "" in said.content or block_size is None:
+            self._metrics = await self._vllm_metrics()
+        else:
+            with contextlib.suppress(DiscoveryError):  # what was known before stays
+                self._metrics = await self._vllm_metrics()
+        metrics = self._metrics or _Metrics()
         if "" in said.content:
-            metrics = await self._vllm_metrics()
-            sources = self._by_ports(metrics, await self._vllm_version())
+            sources = self._by_ports(metrics.block_sizes, await self._vllm_version())
         else:
             sources = tuple([await self._vllm_source(rank, config) for rank, config in said.content.items()])
             if not sources:
@@ -231,9 +250,12 @@ class Prober:
             model = (await self._ask_models()).served[0]
         else:
             await self._try_models()
-        block_size = self._engine.block_size or self._config.block_size
         if block_size is None:
-            block_size = _one_block_size(metrics if metrics is not None else await self._vllm_metrics())
+            block_size = _one_block_size(metrics.block_sizes)
+        sources = tuple(
+            dataclasses.replace(source, host_chunk=self._engine.host_chunk or metrics.host_chunk(source.rank))
+            for source in sources
+        )
         return EngineDescription("vllm", model, block_size, sources, *self._names(model))
 
     def _names(self, model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -309,15 +331,18 @@ class Prober:
         with contextlib.suppress(DiscoveryError):
             await self._ask_models()
 
-    async def _vllm_metrics(self) -> dict[str, int | None]:
-        """Ask for the block sizes by data-parallel rank."""
-        lines = await self._asker.lines(f"{self._engine.url}/metrics", _INFO_NAME, absent=(404, 405))
-        sizes: dict[str, int | None] = {}
-        for match in filter(None, map(_INFO.match, lines[: _MOST_RANKS + 1])):
-            labels = dict(_LABEL.findall(match[1]))
-            size = labels.get("block_size", "")
-            sizes[labels.get("engine", "0")] = int(size) if _is_number(size) and int(size) else None
-        return sizes
+    async def _vllm_metrics(self) -> _Metrics:
+        """Ask for the sizes of blocks and of chunks by data-parallel rank."""
+        lines = await self._asker.lines(f"{self._engine.url}/metrics", *_INFO_NAMES, absent=(404, 405))
+        found = _Metrics()
+        for match in filter(None, map(_INFO.match, lines[: 2 * (_MOST_RANKS + 1)])):
+            labels = dict(_LABEL.findall(match[2]))
+            rank = labels.get("engine", "0")
+            if match[1] == "cache":
+                found.block_sizes[rank] = _count(labels.get("block_size", ""))
+            elif chunk := _count(labels.get("cpu_blocks_per_chunk", "")):
+                found.host_chunks[rank] = chunk
+        return found
 
     async def _old_vllm(self) -> str:
         """Check that an engine answers. Returns the name of its model."""
@@ -388,7 +413,8 @@ class Prober:
             if replay:
                 host = urlsplit(endpoint).hostname if rank in own and not endpoint.startswith("bind://") else None
                 replay, _listens = reachable(replay, host or self.host, f"rank {rank}'s replay endpoint")
-            sources.append(Source(rank, endpoint, replay, _text(events.get("topic")), self._counts_copies(events)))
+            topic, counts = _text(events.get("topic")), self._counts_copies(events)
+            sources.append(Source(rank, endpoint, replay, topic, counts, self._engine.host_chunk))
         await self._try_models()
         return EngineDescription("sglang", model, block_size, tuple(sources), *self._names(model))
 
@@ -489,6 +515,10 @@ def _events(value: object) -> dict[str, Any] | None:
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def _count(text: str) -> int | None:
+    return int(text) if _is_number(text) and int(text) else None
 
 
 def _is_positive(number: object) -> TypeGuard[int]:

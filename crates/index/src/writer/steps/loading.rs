@@ -122,14 +122,13 @@ impl Writer {
         }
     }
 
-    /// The block that a name means in the pools of a rank.
+    /// The block that a name means in the pools that a rank may load from, also of one that has announced nothing yet.
     pub(in crate::writer) fn block_in_pools(
         &self,
         rank: &impl RankRef,
         block_hash: BlockHash,
     ) -> Option<(Option<u64>, u64)> {
-        let rank = self.number_of(rank).filter(|rank| self.workers.get(*rank).is_some_and(|books| books.is_tracked))?;
-        self.loading.read().block_in_pools(rank, inner(block_hash))
+        self.loading.read().block_in_pools_of(rank.worker(), inner(block_hash))
     }
 
     /// The pool that a tier of a rank is.
