@@ -125,7 +125,7 @@ class LoadableIndex:
         name: str,
         *,
         members: Iterable[str] | None = None,
-        chunk: SupportsIndex = 1,
+        chunk: SupportsIndex | None = None,
         tier: Tier = "external",
         announces_removals: bool = False,
         lifetime: float | None = None,
@@ -139,7 +139,7 @@ class LoadableIndex:
         Args:
             name: The pool's name.
             members: Names of the workers that put blocks in it and load from it, known or not; None for all.
-            chunk: Blocks in a chunk, at least 1.
+            chunk: Blocks in a chunk, at least 1; None for what the members' stores of batches show.
             tier: The tier by which members' events call it: "cpu", "disk" or "external".
             announces_removals: Whether members announce what is removed.
             lifetime: Seconds after which a block counts no more unless it was announced again; None for no limit.

@@ -25,7 +25,7 @@ Blocks = dict[Name, tuple[Name | None, int]]
 
 
 Undescribed = dict[Name, list[Tier]]
-"""Copies of blocks of which only the names are known: name -> the tier of each copy."""
+"""Copies of blocks whose names alone are known: name -> the tier of each copy."""
 
 
 Children = dict[tuple[Name | None, int], set[Name]]

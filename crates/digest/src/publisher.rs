@@ -111,7 +111,7 @@ impl Publisher {
     }
 
     /// Updates the marks from the index. The index's writers wait for less than a millisecond at a time; `between` is called
-    /// between two such times.
+    /// between two of these times.
     ///
     /// Ranks that are not `usable`, as they are not trusted, count as empty.
     ///

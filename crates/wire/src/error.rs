@@ -83,7 +83,7 @@ reasons! {
     BlockSize = "block_size",
     /// Applying: tokens that do not fill the blocks.
     TokenCount = "token_count",
-    /// Applying: blocks announced by name alone (offload placeholders) of which nothing is known, beyond as many as may wait
+    /// Applying: blocks announced by name alone (offload placeholders) whose contents are unknown, beyond as many as may wait
     /// for the engine to describe them.
     NoContent = "no_content",
     /// Applying: blocks of a cache group that does not decide how long a prefix is.

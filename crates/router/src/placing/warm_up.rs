@@ -5,7 +5,7 @@
 //! that consists mostly of what two engines hold already, such as a system prompt with tools: what one alone holds is one
 //! session's, which goes on there. What is asked for often passes soon.
 //!
-//! An engine is brought so many tokens, in so many requests and in so much time at most, one request at a time. With the
+//! Tokens, requests and time of an engine's warm-up are limited, and it has one request at a time. With the
 //! first one that fails its warm-up is over: it may have an address that others do not reach.
 
 use std::collections::BTreeMap;
@@ -47,9 +47,9 @@ pub(crate) enum WarmUpResult {
     Late,
 }
 
-/// Stage of an engine's warm-up.
+/// WarmUpStage of an engine's warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum WarmUpStage {
     /// Before its end, or before it has begun.
     Open,
     /// After its end: the engine holds as much as it may be brought, or there was no more time.
@@ -61,7 +61,7 @@ enum Stage {
 /// Warm-up of one engine.
 #[derive(Debug)]
 struct EngineWarmUp {
-    stage: Stage,
+    stage: WarmUpStage,
     began: Option<Instant>,
     is_under_way: bool,
     /// True once the engine held anything.
@@ -73,12 +73,12 @@ struct EngineWarmUp {
 impl EngineWarmUp {
     fn new(held: u64) -> Self {
         // The router may be what is new.
-        let stage = if held == 0 { Stage::Open } else { Stage::Over };
+        let stage = if held == 0 { WarmUpStage::Open } else { WarmUpStage::Over };
         Self { stage, began: None, is_under_way: false, is_filled: held > 0, requests: 0, tokens: 0 }
     }
 
     fn is_due(&self) -> bool {
-        self.stage == Stage::Open && !self.is_under_way
+        self.stage == WarmUpStage::Open && !self.is_under_way
     }
 }
 
@@ -126,8 +126,8 @@ impl WarmUps {
             *it = EngineWarmUp::new(0);
         }
         it.is_filled |= held > 0;
-        if held >= self.most && it.stage == Stage::Open {
-            it.stage = Stage::Over;
+        if held >= self.most && it.stage == WarmUpStage::Open {
+            it.stage = WarmUpStage::Over;
         }
         self.count(&engines);
     }
@@ -139,7 +139,7 @@ impl WarmUps {
     }
 
     fn count(&self, engines: &BTreeMap<core::WorkerId, EngineWarmUp>) {
-        self.open.store(engines.values().filter(|it| it.stage == Stage::Open).count(), Relaxed);
+        self.open.store(engines.values().filter(|it| it.stage == WarmUpStage::Open).count(), Relaxed);
     }
 
     /// Workers among these whose warm-up is due, without the one that takes the request; a few of them if there are many.
@@ -162,7 +162,7 @@ impl WarmUps {
             it.is_under_way = true;
             return true;
         }
-        it.stage = Stage::Over;
+        it.stage = WarmUpStage::Over;
         self.count(&engines);
         false
     }
@@ -174,10 +174,10 @@ impl WarmUps {
         let Some(it) = engines.get_mut(&worker) else { return };
         it.is_under_way = false;
         it.tokens += tokens;
-        if it.stage == Stage::Open && result != WarmUpResult::Brought {
-            it.stage = Stage::Failed;
-        } else if it.stage == Stage::Open && it.tokens >= self.most {
-            it.stage = Stage::Over;
+        if it.stage == WarmUpStage::Open && result != WarmUpResult::Brought {
+            it.stage = WarmUpStage::Failed;
+        } else if it.stage == WarmUpStage::Open && it.tokens >= self.most {
+            it.stage = WarmUpStage::Over;
         }
         self.count(&engines);
     }
@@ -187,9 +187,9 @@ impl WarmUps {
         let engines = self.engines.lock();
         let it = engines.get(&worker)?;
         let stage = match it.stage {
-            Stage::Open => "open",
-            Stage::Over => "over",
-            Stage::Failed => "failed",
+            WarmUpStage::Open => "open",
+            WarmUpStage::Over => "over",
+            WarmUpStage::Failed => "failed",
         };
         Some(json!({ "stage": stage, "requests": it.requests, "tokens": it.tokens }))
     }
@@ -206,7 +206,7 @@ fn shared(held: &[RankDepths], except: core::WorkerId) -> u32 {
 }
 
 impl Places {
-    /// Finds whether a request, which `chosen` takes, is of use to warm up another engine of those allowed.
+    /// Returns how a request that `chosen` takes can also warm up another engine of those allowed; none if it cannot.
     pub(super) fn find_warm_up(
         &self,
         router: &mut core::Router,
@@ -219,7 +219,7 @@ impl Places {
         due.find_map(|worker| self.warm_up(router, request, depths, held, worker))
     }
 
-    /// A request that is of use to warm up a worker, if it is.
+    /// Returns the request that warms up a worker; none if this prompt does not help.
     fn warm_up(
         &self,
         router: &mut core::Router,

@@ -12,7 +12,7 @@ use crate::answers::observe::{AnswerFormat, Observer, error_of};
 use crate::engines::ask;
 use crate::placing::{WarmUp, WarmUpResult};
 
-/// Time that such a request has beyond twice what its pull is expected to take: the rest of the prompt is computed.
+/// Time that a request of a warm-up has beyond twice what its pull is expected to take: the rest of the prompt is computed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sends a prompt to an engine that is to pull it. `path`: where the request goes, and `body`: the request.

@@ -48,7 +48,7 @@ pub struct Recorder {
     /// The number written last.
     last: u64,
     scratch: Vec<u64>,
-    /// Blocks in a chunk of each tier beyond the device; 0 for those of which nothing is said.
+    /// Blocks in a chunk of each tier beyond the device; 0 where no length is known.
     chunks: [u32; 3],
 }
 

@@ -480,7 +480,7 @@ fn chunks_by_the_name_of_their_last_block_are_as_long_as_was_told() {
         assert_eq!(found[0].host, host, "{told:?}");
         assert_eq!(stream.reader.chunks()[0], told.map_or(0, NonZeroU32::get));
     }
-    // What is told of host memory counts for other tiers until their stores show otherwise.
+    // The registered length of host memory's chunks counts for other tiers until their stores show otherwise.
     let mut stream = Stream::new();
     stream.reader = Reader::new(BLOCK).chunking(NonZeroU32::new(3));
     stream.send(&json!([
