@@ -20,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// Error of a body that breaks off.
+/// Error of an answer's body that ends before it is complete.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of an answer.
@@ -58,7 +58,7 @@ impl Body for Answer {
     }
 }
 
-/// Makes an answer with a content type.
+/// Makes an answer with a status, a content type and a complete body.
 #[must_use]
 pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(body.into()));
@@ -67,7 +67,7 @@ pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Byte
     response
 }
 
-/// An answer in JSON.
+/// Makes an answer with a complete body in JSON.
 #[must_use]
 pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
     typed(status, "application/json", body)
