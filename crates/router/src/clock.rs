@@ -5,7 +5,7 @@ use std::time::Instant;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Seconds since the clock was first read, never going back.
+/// Seconds since the clock was first read; never decreases.
 #[must_use]
 pub(crate) fn seconds() -> f64 {
     START.elapsed().as_secs_f64()
