@@ -29,7 +29,7 @@ pub(crate) struct Counts {
     /// Number of requests in flight for which no byte of the answer's body has arrived.
     pub(crate) waiting: AtomicUsize,
     /// Time of the last byte from the engine, or of the first request after the engine was idle, in milliseconds of
-    /// [`millis`].
+    /// the router's clock.
     pub(crate) last_byte: AtomicU64,
     /// Number of connections made.
     pub(crate) connections: AtomicU64,

@@ -207,7 +207,7 @@ const LEAST: Duration = Duration::from_secs(10);
 const TIMES: u32 = 2;
 
 /// Signs of life of an engine besides the bytes of its answers, and the lengths of its silences. Times are in
-/// milliseconds of [`millis`].
+/// milliseconds of the router's clock.
 #[derive(Debug, Default)]
 pub(crate) struct Signs {
     /// Time of the last sign of life.

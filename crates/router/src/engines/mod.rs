@@ -357,7 +357,7 @@ impl Engine {
     }
 
     /// Returns the time since the last sign of life of any kind, and the time of that sign in milliseconds of
-    /// [`millis`].
+    /// the router's clock.
     pub(crate) fn stillness(&self) -> (Duration, u64) {
         let last = self.counts.last_byte.load(Relaxed).max(self.signs.last());
         (Duration::from_millis(millis().saturating_sub(last)), last)
