@@ -216,7 +216,7 @@ impl GatewayTls {
         }
     }
 
-    /// Reads the files again whenever they change, for as long as the server lives.
+    /// Reads the files again whenever they change; never returns. Returns at once if there are no files.
     pub(super) async fn watch(&self) {
         if let Self::Files(gate) = self {
             gate.watch().await;
