@@ -84,7 +84,7 @@ impl SideRoutes {
         }
     }
 
-    /// All routes, with their paths.
+    /// All routes, each with its path.
     pub(crate) fn all(&self) -> [(&'static str, &SideRoute); 3] {
         [TOKENIZE_PATH, MESSAGES_RENDER_PATH, RESPONSES_RENDER_PATH].map(|path| (path, self.of(path)))
     }

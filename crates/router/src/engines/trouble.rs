@@ -42,9 +42,9 @@ pub(crate) enum Trouble {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) ill: Trouble,
-    /// Reason in words, with figures.
+    /// Reason for the condition as text, with figures.
     pub(crate) reason: String,
-    /// Time since which the engine has had this condition.
+    /// Time since which the engine has had the condition.
     pub(crate) since: SystemTime,
 }
 

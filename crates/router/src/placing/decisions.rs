@@ -102,12 +102,12 @@ impl Decisions {
         Self { most, ring: Mutex::default(), watched_until: AtomicU64::new(0) }
     }
 
-    /// True if any decisions are kept.
+    /// True if decisions are recorded at all.
     pub(crate) fn are_kept(&self) -> bool {
         self.most > 0
     }
 
-    /// True if decisions were viewed lately.
+    /// True if operators viewed decisions within the last [`WATCHED`].
     #[must_use]
     pub(crate) fn are_watched(&self) -> bool {
         let until = self.watched_until.load(Relaxed);

@@ -138,7 +138,7 @@ impl Places {
         self.core().router.name_others(most);
     }
 
-    /// The engines that requests are placed at.
+    /// The engines at which requests are placed.
     pub(crate) fn fleet(&self) -> &Fleet {
         &self.fleet
     }
