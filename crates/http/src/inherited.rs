@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::Error;
 
-/// Sockets that no server has taken yet.
+/// Sockets passed to the process that no server has taken yet.
 static SOCKETS: Mutex<Vec<(SocketAddr, TcpListener)>> = Mutex::new(Vec::new());
 
 /// Takes over the sockets that the process was started with, and returns their addresses.
@@ -36,7 +36,7 @@ pub fn adopt() -> Result<Vec<SocketAddr>, Error> {
     Ok(sockets.iter().map(|(address, _)| *address).collect())
 }
 
-/// Takes the socket that listens at an address, if the process was started with one.
+/// Takes the socket that listens at an address; None if the process was started without one.
 pub(crate) fn take(at: SocketAddr) -> Option<TcpListener> {
     let mut sockets = SOCKETS.lock();
     let number = sockets.iter().position(|(address, _)| *address == at)?;

@@ -49,19 +49,19 @@ pub use kvatlas_settings::Secret;
 pub use memory::{BodyLease, Memory, Reservation};
 pub use server::{Server, Threads};
 
-/// The error of a server that cannot start, or of an unusable file of its configuration.
+/// Error of a server that cannot start, or of an unusable file of its configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(pub String);
 
-/// The refusal of a request before its route is looked up.
+/// Refusal of a request before its route is looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// The status of the answer.
+    /// HTTP status of the answer.
     pub status: StatusCode,
-    /// The error code, the same in every release.
+    /// Error code, the same in every release.
     pub code: &'static str,
-    /// A description of what was wrong and what would be right.
+    /// Description of what was wrong and what would be right.
     pub message: Cow<'static, str>,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! An engine that had less of a prompt in its cache than it holds according to its events, with no removal announced,
 //! has not evicted anything. Either it never uses a fixed number of the blocks that it finds, as some engines with
-//! draft heads do, or it frees blocks without an event. The first is learned as a constant shortfall, and expected from
+//! draft heads do, or it frees blocks without an event. The first is learnt as a constant shortfall, and expected from
 //! then on. For the second, the share of the expected blocks that the engine really had is computed; while the share is
 //! below one half, the engine's holdings are discounted to that share.
 //!
@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_routing::Belief;
 use parking_lot::Mutex;
 
-/// Number of successive reports with the same shortfall after which the shortfall is learned.
+/// Number of successive reports with the same shortfall after which the shortfall is learnt.
 const LEARN: u32 = 5;
-/// Number of successive reports with another shortfall after which the learned one is dropped.
+/// Number of successive reports with another shortfall after which the learnt one is dropped.
 const UNLEARN: u32 = 3;
 /// Number of recent reports over which cached and expected blocks are summed.
 const RECENT: usize = 8;
@@ -44,7 +44,7 @@ pub(crate) struct CacheBelief {
     /// Shortfall of the last report in blocks, and the number of successive reports with it.
     lacked: u32,
     times: u32,
-    /// Learned shortfall in blocks, and the number of successive reports with another one.
+    /// Learnt shortfall in blocks, and the number of successive reports with another one.
     shortfall: u32,
     others: u32,
     recent: VecDeque<Report>,

@@ -6,7 +6,7 @@
 //! dead.
 //!
 //! An engine may not answer at all while it computes: SGLang's `/health` waits until the scheduler has produced output.
-//! How long that may take is learned for each engine from its past.
+//! How long that may take is learnt for each engine from its past.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;

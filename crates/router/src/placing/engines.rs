@@ -44,7 +44,7 @@ impl Places {
     }
 
     /// Adds an engine to the decision core, in place of `replaced`. Waiting requests find it after [`Self::is_back`].
-    /// If `replaced` is the same engine with other settings, its requests and what was learned about it are kept.
+    /// If `replaced` is the same engine with other settings, its requests and what was learnt about it are kept.
     fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();

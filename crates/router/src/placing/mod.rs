@@ -216,7 +216,7 @@ impl Places {
         engine.ids.get().into_iter().flatten().zip(engine.config.ranks.numbers()).filter_map(of).collect()
     }
 
-    /// Learned costs of loading and pulling blocks.
+    /// Learnt costs of loading and pulling blocks.
     pub(crate) fn transfers(&self) -> Vec<LearntTransfer> {
         transfers(&mut self.core())
     }
@@ -240,7 +240,7 @@ fn transfers(core: &mut Core) -> Vec<LearntTransfer> {
     rows.collect()
 }
 
-/// Learned cost of one kind of transfer for one rank of an engine: the record behind all views.
+/// Learnt cost of one kind of transfer for one rank of an engine: the record behind all views.
 pub(crate) struct LearntTransfer {
     pub(crate) engine: Arc<str>,
     pub(crate) rank: u32,

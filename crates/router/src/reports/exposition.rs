@@ -391,7 +391,7 @@ impl Scrape {
 }
 
 impl Scrape {
-    /// Writes the learned costs of loading and pulling blocks, which `/workers` shows too.
+    /// Writes the learnt costs of loading and pulling blocks, which `/workers` shows too.
     fn transfers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let learnt = self.0.places.transfers();
         type Getter = fn(&LearntTransfer) -> f64;

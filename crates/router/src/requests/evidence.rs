@@ -67,7 +67,7 @@ impl PromptEvidence {
         }
     }
 
-    /// Records that the request is about to be sent to a worker's rank. None if nothing can be learned from the answer.
+    /// Records that the request is about to be sent to a worker's rank. None if nothing can be learnt from the answer.
     pub(crate) fn sent(self: &Arc<Self>, worker: &str, rank: u32) -> Option<SentPrompt> {
         let new = || SentPrompt { telling: self.clone(), rank, at: Instant::now() };
         let is_wanted = match &self.to {

@@ -1,4 +1,4 @@
-//! Estimates of the tokens in images, sounds and other media: running means by model and kind of medium, learned from
+//! Estimates of the tokens in images, sounds and other media: running means by model and kind of medium, learnt from
 //! engines' token counts.
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ const MODELS: usize = 1024;
 /// Mean number of tokens of each kind of medium, and the number of samples behind each mean.
 type Means = ([f64; MediaKind::ALL.len()], [f64; MediaKind::ALL.len()]);
 
-/// Learned numbers of tokens of media.
+/// Learnt numbers of tokens of media.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTokens {
     by_model: Mutex<HashMap<String, Means>>,
@@ -33,7 +33,7 @@ pub(crate) struct MediaTokens {
 pub(crate) struct ModelMedia {
     pub(crate) model: String,
     pub(crate) media: Media,
-    /// Images whose lengths can be learned from an engine's token count; None if there are none.
+    /// Images whose lengths can be learnt from an engine's token count; None if there are none.
     pub(crate) counting: Option<Arc<PictureCount>>,
 }
 

@@ -1,4 +1,4 @@
-//! Prompts with images: the number of tokens of each image, learned from engines' counts, and the hashes of the blocks
+//! Prompts with images: the number of tokens of each image, learnt from engines' counts, and the hashes of the blocks
 //! with images.
 //!
 //! For an image, an engine inserts a run of equal tokens, and adds the image's id to the keys of the blocks that
@@ -104,7 +104,7 @@ pub(crate) struct ExpandedPrompt {
     runs: Vec<(Range<usize>, Box<str>)>,
     /// True if these are all tokens of the prompt.
     pub(crate) is_whole: bool,
-    /// True if the length of each image was learned from that very image, not from another one of its size.
+    /// True if the length of each image was learnt from that very image, not from another one of its size.
     pub(crate) is_counted: bool,
 }
 
@@ -130,7 +130,7 @@ impl KnownLengths {
         }
     }
 
-    /// The length of an image, and whether it was learned from this very image; None if unknown.
+    /// The length of an image, and whether it was learnt from this very image; None if unknown.
     fn length(&mut self, names: Names) -> Option<(u32, bool)> {
         let mut get = |of: Option<LengthKey>| self.get(of?);
         get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
