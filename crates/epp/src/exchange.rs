@@ -32,7 +32,7 @@ const PART: usize = 62_000;
 /// Value of `append_action` that overwrites a header or adds it.
 const OVERWRITE: i32 = 2;
 
-/// What the server does after a message of the gateway.
+/// Action of the server after a message of the gateway.
 pub(crate) enum NextStep {
     /// Send these replies.
     Reply(Vec<ProcessingResponse>),

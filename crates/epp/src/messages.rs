@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 pub use prost_types::{Struct, Value, value::Kind};
 
-/// How the gateway sends a body (`ProcessingMode.BodySendMode`).
+/// Mode in which the gateway sends a body (`ProcessingMode.BodySendMode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum BodyMode {
@@ -205,7 +205,7 @@ pub struct HeaderMutation {
 /// A header to set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderValueOption {
-    /// What to do if the header is present already; 2 overwrites it.
+    /// Action if the header is present already; 2 overwrites the header.
     #[prost(message, optional, tag = "1")]
     pub header: Option<HeaderValue>,
     /// Treatment of a header that is there: 2 overwrites it.

@@ -2,7 +2,7 @@
 //! requests that a web page makes a visitor's browser send.
 //!
 //! A browser lets any page send some requests to any server, with the visitor's access: from the visitor's network, and
-//! with the visitor's certificate. Browsers mark such requests with two headers, which pages cannot set.
+//! with the visitor's certificate. Browsers mark requests made by pages with two headers, which pages cannot set.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -49,8 +49,8 @@ struct MadeText {
 
 impl Exposition {
     /// Returns the content type and the text for a request with these headers. `make`: writes the text in OpenMetrics;
-    /// `may_be_old`: whether a text less than a second old may be used. Such a text is used in any case while it is
-    /// still being sent to another client.
+    /// `may_be_old`: whether a text less than a second old may be used. A text that is still being sent to another
+    /// client is used in any case.
     ///
     /// # Errors
     /// The error of `make`.

@@ -6,7 +6,7 @@ pub enum Error {
     /// A setting that cannot be used.
     #[error("{message}")]
     Config {
-        /// What is wrong with the setting, as text.
+        /// Text that says what is wrong with the setting.
         message: String,
     },
     /// The router cannot be started.

@@ -1,6 +1,6 @@
 //! The keeper of the fleet: it applies changes of the fleet requested by clients, and remembers them.
 //!
-//! Engines come from several sources, which the program around this crate reads and follows. Clients are another such
+//! Engines come from several sources, which the program around this crate reads and follows. Clients are one more
 //! source: the same code parses the settings of an engine that a client adds, follows the engine's events and stores
 //! the change.
 

@@ -197,7 +197,7 @@ impl Router {
     /// with the port.
     ///
     /// # Errors
-    /// [`Error::Start`] if the address cannot be bound, if such a server is running already, or if the router has been
+    /// [`Error::Start`] if the address cannot be bound, if the server is running already, or if the router has been
     /// stopped.
     pub fn serve_gateways(&self, address: SocketAddr) -> Result<SocketAddr, Error> {
         let mut picker = self.picker.lock();

@@ -1,7 +1,7 @@
 //! Engines that store responses, files and batches for clients. A request that continues, reads or cancels a stored
 //! response, or names a file or a batch, has to go to the engine that has it.
 //!
-//! Engines store such items in their own memory or on their own disk. The router records which engine created which
+//! Engines store these items in their own memory or on their own disk. The router records which engine created which
 //! item as the answers pass. For an unrecorded item, the engines are asked ([`crate::answers::stored_search`]).
 
 use std::collections::{HashMap, VecDeque};

@@ -198,25 +198,25 @@ const MAX_EXTRA: u32 = 16 << 10;
 /// State of the decoder of chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// In a chunk's size, with the number of digits read.
+    /// A chunk's size is being read; the number of digits read.
     Size(u8),
-    /// In the text that follows a chunk's size.
+    /// The text that follows a chunk's size is being skipped.
     Extension,
-    /// After the carriage return that follows a chunk's size.
+    /// The line feed that ends a chunk's size is next.
     SizeEnd,
-    /// In the data of a chunk.
+    /// The data of a chunk is next, or is being read.
     Data,
-    /// After the data of a chunk.
+    /// The carriage return that follows a chunk's data is next.
     DataEnd,
-    /// After the carriage return that follows a chunk's data.
+    /// The line feed that follows a chunk's data is next.
     DataEndLine,
-    /// At the beginning of a trailer line.
+    /// The first byte of a trailer line is next, or the empty line that ends the body.
     TrailerStart,
-    /// Inside a trailer line.
+    /// A trailer line is being read.
     Trailer,
-    /// After the last carriage return.
+    /// The line feed that ends the body is next.
     End,
-    /// After the end of the body.
+    /// The body has been read to its end.
     Done,
 }
 

@@ -96,7 +96,7 @@ pub(crate) struct ToAsk {
     pub(crate) due: Vec<Arc<Engine>>,
 }
 
-/// Who adds an engine.
+/// Party that adds an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
     /// The operator of the router.

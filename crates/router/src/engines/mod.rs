@@ -227,7 +227,7 @@ impl Engine {
         self.config.handover.or_else(|| self.kind.load().as_ref().map(|kind| kind.handover))
     }
 
-    /// Dialect in which the engine renders chats; that of the newest vLLM until the engine's kind is known.
+    /// Dialect in which the engine renders chats; the newest vLLM's until the engine's kind is known.
     pub(crate) fn dialect(&self) -> Dialect {
         let Some(handover) = self.handover() else { return Dialect::default() };
         match (&self.config.version, self.kind.load().as_ref()) {

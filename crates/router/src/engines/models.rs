@@ -18,7 +18,7 @@ const DENIED_FOR: u64 = 30_000;
 /// Maximum number of denied models that are remembered, as clients may send any names.
 const MOST_DENIED: usize = 64;
 
-/// What is known on whether an engine serves a model.
+/// Knowledge on whether an engine serves a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
     /// The engine or its configuration lists the model.

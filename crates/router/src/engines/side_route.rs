@@ -1,7 +1,7 @@
 //! Routes of an engine at which the router asks about prompts, such as `/tokenize`, and whether they are usable at
 //! present.
 //!
-//! Engines need not have such routes: a missing flag disables them, an old version lacks them, a proxy may answer with
+//! Engines need not have these routes: a missing flag disables them, an old version lacks them, a proxy may answer with
 //! a page, and all of that may change with a restart. So a route that failed is not used for a while, and then tested
 //! beside the requests.
 
@@ -36,7 +36,7 @@ pub(crate) enum Outcome {
     Late,
 }
 
-/// Whether a side route is to be used now.
+/// Answer to whether a side route is to be used now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The route works.

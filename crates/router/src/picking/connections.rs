@@ -55,7 +55,7 @@ struct ConnectionCount {
 /// Handle of a thread that serves connections, for the task that accepts them.
 pub(super) struct ServingThread {
     to: mpsc::UnboundedSender<NewConnection>,
-    /// Has one further strong reference for each connection of the thread.
+    /// Counter of the thread's connections, as each holds one further strong reference.
     load: Arc<()>,
 }
 

@@ -33,7 +33,7 @@ thread_local! {
 
 /// Maximum number of attempts to place a request when the chosen engine has just been removed.
 const TRIES: usize = 5;
-/// Pause between two such attempts.
+/// Pause before the next attempt to place a request.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A decision, its explanation, and the bounds reported by the service that indexes many sites.

@@ -73,7 +73,7 @@ pub(crate) struct Explanation {
 /// Outcome of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
-    /// How the request ended: `finished`, `failed` or `cancelled`.
+    /// Kind of end: `finished`, `failed` or `cancelled`.
     pub how: &'static str,
     /// Number of cached prompt tokens, as reported by the engine; None if not reported.
     pub cached: Option<u32>,

@@ -21,7 +21,7 @@ pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 /// Longest time for which a possible error is held back.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// What to do while nothing arrives from an engine.
+/// Action to take while nothing arrives from an engine.
 enum Silence {
     /// Nothing is to be done yet.
     Short,

@@ -48,7 +48,7 @@ pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
     serde_json::from_slice::<FewFields<'_>>(body).ok().map(|fields| fields.0)
 }
 
-/// Makes a body with these fields, of which those in `set` are replaced or added.
+/// Makes a body from these fields; those in `set` are replaced or added.
 pub(super) fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
     let set: Vec<(&str, Box<RawValue>)> = set
         .into_iter()

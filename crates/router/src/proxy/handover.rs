@@ -51,8 +51,8 @@ pub(crate) enum PrefillState {
 /// computes the prompt itself.
 ///
 /// `decode_alone`: number of tokens up to which a decode engine computes prompts itself; `takes_over`: whether there
-/// are prefill engines, and vLLM can take over prompts of such a request; `uncached`: returns the number of prompt
-/// tokens that the engine would have to compute.
+/// are prefill engines, and vLLM can take over the request's prompt; `uncached`: returns the number of prompt tokens
+/// that the engine would have to compute.
 pub(crate) fn prefill_by(
     decode_alone: u32,
     engine: &Engine,
@@ -166,7 +166,7 @@ impl PrefillState {
 /// Names of the states of prefill in the metrics, in the order of [`PrefillState::number`].
 pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"];
 
-/// True if vLLM can hand over the blocks of such a request, which must have one prompt and no beam search.
+/// True if vLLM can hand over the blocks of a request: it has one prompt and uses no beam search.
 fn can_be_handed_over(fields: &Fields<'_>) -> bool {
     prompts(fields, "prompt").is_none_or(|prompts| prompts <= 1)
         && fields.get("use_beam_search").is_none_or(|raw| raw.get() != "true")
@@ -194,7 +194,7 @@ fn answers(fields: &Fields<'_>) -> usize {
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
 }
 
-/// Sampling parameters, of which only `n` is read.
+/// The sampling parameter `n`; the others are not read.
 #[derive(Deserialize)]
 struct Parameters<'a> {
     #[serde(borrow)]

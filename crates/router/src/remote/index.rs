@@ -124,7 +124,7 @@ impl Answer {
     }
 }
 
-/// True if an id in the index's answer, a string or a number, is that of a worker.
+/// True if an id in the index's answer, a string or a number, identifies a worker.
 fn is_id(id: &Value, worker: &str) -> bool {
     match id {
         Value::String(id) => id == worker,

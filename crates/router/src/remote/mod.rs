@@ -1,5 +1,5 @@
-//! Other processes than engines: an index, the service above sites, other routers; and connections to such a process, which are
-//! kept, as to engines.
+//! Other processes that the router talks to: an index, the service that indexes many sites, other routers; and reusable
+//! connections to them.
 //!
 //! | file | what |
 //! |---|---|

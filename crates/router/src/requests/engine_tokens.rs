@@ -131,7 +131,7 @@ async fn tokens(
     Ok(Err(Silence { why_not: PromptFailure::NotAnswered, said: words(said) }))
 }
 
-/// What all engines answered instead of tokens, as one text; None if none was asked.
+/// Joins what engines answered instead of tokens to one text; None if none was asked.
 fn words(said: Vec<String>) -> Option<String> {
     (!said.is_empty()).then(|| said.join("; "))
 }

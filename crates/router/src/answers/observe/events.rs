@@ -43,7 +43,7 @@ pub(crate) struct Events {
     is_last: bool,
 }
 
-/// What is done with a line of a stream.
+/// Treatment of a line of a stream.
 enum Fate {
     Goes,
     /// The line is hidden from the client, together with the held-back lines of its event.

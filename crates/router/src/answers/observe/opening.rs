@@ -6,8 +6,8 @@
 //! request, provided that none of them has reached the client. So they are held back until another kind of event
 //! arrives; a stream that begins with the first token passes without delay.
 //!
-//! To take such an event for the first token would make the engine look many times faster than it is. So the events up
-//! to the first token are parsed, in the format of the API; later events are only counted.
+//! To take one of these events for the first token would make the engine look many times faster than it is. So the
+//! events up to the first token are parsed, in the format of the API; later events are only counted.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -122,7 +122,7 @@ impl Reason {
         any
     }
 
-    /// Takes over the `type` of each object with this name; true if there are such objects.
+    /// Takes over the `type` of each object with this name; true if there are any.
     fn kinds(&mut self, text: &[u8], name: &Finder<'_>) -> bool {
         let mut any = false;
         for at in name.find_iter(text) {

@@ -29,8 +29,8 @@ pub(crate) struct Usage {
     pub(crate) output: Option<u32>,
 }
 
-/// Numbers from the `usage` objects found so far. Streams of `/v1/messages` have several such objects, each with some
-/// of the numbers.
+/// Numbers from the `usage` objects found so far. Streams of `/v1/messages` have several `usage` objects, each with
+/// some of the numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct UsageNumbers {
     /// `prompt_tokens`, or `input_tokens`.

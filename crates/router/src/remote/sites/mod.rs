@@ -235,7 +235,7 @@ impl Bounds {
         Self { model: model.to_owned(), sites, rest_at_most, unknown, probe }
     }
 
-    /// Makes the bounds for a prompt of which no site holds anything.
+    /// Makes the bounds for a prompt that is in no site's cache.
     fn nobody(question: Question<'_>) -> Self {
         Self {
             model: question.model.to_owned(),

@@ -28,7 +28,7 @@ pub(crate) struct Route {
     about: &'static str,
 }
 
-/// Where a request is answered: in the router, or at an engine.
+/// Place where a request is answered: in the router, or at an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Responder {
     /// The router answers itself.
@@ -37,7 +37,7 @@ pub(crate) enum Responder {
     Engine(ForwardRule),
 }
 
-/// How a request is forwarded to an engine.
+/// Properties of a request that is forwarded to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForwardRule {
     /// API of the body, if it has a prompt that is parsed; None if it has not.
@@ -207,7 +207,7 @@ const fn change(path: &'static str, allowed: ForwardCondition) -> Route {
     forwarded(ANY, path, "changes an engine for everybody", what)
 }
 
-/// Makes the route of all other paths below `/v1/`, any of which may be work for a model.
+/// Makes the route of all other paths below `/v1/`, which may be work for a model.
 const fn unnamed() -> Route {
     let what = ForwardRule { endpoint: None, model: Json, task: Task::Tell, repeats: false, allowed: ToAdmins };
     forwarded(ANY, UNNAMED, "what no other row is about", what)

@@ -40,7 +40,7 @@ const MOST_TOLD: usize = 1024;
 /// The recent prompts of sessions, and the sessions whose prompts begin differently each time.
 pub(super) struct Habits {
     sessions: Lru<Prompts>,
-    /// Number of turns in sessions with such a habit.
+    /// Number of turns that had a changed beginning by habit.
     turns: u64,
     told: VecDeque<Habit>,
 }
@@ -115,7 +115,7 @@ impl Habits {
         (lost == IN_A_ROW).then_some(habit)
     }
 
-    /// Number of turns in sessions with such a habit.
+    /// Number of turns that had a changed beginning by habit.
     pub(super) fn turns(&self) -> u64 {
         self.turns
     }
@@ -131,7 +131,7 @@ impl Habits {
         }))
     }
 
-    /// Number of sessions with such a habit in the last ten minutes. `now`: time in seconds.
+    /// Number of sessions whose prompts changed in this way in the last ten minutes. `now`: time in seconds.
     pub(super) fn count(&self, now: f64) -> usize {
         self.told.iter().filter(|habit| habit.at + TOLD >= now).count()
     }

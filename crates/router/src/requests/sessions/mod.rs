@@ -149,7 +149,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the number of turns with changed beginnings, and the number of sessions with such turns lately.
+    /// Returns the number of turns with changed beginnings, and the number of sessions that had them lately.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
         let habits = self.habits.lock();
         (habits.turns(), habits.count(seconds()))
@@ -175,8 +175,8 @@ impl Sessions {
         (prompt.tokens > end.tokens && self.memory.lock().has_answer(end.session)).then_some(end.session)
     }
 
-    /// Key of the session without a name that a prompt continues or starts. None if such sessions are not searched, or
-    /// the prompt has no full block.
+    /// Key of the session without a name that a prompt continues or starts. None if sessions without a name are not
+    /// tracked, or the prompt has no full block.
     fn continue_or_start(&self, prompt: Prompt<'_>) -> Option<u64> {
         if prompt.hashes.is_empty() || !self.sources.contains(&Source::Prefix) {
             return None;

@@ -99,7 +99,7 @@ fn agent(raw: Option<&RawValue>) -> Option<Name> {
     }
 }
 
-/// vLLM's `vllm_xargs`, of which the session is read.
+/// Session fields in vLLM's `vllm_xargs`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Arguments<'a> {
@@ -115,7 +115,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Dynamo's `nvext`, of which the session is read.
+/// Session fields in Dynamo's `nvext`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Dynamo<'a> {
