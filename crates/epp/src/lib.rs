@@ -1,13 +1,12 @@
-//! The protocol of an Endpoint Picker: a gateway asks over Envoy's external processing (gRPC) which engine gets a request.
+//! Server of an Endpoint Picker: a gateway asks over Envoy's external processing (gRPC) which engine gets a request.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `messages` | the messages of the protocol, as far as they are used, by their public field numbers |
-//! | `exchange` | one request: what the gateway sends, and what it is answered in each mode; without sockets |
-//! | `server` | the gRPC server, on connections that its user makes |
-//! | `health` | gRPC's health service, beside it or at an address of its own |
+//! | `messages` | the messages of the protocol, with the fields that are used, by their public numbers |
+//! | `exchange` | the state of one request, with the replies to the gateway in each mode; without sockets |
+//! | `server` | the gRPC server, on connections that its user makes, and gRPC's health service |
 //!
-//! The crate decides nothing: a [`Picker`] does, which the server asks for a decision, and for room for bodies.
+//! The crate itself decides nothing: the server asks a [`Picker`] for decisions, and for memory for bodies.
 #![forbid(unsafe_code)]
 
 mod exchange;

@@ -1,11 +1,11 @@
 //! Answers to clients: bodies, facts read from engines' answers, refusals, and stored answers. The body of an answer,
 //! complete or streamed, is in this file.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `observe` | facts that an engine's answer states about itself, read as it passes |
+//! | `observe` | facts that an engine's answer states about itself, extracted as the answer passes |
 //! | `refusal.rs` | refusals by the router, in the error formats of the APIs |
-//! | `stored.rs`, `stored_search.rs` | engines that keep answers, files and batches, and the search for them |
+//! | `stored.rs`, `stored_search.rs` | engines that store responses, files and batches, and the search for these engines |
 
 pub(crate) mod observe;
 pub(crate) mod refusal;

@@ -1,13 +1,13 @@
 //! Placing of requests: the decision core, and the state around it.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `candidates.rs` | who may take a request, and which engines hold its prompt |
-//! | `choose.rs` | an engine for a request: looked up, decided, reserved |
-//! | `waiting.rs` | requests that wait in the router |
-//! | `placement.rs` | a request's place at an engine, and what becomes of it there |
-//! | `no_engine.rs`, `engine_wait.rs` | requests that wait because no engine is up: their queue, what the log says of that, and the wait of one |
-//! | `engines.rs` | engines come, go and report |
+//! | `candidates.rs` | the engines that may take a request, and those that hold its prompt |
+//! | `choose.rs` | choice of an engine for a request: lookup, decision, reservation |
+//! | `waiting.rs` | requests that wait for room at an engine |
+//! | `placement.rs` | a request's place at an engine, its progress and its end there |
+//! | `no_engine.rs`, `engine_wait.rs` | requests that wait because no engine is up: their queue, the log of the outage, and the wait of one request |
+//! | `engines.rs` | changes of the fleet, and load reports of engines |
 
 mod candidates;
 mod choose;

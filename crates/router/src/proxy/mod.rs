@@ -1,9 +1,9 @@
-//! Requests that are passed on: to which engine, in which words, how often, and what comes back.
+//! Forwarding of requests to engines, with retries, and of the answers to clients.
 //!
 //! ```text
-//! forward (reads the body) ──▶ job (asks `place`, tries again) ──▶ exchange ──▶ engine
-//!                               ├─▶ headers (what an engine gets)             │
-//!                               └─▶ answer_body (on its way; `flight` counts) ◀┘
+//! forward (reads the body) ──▶ job (asks `placing`, retries) ──▶ exchange ──▶ engine
+//!                              ├─▶ request_head (head for the engine)           │
+//!                              └─▶ answer_body (on its way; `flight` counts) ◀──┘
 //! ```
 
 mod adapters;

@@ -1,9 +1,9 @@
 //! Other processes that the router talks to: an index, the service that indexes many sites, other routers; and reusable
 //! connections to them.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `index.rs` | the index in another process, or the service above `sites` |
+//! | `index.rs` | lookups in an index in another process, or in the service that indexes many sites (`sites`) |
 //! | `cache_reports.rs` | reports of cached tokens to the index |
 //! | `peers.rs`, `peer_requests.rs` | other routers, and the exchange of requests with them |
 

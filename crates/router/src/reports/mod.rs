@@ -1,5 +1,11 @@
 //! Reports on the router, and changes by operators. This file makes the reports on engines, models and the router as
 //! JSON.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `exposition.rs`, `model_metrics.rs` | `GET /metrics` |
+//! | `page` | the page at `GET /ui` |
+//! | `admin.rs` | readiness, explanations, snapshots, changes of the fleet, reports of other routers |
 
 pub(crate) mod admin;
 pub(crate) mod exposition;

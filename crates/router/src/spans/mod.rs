@@ -1,4 +1,12 @@
 //! Trace spans for OpenTelemetry: one for each request at the router, and below it one for each attempt at an engine.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `environment.rs` | OpenTelemetry's own variables, which determine whether and where spans are sent, and the exporter to the collector, which never delays a request |
+//! | `attempt.rs` | the spans of a request and of an attempt at an engine |
+//! | `otlp.rs` | the encoding of spans |
+//!
+//! No text of prompts or answers is recorded.
 
 mod attempt;
 mod environment;

@@ -1,13 +1,13 @@
-//! The service above many sites, where this router's "engines" are sites.
+//! Client of the service that indexes many sites, for routers whose "engines" are sites.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `mod.rs` | questions, which sites can hold how much of a prompt, and their answers |
-//! | `claims.rs` | what it is told after a request: what the site's engine had cached |
+//! | `mod.rs` | lookups: how much of a prompt each site can hold |
+//! | `claims.rs` | reports to the service after a request: how much of the prompt the site's engine had cached |
 //!
-//! A question never holds a request up for longer than `global_timeout`. One that takes longer goes on by itself, so that
-//! its connection is there for the next one; after several in a row that came to nothing there is a pause without
-//! questions, in which requests are placed by load.
+//! A lookup never delays a request by more than `global_timeout`. A lookup that takes longer continues in the
+//! background, so that its connection is usable for the next one; after several failures in a row, lookups pause, and
+//! requests are placed by load meanwhile.
 
 mod claims;
 

@@ -1,6 +1,6 @@
-//! The page: its files, what it shows, live, and one decision in detail.
+//! The web page of the router: its files, its live contents, and one decision in detail.
 //!
-//! * `shown`: what is gathered for it, once a second while a page is open.
+//! * `shown`: the page's contents, gathered once a second while a page is open.
 
 mod shown;
 

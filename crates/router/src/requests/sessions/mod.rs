@@ -1,5 +1,12 @@
 //! Sessions: groups of requests that belong together, as the turns of a chat or the requests of an agent. Sessions
 //! without a name are handled in this file.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `named.rs` | sessions named in headers and fields of the body |
+//! | `memory.rs` | the most recent sessions |
+//! | `habits.rs` | sessions whose prompts begin differently each time |
+//! | `turn.rs` | the session that a request names, and the turn that the request is in its session |
 
 mod habits;
 mod memory;

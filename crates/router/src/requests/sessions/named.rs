@@ -1,4 +1,4 @@
-//! Sessions that fields of the body or headers name, and what clients say of a request in others.
+//! Sessions named in fields of the body or in headers, and hints on a request that clients send in other headers.
 //!
 //! | client | headers |
 //! |---|---|
