@@ -205,10 +205,10 @@ pub struct HeaderMutation {
 /// A header to set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderValueOption {
-    /// Action if the header is present already; 2 overwrites the header.
+    /// The header.
     #[prost(message, optional, tag = "1")]
     pub header: Option<HeaderValue>,
-    /// Treatment of a header that is there: 2 overwrites it.
+    /// Action if the header is present already: 2 overwrites the present value.
     #[prost(int32, tag = "3")]
     pub append_action: i32,
 }

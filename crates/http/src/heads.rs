@@ -184,9 +184,9 @@ const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 /// Time that a client which has connected and sent nothing has for its first byte once the server stops.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
-/// Number of attempts to read the preface while too few bytes have arrived.
+/// Maximum number of attempts to read the HTTP/2 preface while too few bytes have arrived.
 const LOOKS: usize = 50;
-/// Pause between these attempts.
+/// Pause before the next attempt to read the HTTP/2 preface.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits for the client's first bytes, and returns their number; None if the client sends nothing in time or leaves, or

@@ -62,7 +62,7 @@ pub(crate) struct ModelCounts {
     pub(crate) waited: AtomicU64,
     /// Number of prompt tokens expected in caches, over requests whose engine reported cached tokens.
     pub(crate) expected_cached: AtomicU64,
-    /// Number of prompt tokens reported as cached, over the same requests.
+    /// Number of prompt tokens that engines reported as cached.
     pub(crate) reported_cached: AtomicU64,
     /// Number of finished requests with reported cached tokens, by the reason for a difference ([`OFF_WHY`]) and the
     /// bucket of its size ([`OFF_BY`], and one for larger differences).

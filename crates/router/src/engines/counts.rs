@@ -62,7 +62,7 @@ const MOST: u64 = 40;
 /// Minimum number of failures for an engine to count as failing.
 const LEAST: u64 = 3;
 
-/// Time without a request after which the counts are halved, so that an engine that gets no requests because of
+/// Time without a request after which the counts of recent requests are halved, so that an engine that gets no requests because of
 /// failures is tried again.
 const FORGETS_AFTER: Duration = Duration::from_secs(5);
 

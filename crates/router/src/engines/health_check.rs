@@ -203,7 +203,7 @@ const TIMEOUTS: u32 = 20;
 /// Minimum silence of an engine at work that means death.
 const LEAST: Duration = Duration::from_secs(10);
 
-/// Factor by which a silence must exceed the longest one that ended before to count as death.
+/// Factor by which a silence of an engine must exceed its longest earlier silence to count as death.
 const TIMES: u32 = 2;
 
 /// Signs of life of an engine besides the bytes of its answers, and the lengths of its silences. Times are in

@@ -13,7 +13,8 @@ const LEAST_REQUESTS: u64 = 5;
 /// Minimum wait for the first token of the current prompt, in seconds, for the engine to count as slow before it has
 /// answered.
 const LATE_AFTER: f64 = 2.0;
-/// The same wait as a multiple of the time that the engine's peers need for the prompt.
+/// Minimum wait for the first token, as a multiple of the time that the engine's peers need for the current prompt, for
+/// the engine to count as slow before it has answered.
 const LATE: f64 = 10.0;
 /// Minimum number of tokens that a prompt is taken to have, so that short prompts prove nothing.
 const SHORT: f64 = 256.0;

@@ -68,7 +68,7 @@ const LARGE: usize = 16 << 10;
 /// Number of unknown bytes of a prompt above which reading takes a millisecond or more, with the fast tokenizer
 /// library.
 const LONG_PROMPT: usize = 80 << 10;
-/// The same limit with the common tokenizer library.
+/// Number of unknown bytes of a prompt above which reading takes a millisecond or more, with the common library.
 const LONG_PROMPT_FOR_COMMON: usize = 2 << 10;
 
 /// Forms of a prompt that the policy uses.

@@ -8,14 +8,14 @@ use kvatlas_prompt::{Endpoint, PromptFailure};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-/// Number of prompts after which the counts are halved.
+/// Number of recent prompts above which their counts are halved.
 const MOST: u64 = 2_000;
-/// Time after which the counts are halved.
+/// Time after which the counts of recent prompts are halved.
 const FORGETS_AFTER: Duration = Duration::from_secs(120);
 
-/// Minimum number of unread prompts for the condition.
+/// Minimum number of unread prompts, among the recent ones, to be reported as a condition.
 const LEAST: u64 = 3;
-/// Minimum share of unread prompts for the condition.
+/// Minimum share of unread prompts among the recent ones to be reported as a condition.
 const LEAST_SHARE: f64 = 0.02;
 
 const KINDS: usize = Endpoint::ALL.len();

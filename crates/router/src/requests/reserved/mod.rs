@@ -40,7 +40,7 @@ const ADDRESSES: [&str; 2] = ["___prefill_addr_", "___decode_addr_"];
 /// A reserved part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ReservedPart {
-    /// An id of an image.
+    /// An image id that only the router may assign.
     Name,
     /// A field or header for the communication between the router and its engines.
     Field(Cow<'static, str>),

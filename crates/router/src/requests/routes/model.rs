@@ -64,7 +64,7 @@ impl ModelAt {
 enum ModelText<'b> {
     /// A JSON string, quotes and escapes included.
     Json(&'b str),
-    /// A JSON string, quotes and escapes included.
+    /// The text of a form's field.
     Form(&'b str),
     /// A value of a query, where bytes may be written as `%XX`.
     Url(&'b str),

@@ -15,7 +15,7 @@ use super::turn::ShownUnder;
 
 /// Maximum number of sessions whose recent prompts are stored.
 const MOST: usize = 1 << 14;
-/// Memory for these prompts, in bytes.
+/// Memory for the hashes of all sessions' recent prompts, in bytes.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Number of prompts stored for each session.
