@@ -10,7 +10,7 @@ pub use prost_types::{Struct, Value, value::Kind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum BodyMode {
-    /// No body is sent.
+    /// The gateway sends no body.
     None = 0,
     /// The body is sent in chunks, each of which waits for a reply.
     Streamed = 1,
@@ -24,7 +24,7 @@ pub enum BodyMode {
     Grpc = 5,
 }
 
-/// A message from the gateway.
+/// A message from the gateway, with a part of a request or its answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProcessingRequest {
     /// Part of the request or of its answer.
@@ -78,7 +78,7 @@ pub struct ProtocolConfiguration {
 /// Metadata of a request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RequestMetadata {
-    /// Values by namespace.
+    /// Metadata values by namespace.
     #[prost(map = "string, message", tag = "1")]
     pub filter_metadata: HashMap<String, Struct>,
 }
@@ -86,21 +86,21 @@ pub struct RequestMetadata {
 /// Head of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpHeaders {
-    /// The headers.
+    /// Headers of the request or answer.
     #[prost(message, optional, tag = "1")]
     pub headers: Option<HeaderMap>,
-    /// True if there is no body.
+    /// True if no body follows the head.
     #[prost(bool, tag = "3")]
     pub end_of_stream: bool,
 }
 
-/// A part of a body.
+/// Message with a part of the body of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpBody {
-    /// The bytes.
+    /// Bytes of the part.
     #[prost(bytes = "bytes", tag = "1")]
     pub body: Bytes,
-    /// True for the last part.
+    /// True for the last part of the body.
     #[prost(bool, tag = "2")]
     pub end_of_stream: bool,
 }
@@ -109,24 +109,24 @@ pub struct HttpBody {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpTrailers {}
 
-/// Headers in their order.
+/// Headers of a request or an answer, in their order.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderMap {
-    /// The headers.
+    /// The headers, one entry for each value.
     #[prost(message, repeated, tag = "1")]
     pub headers: Vec<HeaderValue>,
 }
 
-/// A header.
+/// A header of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderValue {
-    /// Name in lower case.
+    /// Name of the header in lower case.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// Value, if the gateway sends text.
+    /// Value of the header, if the gateway sends text.
     #[prost(string, tag = "2")]
     pub value: String,
-    /// Value, if the gateway sends bytes.
+    /// Value of the header, if the gateway sends bytes.
     #[prost(bytes = "bytes", tag = "3")]
     pub raw_value: Bytes,
 }
@@ -171,22 +171,22 @@ pub enum ReplyKind {
 /// Reply to a head or a part of a body (`HeadersResponse`, `BodyResponse`).
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PhaseReply {
-    /// Changes to that part; None for no changes.
+    /// Changes to the head or the part of the body; None for no changes.
     #[prost(message, optional, tag = "1")]
     pub response: Option<CommonResponse>,
 }
 
-/// Reply to trailers.
+/// Reply to the trailers of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TrailersReply {}
 
-/// Changes to a head and a body.
+/// Changes to the head and the body of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CommonResponse {
-    /// Changes to the headers.
+    /// Changes to the headers of the request or answer; None for no changes.
     #[prost(message, optional, tag = "2")]
     pub header_mutation: Option<HeaderMutation>,
-    /// Changes to the body.
+    /// Changes to the body of the request or answer; None for no changes.
     #[prost(message, optional, tag = "3")]
     pub body_mutation: Option<BodyMutation>,
     /// True if the gateway must choose the route again.
@@ -194,18 +194,18 @@ pub struct CommonResponse {
     pub clear_route_cache: bool,
 }
 
-/// Changes to headers.
+/// Changes to the headers of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderMutation {
-    /// Headers to set.
+    /// Headers to set in the request or answer.
     #[prost(message, repeated, tag = "1")]
     pub set_headers: Vec<HeaderValueOption>,
 }
 
-/// A header to set.
+/// A header to set in a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderValueOption {
-    /// The header.
+    /// The header, with its name and new value.
     #[prost(message, optional, tag = "1")]
     pub header: Option<HeaderValue>,
     /// Action if the header is present already: 2 overwrites the present value.
@@ -227,24 +227,24 @@ pub struct BodyMutation {
 /// An answer to the client in place of an engine's.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ImmediateResponse {
-    /// HTTP status.
+    /// HTTP status of the answer.
     #[prost(message, optional, tag = "1")]
     pub status: Option<HttpStatus>,
-    /// Headers.
+    /// Headers to set in the answer.
     #[prost(message, optional, tag = "2")]
     pub headers: Option<HeaderMutation>,
-    /// Body.
+    /// Body of the answer.
     #[prost(bytes = "bytes", tag = "3")]
     pub body: Bytes,
-    /// Text for the gateway's log.
+    /// Text about the answer for the gateway's log.
     #[prost(string, tag = "5")]
     pub details: String,
 }
 
-/// HTTP status.
+/// HTTP status of an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpStatus {
-    /// The number.
+    /// HTTP status as a number, such as 503.
     #[prost(int32, tag = "1")]
     pub code: i32,
 }

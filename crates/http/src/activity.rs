@@ -37,19 +37,20 @@ pub(crate) fn millis() -> u64 {
 /// Phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// No request has begun since the last one.
+    /// No request has begun on the connection since the last one ended.
     Idle,
     /// The head of a request is arriving.
     Head,
     /// A request is running, under the handler's own time limits.
     Busy,
-    /// No byte has arrived yet.
+    /// No byte has arrived on the connection yet.
     Fresh,
 }
 
 const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
 
-/// The phase and its beginning, the number of running requests, and the state of the client.
+/// State of a connection: its phase with the time of its beginning, the number of running requests, and whether the
+/// client reads.
 pub(crate) struct Activity {
     /// The connection's place, which records whether the client has sent a key.
     pub(crate) place: Arc<Place>,
@@ -147,7 +148,7 @@ impl Activity {
         self.place.is_stranger() && (self.is_stuck() || self.waiting.load(Relaxed) > 0)
     }
 
-    /// True if the socket accepts no bytes.
+    /// True if the connection's socket accepts no bytes, as the client does not read.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck.load(Relaxed) > 0
     }
@@ -157,7 +158,7 @@ impl Activity {
         self.place.release(UNREAD);
     }
 
-    /// Records the result of a write.
+    /// Records the result of a write to the connection's socket.
     pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
         let is_stuck = self.is_stuck();
         match written {

@@ -62,7 +62,7 @@ impl Body for RequestBody {
 /// Reason why a body could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyFault {
-    /// The body exceeds the size limit.
+    /// The body exceeds the maximum size.
     TooLarge,
     /// The body ended early, or contradicts its framing in the head; with hyper's message.
     CutOff(String),

@@ -71,7 +71,7 @@ impl Gate {
         self.asks_for_key() || self.config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
 
-    /// True if a request carries one of the keys.
+    /// True if a request carries one of the server's keys.
     pub(crate) fn is_shown_key<B>(&self, request: &Request<B>) -> bool {
         self.trust.keys().are_shown(request)
     }

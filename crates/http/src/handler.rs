@@ -20,7 +20,7 @@ use crate::{Config, Denial, Error, Gate, Memory};
 /// Listener through which a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListenerKind {
-    /// The public listener.
+    /// The public listener, for clients.
     Main,
     /// The listener for administrators: a few routes, without a key.
     Admin,

@@ -1,8 +1,8 @@
 //! Listening sockets that the process was started with: systemd's protocol for socket activation (`LISTEN_FDS`).
 //!
-//! A program takes them over once, when it starts. Its servers then use the one that listens at their address. As the
-//! socket is systemd's, a second process can accept from it before the first has ended, and no connection is lost between
-//! the two.
+//! A program takes them over once, when it starts. A server then uses the socket that listens at the server's address.
+//! As the socket is systemd's, a second process can accept from it before the first has ended, and no connection is
+//! lost between the two.
 
 use std::net::{SocketAddr, TcpListener};
 

@@ -13,7 +13,7 @@ use kvatlas_settings::Secret;
 /// Access that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Access without a key.
+    /// Access that needs no key.
     Open,
     /// Read access, which needs the key if one is configured.
     Ask,
@@ -30,15 +30,15 @@ const SHORTEST: usize = 4;
 /// The key that a request carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownKey {
-    /// None of the server's keys.
+    /// The request carries none of the server's keys.
     Nothing,
-    /// The key for read access.
+    /// The request carries the key for read access.
     QueryKey,
-    /// The admin key, if one is configured.
+    /// The request carries the configured admin key.
     AdminKey,
 }
 
-/// The keys in force.
+/// The keys for read access and for changes that clients must send, as currently configured.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     ask: Option<Secret>,
@@ -229,9 +229,9 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
 /// otherwise have the visitor's access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
-    /// Any host.
+    /// Requests may name any host.
     Any,
-    /// This machine, and the configured names.
+    /// Requests may name this machine and the configured host names.
     Own,
     /// This machine, the configured names, and all IP addresses, as a page's host name is an IP address only if the
     /// page comes from there.

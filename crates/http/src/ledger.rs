@@ -32,7 +32,7 @@ pub(crate) struct Ledger {
     last: u32,
     /// Number of bytes counted for the incomplete head.
     head: usize,
-    /// True if the bytes read have to be processed before more are read.
+    /// True if the bytes read so far must be processed before more are read, so that requests are read one at a time.
     is_full: bool,
     /// Poll of the connection's task in which bytes were last read.
     turn: u32,

@@ -159,7 +159,7 @@ impl<H: Handler> OpenConnection<H> {
         Self(common)
     }
 
-    /// Serves the connection.
+    /// Serves the connection in a task of its own, until it closes or is evicted.
     pub(crate) fn serve(self, stream: TcpStream, place: Arc<Place>) {
         drop(tokio::spawn(async move {
             let _ = stream.set_nodelay(true);

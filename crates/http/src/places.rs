@@ -28,7 +28,7 @@ pub(crate) struct Places {
     /// Memory limit of all strangers, in bytes.
     budget: usize,
     strangers: Mutex<Strangers>,
-    /// Signal that a connection has closed.
+    /// Signal that a connection has closed, or has sent a key and needs no memory of strangers.
     freed: Notify,
     number: AtomicU64,
     /// Number of connections closed to make room for others.
@@ -38,7 +38,7 @@ pub(crate) struct Places {
 /// Connections that have sent no key.
 #[derive(Default)]
 struct Strangers {
-    /// The connections in order of arrival.
+    /// The connections without a key in the order of their arrival.
     all: BTreeMap<u64, Stranger>,
     /// Number of bytes counted for all strangers together.
     bytes: usize,

@@ -31,7 +31,7 @@ struct ByteRange {
 }
 
 impl RangeRequest {
-    /// Parses a request's headers.
+    /// Parses the headers of a request for a file.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let no_cache = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");

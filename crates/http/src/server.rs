@@ -50,7 +50,7 @@ pub enum Threads {
     Own(usize),
 }
 
-/// A running server.
+/// A running HTTP server.
 pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,

@@ -98,13 +98,13 @@ pub(crate) struct Counts {
     pub(crate) models: ModelTable,
     /// Requests that the router itself refused.
     pub(crate) refused: Refusals,
-    /// Limits for log lines about requests that got no answer and were not sent again, by [`GIVEN_UP`].
+    /// Limits for log lines about requests that got no answer and were not sent again, by the reason ([`GIVEN_UP`]).
     pub(crate) given_up_lines: [LogBudget; GIVEN_UP.len()],
     /// Limit for log lines about answers that broke off.
     pub(crate) broken_lines: LogBudget,
     /// Number of requests split into prefill and decode, by the outcome of prefill.
     pub(crate) handovers: [AtomicU64; 4],
-    /// Number of requests that were sent to a second engine, by [`HEDGES`].
+    /// Number of requests that were sent to a second engine, or could not be, by the outcome ([`HEDGES`]).
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
     /// Number of requests that are open at two engines now.
     pub(crate) open_hedges: AtomicUsize,

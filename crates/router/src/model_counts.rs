@@ -48,15 +48,15 @@ pub(crate) const OFF_WHY: [&str; 6] = [
 pub(crate) struct ModelCounts {
     /// The model's name in the metrics.
     pub(crate) name: Arc<str>,
-    /// Number of requests forwarded to engines, by [`STATUSES`].
+    /// Number of requests forwarded to engines, by the class of the status sent to the client ([`STATUSES`]).
     pub(crate) requests: [AtomicU64; STATUSES.len()],
     /// Number of times a request was sent again, by the fault of the attempt before.
     pub(crate) retries: [AtomicU64; FAULTS.len()],
-    /// Number of requests that got no answer and were not sent again, by [`GIVEN_UP`].
+    /// Number of requests that got no answer and were not sent again, by the reason ([`GIVEN_UP`]).
     pub(crate) given_up: [AtomicU64; GIVEN_UP.len()],
-    /// Number of requests placed at an engine, by [`ChoiceReason::ALL`].
+    /// Number of requests placed at an engine, by the reason for the choice ([`ChoiceReason::ALL`]).
     pub(crate) placed: [AtomicU64; ChoiceReason::ALL.len()],
-    /// Number of requests that could not be placed, by [`Refusal::ALL`].
+    /// Number of requests that could not be placed, by the reason ([`Refusal::ALL`]).
     pub(crate) not_placed: [AtomicU64; Refusal::ALL.len()],
     /// Number of requests that waited in the router's queue.
     pub(crate) waited: AtomicU64,

@@ -23,11 +23,11 @@ use hyper::{Response, StatusCode};
 /// Error of an answer's body that ends before it is complete.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of an answer.
+/// The body of an answer to a client.
 pub(crate) enum Answer {
-    /// A complete body.
+    /// A body that is complete and in memory.
     Full(Bytes),
-    /// A streamed body.
+    /// A body that is still being produced, piece by piece.
     Stream(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
 }
 

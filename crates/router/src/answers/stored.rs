@@ -46,7 +46,8 @@ pub(crate) struct KeptItem<'a> {
 pub(crate) struct AnswerEngines {
     kept: Mutex<AnswerTable>,
     search: KeeperSearch,
-    /// Number of requests that read a stored item or continue a stored response, by [`FOUND`].
+    /// Number of requests that read a stored item or continue a stored response, by the outcome of the search for its
+    /// engine ([`FOUND`]).
     pub(crate) asked: [AtomicU64; 5],
 }
 

@@ -22,7 +22,7 @@ use crate::engines::{Engine, HealthState};
 
 /// Time limit of a search; then the request is routed without a result.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time limit of one engine's answer.
+/// Time limit of one engine's answer to whether it has an item.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Maximum number of searches at once.

@@ -45,7 +45,7 @@ impl Counts {
         self.models.sum(|model| &model.answers)
     }
 
-    /// Number of faults over all models, by [`FAULTS`].
+    /// Number of faults over all models, by the kind of fault ([`FAULTS`]).
     pub(crate) fn faults(&self) -> [u64; FAULTS.len()] {
         self.models.sum(|model| &model.faults)
     }
@@ -62,8 +62,8 @@ const MOST: u64 = 40;
 /// Minimum number of failures for an engine to count as failing.
 const LEAST: u64 = 3;
 
-/// Time without a request after which the counts of recent requests are halved, so that an engine that gets no requests because of
-/// failures is tried again.
+/// Time without a request after which the counts of recent requests are halved, so that an engine that gets no requests
+/// because of failures is tried again.
 const FORGETS_AFTER: Duration = Duration::from_secs(5);
 
 /// Outcomes of an engine's recent requests.
@@ -198,7 +198,8 @@ pub(crate) struct EngineModelCounts {
     pub(crate) model: Arc<str>,
     /// Number of answers by the first digit of their status, from 1 on.
     pub(crate) answers: [AtomicU64; 5],
-    /// Number of requests that got no answer, or an error in place of the answer or at its end, by [`FAULTS`].
+    /// Number of requests that got no answer, or an error in place of the answer or at its end, by the kind of fault
+    /// ([`FAULTS`]).
     pub(crate) faults: [AtomicU64; FAULTS.len()],
     /// Histogram of the times from a request's arrival to the first token of its streamed answer, in seconds.
     pub(crate) first_token: Histogram<16>,

@@ -31,7 +31,7 @@ pub(crate) struct NoEngine {
     pub(super) most: usize,
     queue: Mutex<Queue>,
     pub(super) outage: Outage,
-    /// Number of waits that ended, by [`OUTCOMES`].
+    /// Number of requests whose wait has ended, by the outcome ([`OUTCOMES`]).
     pub(crate) ended: [AtomicU64; OUTCOMES.len()],
 }
 

@@ -36,7 +36,7 @@ pub(crate) const RESULTS: [&str; 7] =
 #[derive(Default)]
 pub(crate) struct Tokens {
     proofs: Mutex<HashMap<(Arc<str>, String), Proof>>,
-    /// Number of completions, by [`RESULTS`].
+    /// Number of completions, by whether and why token ids were sent ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
 }
 

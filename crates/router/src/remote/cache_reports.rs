@@ -42,7 +42,7 @@ const NOT_TAKEN: usize = 4;
 pub(crate) struct CacheReporter {
     at: Engine,
     routing_group: String,
-    /// Number of reports, by [`RESULTS`].
+    /// Number of reports to the index, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
     /// Time until which every prompt is reported, in milliseconds of the router's clock.
     wanted_until: AtomicU64,

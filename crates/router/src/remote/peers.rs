@@ -42,7 +42,7 @@ pub(crate) struct Peers {
     pub(crate) number: u64,
     pub(crate) others: Vec<Arc<Engine>>,
     pub(crate) names: Vec<Name>,
-    /// Counts, by [`RESULTS`].
+    /// Numbers of reports to and requests from other routers, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
     pub(crate) positions: Mutex<Positions>,
     /// TLS configuration for connections to peers.

@@ -298,7 +298,7 @@ pub(crate) const OBJECTIVE_FOUND: [&str; 2] = ["known", "unknown"];
 #[derive(Default)]
 pub(crate) struct Objectives {
     priorities: ArcSwapOption<HashMap<String, i32>>,
-    /// Number of requests that named an objective, by [`OBJECTIVE_FOUND`].
+    /// Number of requests that named an objective, by whether it is known ([`OBJECTIVE_FOUND`]).
     pub(crate) named: [AtomicU64; 2],
 }
 

@@ -97,7 +97,7 @@ impl PromptLimits {
     }
 }
 
-/// The prompters of one model, which convert prompts to tokens, by [`Dialect::ALL`].
+/// The prompters of one model, which convert prompts to tokens: one for each dialect, in the order of [`Dialect::ALL`].
 struct Prompters([Prompter; Dialect::ALL.len()]);
 
 impl Prompters {

@@ -27,7 +27,7 @@ const RUNBOOK: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/
 /// recent prompts is computed from the counts at intervals.
 #[derive(Debug, Default)]
 pub(crate) struct UnreadPrompts {
-    /// Number of all prompts, by [`Endpoint::ALL`].
+    /// Number of prompts that were to be read, by endpoint ([`Endpoint::ALL`]).
     pub(crate) all: [AtomicU64; KINDS],
     unread: [AtomicU64; KINDS],
     /// The latest reason, and what an engine answered instead of tokens; None if all prompts could be read.

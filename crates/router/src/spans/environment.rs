@@ -184,7 +184,7 @@ pub(crate) const SPAN_RESULTS: [&str; 3] = ["sent", "not_taken", "queue_full"];
 /// Counts of spans.
 #[derive(Debug, Default)]
 pub(crate) struct SpanCounts {
-    /// Number of spans that have ended, by [`SPAN_RESULTS`].
+    /// Number of spans that have ended, by what happened to them then ([`SPAN_RESULTS`]).
     pub(crate) ended: [AtomicU64; SPAN_RESULTS.len()],
     /// Number of spans that wait to be sent, or are being sent.
     waiting: AtomicUsize,

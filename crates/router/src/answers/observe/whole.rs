@@ -27,9 +27,9 @@ pub(crate) struct WholeAnswer {
 /// The held-back beginning of an answer that may be an error.
 #[derive(Debug)]
 enum HeldBack {
-    /// A single piece, as received.
+    /// The held-back beginning is a single piece, as received.
     Piece(Bytes),
-    /// Several pieces.
+    /// The held-back beginning consists of several pieces, joined.
     Pieces(BytesMut),
     /// Nothing is held back; the answer passes as it comes.
     Over,
@@ -117,13 +117,13 @@ impl WholeAnswer {
 /// The kind of answer that begins with a given JSON name.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstName {
-    /// The name is incomplete.
+    /// The first JSON name has not arrived completely.
     Unknown,
-    /// An answer that is no error.
+    /// The name occurs only in answers that are no errors.
     OfAnswer,
-    /// An answer or an error.
+    /// The name occurs in answers as well as in errors.
     OfBoth,
-    /// An error, or a small answer.
+    /// The name occurs in errors, and in small answers.
     OfError,
 }
 

@@ -126,7 +126,7 @@ pub(super) const UNKNOWN_SITE: usize = 8;
 
 /// Queue of reports, and counts by outcome.
 pub(crate) struct Reports {
-    /// Number of requests, by [`REPORTED`].
+    /// Number of requests placed with bounds of a site, by the outcome of the comparison ([`REPORTED`]).
     pub(crate) counts: [AtomicU64; REPORTED.len()],
     pub(super) queue: mpsc::Sender<Report>,
     pub(super) waiting: Mutex<Option<mpsc::Receiver<Report>>>,

@@ -58,7 +58,7 @@ pub(crate) struct SitesService {
     patience: Duration,
     /// Shard of the connections used by tasks that serve no requests.
     pub(crate) own_shard: usize,
-    /// Number of lookups, by [`ANSWERS`].
+    /// Number of lookups, by the outcome ([`ANSWERS`]).
     pub(crate) questions: [AtomicU64; ANSWERS.len()],
     /// Number of successive failed lookups.
     failures: AtomicU32,

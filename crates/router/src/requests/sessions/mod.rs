@@ -56,7 +56,7 @@ pub(crate) struct Sessions {
     /// Number of prompts by the source of their session's name, in the order of [`Source::ALL`]; those without a
     /// session last.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
-    /// Number of prompts of sessions, by [`Kind::ALL`].
+    /// Number of prompts of sessions, by the kind of turn ([`Kind::ALL`]).
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
 }
 
