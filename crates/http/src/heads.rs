@@ -230,20 +230,20 @@ pub(crate) async fn protocol(
     Some(Protocol::Http1)
 }
 
-/// Length of a frame's head in bytes.
+/// Length of an HTTP/2 frame's head in bytes.
 const HEAD: usize = 9;
 
-/// Type of frames with a part of a body.
+/// Type of an HTTP/2 frame with a part of a body.
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const CONTINUATION: u8 = 9;
 
-/// Flag of a stream's last frame.
+/// Flag of an HTTP/2 stream's last frame.
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// Head of a frame.
+/// Head of an HTTP/2 frame.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FrameHead {
     pub(crate) length: usize,
@@ -252,7 +252,7 @@ pub(crate) struct FrameHead {
     pub(crate) stream: u32,
 }
 
-/// Event in a sequence of frames.
+/// Event in a sequence of HTTP/2 frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// A frame's head is complete.
@@ -261,7 +261,7 @@ pub(crate) enum Mark {
     Ends(FrameHead),
 }
 
-/// Parser of the frames in one direction of a connection.
+/// Parser of the HTTP/2 frames in one direction of a connection.
 #[derive(Debug)]
 pub(crate) struct Frames {
     bytes: [u8; HEAD],

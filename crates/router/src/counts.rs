@@ -94,7 +94,7 @@ impl RefusalLog {
 /// Counters of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Counts by model.
+    /// Counters of requests by model.
     pub(crate) models: ModelTable,
     /// Requests that the router itself refused.
     pub(crate) refused: Refusals,

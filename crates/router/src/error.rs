@@ -3,7 +3,7 @@
 /// Error with a message that says what was wrong, and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A setting that cannot be used.
+    /// A setting cannot be used.
     #[error("{message}")]
     Config {
         /// Text that says what is wrong with the setting.

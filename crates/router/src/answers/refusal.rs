@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
-    /// Stable error code.
+    /// Error code for programs, which never changes.
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
     /// Name of the field of the body that caused the refusal; None if no field did.
@@ -29,7 +29,7 @@ pub(crate) struct Refusal {
     pub(crate) retry_after: Option<Duration>,
     /// True if the connection must be closed after the answer.
     pub(crate) closes: bool,
-    /// Accepted methods, for status 405.
+    /// Accepted methods for the header `Allow`, with status 405; None with other statuses.
     allow: Option<String>,
     /// The request's model, by its name in the metrics; None if unknown when the request was refused.
     pub(crate) model: Option<Arc<str>>,
@@ -104,7 +104,7 @@ impl Refusal {
         Self { closes: true, ..self }
     }
 
-    /// Adds a delay for the header `Retry-After`.
+    /// Adds the header `Retry-After` with this delay.
     pub(crate) fn again_after(self, pause: Duration) -> Self {
         Self { retry_after: Some(pause), ..self }
     }
@@ -151,7 +151,7 @@ impl Refusal {
         error_event(dialect, self.kind(dialect), self.code, &self.message, 0).into()
     }
 
-    /// Makes the HTTP answer in the error format of an API.
+    /// Makes the HTTP answer for the refusal, in the error format of an API.
     pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
         let kind = self.kind(dialect);
         let mut body = serde_json::json!({

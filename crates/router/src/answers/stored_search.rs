@@ -47,7 +47,7 @@ pub(crate) struct KeeperSearch {
 /// Outcome of a search for the engine that has an item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SearchResult {
-    /// An engine has it.
+    /// The named engine has the item.
     Found(Arc<str>),
     /// No engine that answered has the item.
     Nowhere,

@@ -148,7 +148,7 @@ pub struct EngineConfig {
     /// Name of the model in the index, if it differs from the name that clients use.
     #[serde(default)]
     pub model: Option<String>,
-    /// The engine's role: the work that it does for requests.
+    /// Role of the engine: the part of the work on requests that it does.
     #[serde(default)]
     pub role: Role,
     /// The engine's share of the work, relative to other engines.
@@ -228,7 +228,8 @@ impl Role {
 pub enum ImageIds {
     /// Images whose bytes are in the request.
     Auto,
-    /// Images given by URL as well; the operator states that the content of a URL never changes.
+    /// Images whose bytes are in the request, and images given by URL; the operator asserts that the content of a URL
+    /// never changes.
     Addresses,
     /// No images.
     Off,
@@ -238,7 +239,7 @@ pub enum ImageIds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineFields {
-    /// Clients that show the admin key.
+    /// Clients that send the admin key.
     Admin,
     /// All clients.
     All,

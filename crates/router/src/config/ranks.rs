@@ -31,7 +31,7 @@ impl Default for Ranks {
 }
 
 impl Ranks {
-    /// Number of ranks.
+    /// Number of ranks of the engine.
     #[must_use]
     pub fn count(&self) -> usize {
         match self {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 pub enum Source {
     /// The header named in the configuration.
     OwnHeader,
-    /// Dynamo's header.
+    /// Dynamo's headers with the ids of a session and its parent.
     Dynamo,
     /// Claude Code's headers with the ids of a session and its agent.
     ClaudeCode,

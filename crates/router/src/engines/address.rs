@@ -12,11 +12,11 @@ const MAX_URL: usize = 2 << 10;
 /// Address of an engine: `http://host:port/path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// True if the engine speaks TLS.
+    /// True if the engine uses TLS.
     pub https: bool,
     /// The host's name or IP address; an IPv6 address without brackets.
     pub host: String,
-    /// The port.
+    /// Port of the engine.
     pub port: u16,
     /// The value of the `Host` header in requests.
     pub authority: String,

@@ -129,7 +129,7 @@ fn read(
 pub(crate) enum Framing {
     /// The message has no body, or its body has been read to the end.
     Done,
-    /// Number of bytes still to come.
+    /// The body has a known length; the number of bytes still to come.
     Length(u64),
     /// The body is in chunks and ends with the last one.
     Chunked(ChunkDecoder),

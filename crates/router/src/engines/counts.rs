@@ -16,7 +16,7 @@ use crate::histogram::{Histogram, REQUEST_SECONDS, SECONDS};
 /// Counts of an engine's requests, answers and failures.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Counts by model.
+    /// Counters of the engine's requests by model.
     pub(crate) models: EngineModels,
     /// Number of answers by which the engine rejects requests for now: with status 429, with status 503.
     pub(crate) not_taken: [AtomicU64; 2],

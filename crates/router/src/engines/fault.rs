@@ -5,7 +5,7 @@ use std::fmt;
 /// Reason for a missing or incomplete answer of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Connecting failed.
+    /// Connecting to the engine failed, for this reason.
     Connect(String),
     /// The TLS certificate of the server that was connected to is not accepted.
     Certificate(String),
@@ -65,7 +65,7 @@ impl Fault {
         }
     }
 
-    /// True if connecting failed.
+    /// True if connecting to the engine failed, so that nothing was sent.
     pub(crate) fn is_of_connecting(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Certificate(_) | Self::ConnectTimeout)
     }

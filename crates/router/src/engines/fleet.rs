@@ -99,7 +99,7 @@ pub(crate) struct ToAsk {
 /// Party that adds an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
-    /// The operator of the router.
+    /// The operator of the router, by its configuration or command.
     Operator,
     /// A client over HTTP. It cannot replace an engine at another URL, its engines get the key of all engines only on
     /// request, and their number is limited.
@@ -132,7 +132,7 @@ impl Fleet {
         &self.tls
     }
 
-    /// All engines.
+    /// All engines of the fleet now.
     #[must_use]
     pub(crate) fn engines(&self) -> Guard<Arc<EngineTable>> {
         self.engines.load()

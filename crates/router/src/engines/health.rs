@@ -24,7 +24,7 @@ const RECONNECTED_WITHIN: u64 = 5_000;
 pub(crate) enum HealthState {
     /// No reason: the engine takes requests.
     Up,
-    /// The health check is not answered.
+    /// The engine does not answer the health check.
     Down,
     /// Several requests in a row failed; the engine is left out for a while.
     Failing,
@@ -63,7 +63,7 @@ impl HealthState {
 /// Outcome of a health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// The engine is well.
+    /// The health check was successful.
     Well,
     /// The engine works, but did not answer in time. Its requests are not taken away.
     Busy(String),

@@ -23,7 +23,7 @@ const MOST_DENIED: usize = 64;
 pub(crate) enum Serving {
     /// The engine or its configuration lists the model.
     Listed,
-    /// The engine has not said which models it serves.
+    /// The engine has not listed its models.
     Unknown,
     /// The engine recently answered that it does not have the model.
     Denied,
@@ -63,7 +63,7 @@ pub(crate) struct Listing {
 /// A model or an adapter that an engine serves.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Model {
-    /// The name that clients use.
+    /// Name by which clients request the model.
     pub name: String,
     /// For an adapter: its base model; None for a model.
     pub parent: Option<String>,

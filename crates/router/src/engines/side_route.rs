@@ -39,7 +39,7 @@ pub(crate) enum Outcome {
 /// Answer to whether a side route is to be used now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The route works.
+    /// The route works and can be used now.
     Now,
     /// The route failed before and is due for a test, which the caller makes.
     Trial,

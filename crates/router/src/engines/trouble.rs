@@ -144,7 +144,7 @@ impl Trouble {
 }
 
 impl Condition {
-    /// A condition that begins now.
+    /// Makes a condition that begins now. `reason`: text with figures.
     pub(crate) fn new(ill: Trouble, reason: impl Into<String>) -> Self {
         Self { ill, reason: reason.into(), since: SystemTime::now() }
     }

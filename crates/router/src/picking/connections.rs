@@ -34,7 +34,7 @@ trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// A connection of a gateway, with or without TLS. It is counted until dropped.
+/// A connection of a gateway to the picker, with or without TLS; counted until dropped.
 pub(super) struct GatewayConnection {
     stream: Box<dyn Duplex>,
     _counted: ConnectionCount,
@@ -216,7 +216,7 @@ impl GatewayTls {
         }
     }
 
-    /// Reads the files again whenever they change; never returns. Returns at once if there are no files.
+    /// Reads the certificate's files again whenever they change, without end; returns at once if there are no files.
     pub(super) async fn watch(&self) {
         if let Self::Files(gate) = self {
             gate.watch().await;

@@ -48,7 +48,7 @@ impl Places {
     }
 
     /// Waits until an engine may take a request. `place`: place in the queue, assigned by the first call; `tried`:
-    /// engines that failed; `may_scout`: whether the request may be tried at an engine that is down; `why`: the refusal
+    /// engines that failed; `may_scout`: whether the request may be tried at an engine that is down or failing; `why`: the refusal
     /// if the request does not wait.
     ///
     /// # Errors
@@ -156,7 +156,7 @@ fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
 /// Best availability among the engines that could take a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// An engine is available.
+    /// Some engine is up.
     Up,
     /// All engines are down or failing; one may be back.
     Doubtful,

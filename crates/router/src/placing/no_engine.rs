@@ -2,7 +2,7 @@
 //!
 //! The requests are tried in the order of arrival: any possible change gives the first one its turn, and it passes the
 //! turn on once it has a place at an engine or still finds none. While no engine is known to be up, one request at a
-//! time is tried at engines that are down, as health checks may be wrong or off.
+//! time is tried at engines that are down or failing, as health checks may be wrong or off.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const TURN: Duration = Duration::from_millis(5);
 /// Interval at which waiting requests are tried again without a known change.
 const CALLED: Duration = Duration::from_millis(500);
 
-/// Time after which another request may be tried at engines that are down.
+/// Time after which another request may be tried at engines that are down or failing.
 const SCOUT: Duration = Duration::from_secs(1);
 
 /// Names of the outcomes of waiting, in the metrics.
@@ -43,7 +43,7 @@ struct Queue {
     waiting: BTreeMap<u64, Arc<Notify>>,
     /// Time at which the first request was last woken without a known change.
     called: Option<Instant>,
-    /// Number of the request that is being tried at engines that are down, and the time since when; None if there is
+    /// Number of the request that is being tried at engines that are down or failing, and the time since when; None if there is
     /// none.
     scout: Option<(u64, Instant)>,
 }
@@ -65,7 +65,7 @@ impl NoEngine {
         Self { patience, most, queue: Mutex::default(), outage: Outage::default(), ended: Default::default() }
     }
 
-    /// Number of requests that wait.
+    /// Number of requests that wait because no engine is up.
     pub(crate) fn len(&self) -> usize {
         self.queue.lock().waiting.len()
     }
@@ -110,7 +110,7 @@ impl NoEngine {
         Some(EngineWait { room: self, number, turn, started: Instant::now(), outcome: LEFT })
     }
 
-    /// True if the request of this number may be tried at engines that are down now.
+    /// True if the request of this number may be tried at engines that are down or failing now.
     pub(super) fn may_scout(&self, number: u64) -> bool {
         let mut queue = self.queue.lock();
         let is_free = queue.scout.is_none_or(|(scout, since)| scout == number || since.elapsed() >= SCOUT);

@@ -73,7 +73,7 @@ pub(crate) struct Attempts {
     tried: Vec<Arc<Engine>>,
     /// Engines among `tried` that could not be reached.
     unreachable: Vec<Arc<Engine>>,
-    /// True before the first attempt, and if nothing was sent in the last one.
+    /// True before the first attempt, and if nothing was sent to an engine in the last one.
     is_unsent: bool,
     /// True if these are the attempts of a hedge: another engine works on the request too.
     is_beside: bool,

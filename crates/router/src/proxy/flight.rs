@@ -31,7 +31,7 @@ pub(crate) struct Arrival {
 pub(crate) struct Flight {
     proxy: Arc<Forwarder>,
     placement: Placement,
-    /// True if the engine refused the request.
+    /// True if the engine refused the request, or answered with an error.
     refused: bool,
     arrived: Instant,
     has_byte: bool,
@@ -74,7 +74,7 @@ impl Flight {
         &self.placement
     }
 
-    /// True if the engine refused the request.
+    /// True if the engine refused the request, or answered with an error.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused
     }
@@ -193,7 +193,7 @@ impl Flight {
         }
     }
 
-    /// Records an answer that broke off.
+    /// Records that the answer broke off in the middle. `fault`: the reason.
     pub(crate) fn broke(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
@@ -214,7 +214,7 @@ impl Flight {
         }
     }
 
-    /// Records a request without an answer.
+    /// Records that the request got no answer. `fault`: the reason.
     pub(crate) fn note_failure(&mut self, fault: &Fault) {
         if self.end() {
             self.fail_span(fault);
@@ -228,7 +228,7 @@ impl Flight {
         }
     }
 
-    /// Records a fault in the engine's health.
+    /// Records a fault in the health of the request's engine.
     fn hold_against(&self, fault: &Fault) {
         let engine = self.engine();
         match fault {

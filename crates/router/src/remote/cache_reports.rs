@@ -107,7 +107,7 @@ impl CacheReporter {
         now >= next && self.next.compare_exchange(next, now + SELDOM, Relaxed, Relaxed).is_ok()
     }
 
-    /// Queues a report. Never waits.
+    /// Queues a report to the index; drops it if the queue is full. Never waits.
     pub(crate) fn tell(&self, answered: CacheReport) {
         if self.queue.try_send(answered).is_err() {
             self.counts[DROPPED].fetch_add(1, Relaxed);

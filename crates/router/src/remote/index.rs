@@ -171,7 +171,7 @@ impl RemoteIndex {
 
 /// Client of a service in another process that is queried for what engines hold.
 pub(crate) enum ExternalIndex {
-    /// An index of the engines.
+    /// An index of the engines in another process.
     Index(Box<RemoteIndex>),
     /// The service that indexes many sites.
     Global(Arc<SitesService>),

@@ -106,7 +106,7 @@ pub(crate) struct Report {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ReportAnswer {
-    /// Number of the report if it was accepted, else 0.
+    /// Number of the report if the router has accepted it, else 0.
     number: u64,
     /// True if the report was this router's own: it has sent the report to itself.
     own: bool,

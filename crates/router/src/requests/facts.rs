@@ -61,7 +61,7 @@ pub(crate) struct BodyFields {
     pub(crate) may_be_cut: bool,
     /// Number of tokens that the answer needs in the context besides the prompt; None if the answer has no tokens.
     pub(crate) answer_room: Option<u32>,
-    /// Name of the field with the prompt.
+    /// Name of the body's field with the prompt.
     pub(crate) prompt_field: &'static str,
     /// Id of the stored response that the request continues (`previous_response_id`); None if it continues none.
     pub(crate) previous: Option<String>,
@@ -72,7 +72,7 @@ pub(crate) struct BodyFields {
 /// Tokens and blocks of a request's prompt.
 #[derive(Default)]
 pub(crate) struct PromptFacts {
-    /// Number of tokens, counted or estimated.
+    /// Number of tokens in the prompt, counted or estimated.
     pub(crate) tokens: u32,
     /// Block size in tokens.
     pub(crate) block_size: u32,
@@ -257,7 +257,7 @@ impl PromptFacts {
 /// Cache salts of a request; vLLM and SGLang take them from different fields.
 #[derive(Default)]
 pub(crate) struct Salts {
-    /// The kind of most engines of the model.
+    /// Kind of most engines of the request's model.
     main: Engine,
     vllm: Option<String>,
     sglang: Option<String>,

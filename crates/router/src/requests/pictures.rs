@@ -102,7 +102,7 @@ pub(crate) struct ExpandedPrompt {
     pub(crate) tokens: Vec<u32>,
     /// Range of the tokens of each image, and the image's id.
     runs: Vec<(Range<usize>, Box<str>)>,
-    /// True if these are all tokens of the prompt.
+    /// True if the tokens are those of the whole prompt, as the lengths of all images are known.
     pub(crate) is_whole: bool,
     /// True if the length of each image was learnt from that very image, not from another one of its size.
     pub(crate) is_counted: bool,

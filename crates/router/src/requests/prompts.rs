@@ -365,7 +365,7 @@ impl Prompts {
     }
 }
 
-/// True if engines render requests at this endpoint directly, without converting them first.
+/// True if engines render the requests of an endpoint directly, without converting them first.
 pub(super) fn is_given_so(endpoint: Endpoint) -> bool {
     matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings)
 }

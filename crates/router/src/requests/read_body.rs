@@ -210,7 +210,7 @@ impl BodyReader {
 /// Size of a prompt, in bytes, above which it counts as one of the longest, which leave a turn for others.
 const LONGEST: usize = 1 << 20;
 
-/// Extra time for work that cannot check the time limit itself.
+/// Extra time for reading a prompt after its time limit, for work that cannot check the limit itself.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// Client of a turn, by its IP address; None if unknown.
@@ -234,12 +234,12 @@ struct State {
     taken: usize,
     /// Number of turns taken by the longest prompts.
     longest: usize,
-    /// Number of turns of each client that has any.
+    /// Number of turns taken by each client that has any.
     by_client: HashMap<Client, usize>,
     waiting: Vec<Turn>,
 }
 
-/// Work that has a turn or waits for one.
+/// Work on a prompt that has a turn or waits for one.
 struct Turn {
     client: Client,
     bytes: usize,

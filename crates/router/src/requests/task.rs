@@ -17,7 +17,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// True if a prompt is computed for another engine.
+    /// True if the task is to compute a prompt for another engine.
     pub(crate) fn is_prefill(self) -> bool {
         matches!(self, Self::Prefill(_))
     }

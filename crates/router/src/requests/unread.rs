@@ -147,7 +147,7 @@ impl Lately {
     }
 }
 
-/// True for a reason that the operator can remove.
+/// True if the operator can remove the reason why a prompt cannot be read.
 fn matters(why_not: PromptFailure) -> bool {
     use PromptFailure::{NoRoom, NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TookTooLong};
     matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | NotAnswered | TookTooLong | NoRoom)

@@ -181,14 +181,14 @@ fn refused(variable: &str, value: &str, wanted: &str) -> Error {
 /// was full.
 pub(crate) const SPAN_RESULTS: [&str; 3] = ["sent", "not_taken", "queue_full"];
 
-/// Counts of spans.
+/// Counts of trace spans, by what happened to them.
 #[derive(Debug, Default)]
 pub(crate) struct SpanCounts {
     /// Number of spans that have ended, by what happened to them then ([`SPAN_RESULTS`]).
     pub(crate) ended: [AtomicU64; SPAN_RESULTS.len()],
     /// Number of spans that wait to be sent, or are being sent.
     waiting: AtomicUsize,
-    /// True if the last batch could not be sent.
+    /// True if the last batch of spans could not be sent.
     is_failing: AtomicBool,
 }
 

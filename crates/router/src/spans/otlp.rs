@@ -182,7 +182,7 @@ fn put_number(to: &mut Vec<u8>, field: u32, number: u64) {
     put_varint(to, number);
 }
 
-/// Writes a count, unless it is 0, the default.
+/// Writes a count as a field of a message, unless it is 0, the default.
 fn put_count(to: &mut Vec<u8>, field: u32, count: u32) {
     if count != 0 {
         put_number(to, field, u64::from(count));

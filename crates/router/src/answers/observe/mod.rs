@@ -44,7 +44,7 @@ pub(crate) enum Observer {
     Events(Events),
     /// Examiner of a JSON text.
     Whole(WholeAnswer),
-    /// An answer that is not examined.
+    /// No examination, for answers of other content types.
     Blind,
 }
 
@@ -176,7 +176,7 @@ fn starts(kind: &[u8], wanted: &[u8]) -> bool {
 /// API that determines the format of an answer's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Chunks with choices, and `[DONE]`: chats and completions.
+    /// Chunks with choices, and `[DONE]` at the end: chats and completions.
     Chat,
     /// The events of `/v1/responses`.
     Responses,
@@ -191,7 +191,7 @@ pub(crate) enum Dialect {
 /// Format of an answer, and what is done with parts of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnswerFormat {
-    /// API of the answer.
+    /// API that determines the format of the answer.
     pub(crate) dialect: Dialect,
     /// True if chunks that hold only `usage` are hidden from the client, who has not requested them.
     pub(crate) hides_usage: bool,

@@ -33,12 +33,13 @@ pub(crate) struct Usage {
 /// some of the numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct UsageNumbers {
-    /// `prompt_tokens`, or `input_tokens`.
+    /// Value of `prompt_tokens`, or of `input_tokens`.
     prompt: Option<u32>,
     /// `cached_tokens` in the details, which are part of `prompt`.
     cached: Option<u32>,
-    /// `cache_read_input_tokens` and `cache_creation_input_tokens`, which are not part of `input_tokens`.
+    /// Value of `cache_read_input_tokens`, which is not part of `input_tokens`.
     read: Option<u32>,
+    /// Value of `cache_creation_input_tokens`, which is not part of `input_tokens`.
     created: Option<u32>,
     output: Option<u32>,
 }
@@ -245,7 +246,7 @@ fn is_object(text: &[u8]) -> bool {
 enum UsageFault {
     /// The text ends before the object does.
     NotWhole,
-    /// A value other than an object, such as null.
+    /// The name is followed by something other than an object, such as null.
     Other,
 }
 

@@ -7,10 +7,10 @@ use crate::requests::sessions::KeySeed;
 /// Maximum number of blocks in the sample. Beyond it, half of the blocks are left out: see [`LastUses::is_sampled`].
 const MOST: usize = 1 << 13;
 
-/// Number of positions after which unused ones are removed.
+/// Maximum number of positions; beyond it, positions that a later use has replaced are removed.
 const POSITIONS: usize = 4 * MOST;
 
-/// A block of a prompt.
+/// A block of a prompt, with its tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UsedBlock {
     /// Hash of the block and all blocks before it.

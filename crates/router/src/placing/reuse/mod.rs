@@ -66,7 +66,7 @@ struct Sums {
     found: BTreeMap<u32, f64>,
     /// Number of prompt tokens in requests with a report of cached tokens.
     told_of: f64,
-    /// Number of tokens reported as cached.
+    /// Number of prompt tokens that engines reported as cached.
     told_cached: f64,
 }
 
@@ -180,7 +180,7 @@ impl Measurement {
 }
 
 impl Sums {
-    /// Multiplies all sums by `factor`.
+    /// Multiplies all sums by `factor`, to reduce the weight of older prompts.
     fn times(&mut self, factor: f64) {
         let Self { requests, prompt_tokens, usable, usable_by_sample, found, told_of, told_cached } = self;
         for sum in [requests, prompt_tokens, usable, usable_by_sample, told_of, told_cached] {

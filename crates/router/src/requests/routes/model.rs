@@ -13,9 +13,9 @@ const LONGEST_NAME: usize = 4096;
 /// Place where a body names the model, unless its content type determines another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelAt {
-    /// The field `model` of a JSON object.
+    /// The model is named in the field `model` of a JSON object.
     Json,
-    /// The field `model` of a form (`multipart/form-data`).
+    /// The model is named in the field `model` of a form (`multipart/form-data`).
     Form,
     Nowhere,
 }
@@ -66,7 +66,7 @@ enum ModelText<'b> {
     Json(&'b str),
     /// The text of a form's field.
     Form(&'b str),
-    /// A value of a query, where bytes may be written as `%XX`.
+    /// A value of a query, in which bytes may be written as `%XX`.
     Url(&'b str),
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct Turn {
     pub(crate) pause: Option<f64>,
     /// Numbers of the decisions of the requests that had to end before this one could be made.
     pub(crate) after: Vec<u64>,
-    /// Seconds since the last of those requests ended; None if there were none.
+    /// Seconds since the last of the requests in `after` ended; None if there were none.
     pub(crate) delay: Option<f64>,
     pub(crate) hints: Hints,
     pub(crate) shown_under: ShownUnder,
