@@ -43,8 +43,8 @@ struct Queue {
     waiting: BTreeMap<u64, Arc<Notify>>,
     /// Time at which the first request was last woken without a known change.
     called: Option<Instant>,
-    /// Number of the request that is being tried at engines that are down or failing, and the time since when; None if there is
-    /// none.
+    /// Number of the request that is being tried at engines that are down or failing, and the time since when; None if
+    /// there is none.
     scout: Option<(u64, Instant)>,
 }
 
