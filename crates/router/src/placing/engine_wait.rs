@@ -48,8 +48,8 @@ impl Places {
     }
 
     /// Waits until an engine may take a request. `place`: place in the queue, assigned by the first call; `tried`:
-    /// engines that failed; `may_scout`: whether the request may be tried at an engine that is down or failing; `why`: the
-    /// refusal if the request does not wait.
+    /// engines that failed; `may_scout`: whether the request may be tried at an engine that is down or failing; `why`:
+    /// the refusal if the request does not wait.
     ///
     /// # Errors
     /// The refusal, if the request may not wait, or has waited for the longest permitted time.
