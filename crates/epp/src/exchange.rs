@@ -1,4 +1,4 @@
-//! [`PickExchange`]: one request, and what the gateway is answered in each mode. It has no sockets.
+//! [`PickExchange`]: state of one request, with the replies to the gateway in each mode. Uses no sockets.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,39 +12,40 @@ use crate::messages::{
 };
 use crate::{AnswerWatcher, Counts, Pick, PickRefusal, RequestToPick};
 
-/// Header, and key of the metadata, that name the picked endpoints.
+/// Name of the header, and key of the metadata, for the picked endpoints.
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
 
-/// Namespace and key of the endpoints among which to pick.
+/// Namespace and key of the metadata with the endpoints among which to pick.
 const SUBSET: (&str, &str) = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset");
 
-/// Header by which conformance tests choose endpoints, and the one that tells them which endpoint answered.
+/// Header by which conformance tests choose endpoints.
 const CHOSEN: &str = "test-epp-endpoint-selection";
+/// Header that tells conformance tests which endpoint answered.
 const SERVED: &str = "x-conformance-test-served-endpoint";
 
-/// Namespace and key of the metadata in which a gateway names the endpoint that it sent the request to.
+/// Namespace and key of the metadata in which a gateway names the endpoint to which it sent the request.
 const SERVED_BY: (&str, &str) = ("envoy.lb", "x-gateway-destination-endpoint-served");
 
-/// Bytes that one message may send back: Envoy takes 64 KB.
+/// Maximum number of bytes of a body that one message may send back; Envoy's limit is 64 KB.
 const PART: usize = 62_000;
 
 /// Value of `append_action` that overwrites a header or adds it.
 const OVERWRITE: i32 = 2;
 
-/// Work to do after a message of the gateway.
+/// Action of the server after a message of the gateway.
 pub(crate) enum NextStep {
     /// Send these replies.
     Reply(Vec<ProcessingResponse>),
-    /// Ask the picker, then call [`PickExchange::picked`] or [`PickExchange::refused`].
+    /// Call the picker, then [`PickExchange::picked`] or [`PickExchange::refused`].
     Ask(RequestToPick),
 }
 
-/// Message that the pick is a reply to.
+/// The message of the gateway to which the pick is the reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PickAt {
-    /// The head, and nothing of the body has come.
+    /// The head, before any part of the body.
     Head,
-    /// The end of a body whose chunks wait for no reply, or the trailers behind it.
+    /// The end of a body whose chunks wait for no reply, or the trailers after it.
     End { trailers: bool },
     /// The body, buffered by the gateway.
     Body,
@@ -55,16 +56,16 @@ pub(crate) struct PickExchange {
     conformance: bool,
     request_mode: BodyMode,
     response_mode: BodyMode,
-    /// True if the body comes without a reply to the head.
+    /// True if the gateway sends the body without waiting for a reply to the head.
     does_not_wait: bool,
     request: RequestToPick,
     parts: Vec<Bytes>,
     size: usize,
     at: PickAt,
     has_asked: bool,
-    /// True if the pick was made of the whole request.
+    /// True if the pick was based on the whole request.
     is_whole: bool,
-    /// True if the head says how long the body is.
+    /// True if the head states the length of the body.
     has_length: bool,
     watcher: Option<Box<dyn AnswerWatcher>>,
     is_over: bool,
@@ -90,17 +91,18 @@ impl PickExchange {
         }
     }
 
-    /// True if the picker has been asked.
+    /// True if the picker has been called.
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked
     }
 
-    /// The request so far.
+    /// The request as received so far.
     pub(crate) fn request(&self) -> &RequestToPick {
         &self.request
     }
 
-    /// Bytes of the request's body with a message that has a part of it; None if it has none, or the pick has been made.
+    /// Size of the request's body, including the part in this message, in bytes; None if the message has no part, or
+    /// the picker has been called.
     pub(crate) fn size_with(&self, message: &ProcessingRequest) -> Option<usize> {
         match &message.request {
             Some(GatewayMessage::RequestBody(body)) if !self.has_asked => Some(self.size + body.body.len()),
@@ -108,17 +110,17 @@ impl PickExchange {
         }
     }
 
-    /// True if nothing is to be said on this stream any more.
+    /// True if nothing more is to be sent on this stream.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// True if no part of the request follows the pick.
+    /// True if no part of the request comes after the pick.
     pub(crate) fn has_whole_request(&self) -> bool {
         self.is_whole
     }
 
-    /// Takes a message of the gateway.
+    /// Takes a message of the gateway, and returns what to do next.
     pub(crate) fn take(&mut self, message: ProcessingRequest, counts: &Counts) -> NextStep {
         if let Some(config) = message.protocol_config {
             self.request_mode = config.request_body_mode();
@@ -226,7 +228,7 @@ impl PickExchange {
         }
     }
 
-    /// Asks the picker. `is_whole`: whether all of the body is here.
+    /// Calls for the picker. `is_whole`: whether the whole body has arrived.
     fn ask(&mut self, at: PickAt, is_whole: bool) -> NextStep {
         (self.at, self.has_asked, self.is_whole) = (at, true, is_whole);
         let mut request = std::mem::take(&mut self.request);
@@ -253,7 +255,7 @@ impl PickExchange {
         NextStep::Ask(request)
     }
 
-    /// Replies with the picked endpoints. `watches`: whether the answer is to be shown to the pick's watcher.
+    /// Replies with the picked endpoints. `watches`: whether the pick's watcher is to receive the answer.
     pub(crate) fn picked(&mut self, pick: Pick, watches: bool) -> Vec<ProcessingResponse> {
         let to = pick.endpoints.join(",");
         let mut set = vec![header(DESTINATION, &to)];
@@ -294,7 +296,7 @@ impl PickExchange {
         replies
     }
 
-    /// Replies to the parts of the request's body.
+    /// Replies to the received parts of the request's body.
     fn send_back(&mut self, is_end: bool) -> Vec<ProcessingResponse> {
         let received = std::mem::take(&mut self.parts);
         if self.request_mode == BodyMode::FullDuplexStreamed {
@@ -331,7 +333,7 @@ fn structure(key: &str, kind: Kind) -> Struct {
     Struct { fields: BTreeMap::from([(key.to_owned(), Value { kind: Some(kind) })]) }
 }
 
-/// Cuts a body into parts that a message may have, the last one marked if the body ends there.
+/// Cuts a body into parts small enough for a message; the last one is marked if the body ends there.
 fn parts(body: &[Bytes], is_end: bool) -> impl Iterator<Item = PhaseReply> {
     let mut cut: Vec<Bytes> = Vec::new();
     for part in body {
@@ -348,7 +350,7 @@ fn parts(body: &[Bytes], is_end: bool) -> impl Iterator<Item = PhaseReply> {
     })
 }
 
-/// The endpoint that a gateway says it sent the request to.
+/// The endpoint to which a gateway states that it sent the request; None if it states none.
 fn served_by(metadata: Option<&RequestMetadata>) -> Option<String> {
     match &metadata?.filter_metadata.get(SERVED_BY.0)?.fields.get(SERVED_BY.1)?.kind {
         Some(Kind::StringValue(endpoint)) => Some(endpoint.clone()),
@@ -362,7 +364,7 @@ fn read_headers(headers: Option<HeaderMap>) -> Vec<(String, Bytes)> {
     headers.into_iter().map(|it| (it.key, value(it.value, it.raw_value))).collect()
 }
 
-/// Reads a list of endpoints, or a text with commas.
+/// Reads endpoints from a list, or from a text separated by commas.
 fn read_entries(value: &Value, into: &mut Vec<String>) {
     match &value.kind {
         Some(Kind::StringValue(text)) => {

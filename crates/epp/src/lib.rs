@@ -1,13 +1,12 @@
-//! The protocol of an Endpoint Picker: a gateway asks over Envoy's external processing (gRPC) which engine gets a request.
+//! Server of an Endpoint Picker: a gateway asks over Envoy's external processing (gRPC) which engine gets a request.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `messages` | the messages of the protocol, as far as they are used, by their public field numbers |
-//! | `exchange` | one request: what the gateway sends, and what it is answered in each mode; without sockets |
-//! | `server` | the gRPC server, on connections that its user makes |
-//! | `health` | gRPC's health service, beside it or at an address of its own |
+//! | `messages` | the messages of the protocol, with the fields that are used, by their public numbers |
+//! | `exchange` | the state of one request, with the replies to the gateway in each mode; without sockets |
+//! | `server` | the gRPC server, on connections that its user makes, and gRPC's health service |
 //!
-//! The crate decides nothing: a [`Picker`] does, which the server asks for a decision, and for room for bodies.
+//! The crate itself decides nothing: the server asks a [`Picker`] for decisions, and for memory for bodies.
 #![forbid(unsafe_code)]
 
 mod exchange;
@@ -21,55 +20,56 @@ pub use tonic::transport::server::Connected;
 
 pub use server::{HealthStage, PickerHealth, Settings, serve, serve_health};
 
-/// Decision maker behind the server.
+/// Decision maker behind the server, which picks engines for requests.
 pub trait Picker: Send + Sync + 'static {
-    /// Room for the bodies of requests.
+    /// Type of the memory reserved for the body of a request.
     type Room: BodyRoom;
 
-    /// Makes room for the body of a request whose head is known.
+    /// Starts to reserve memory for the body of a request whose head is known.
     fn room(&self, request: &RequestToPick) -> Self::Room;
 
     /// Picks the engines for a request. The future is dropped if the client leaves.
     fn pick(&self, request: RequestToPick) -> impl Future<Output = Result<Pick, PickRefusal>> + Send;
 }
 
-/// Room for a body that arrives, until dropped.
+/// Memory reserved for a body that is arriving, until dropped.
 pub trait BodyRoom: Send + Sync + 'static {
-    /// Takes room for `bytes` of the body in all, and waits for it if need be. The error is the refusal.
+    /// Grows the reservation to `bytes`, and waits for room if necessary. The error is the refusal.
     fn grow(&mut self, bytes: usize) -> impl Future<Output = Result<(), PickRefusal>> + Send;
 
-    /// Waits until the body must give way to others, as it does not arrive. Returns the refusal.
+    /// Waits until the body is evicted for others because it does not arrive in time. Returns the refusal.
     fn must_leave(&self) -> impl Future<Output = PickRefusal> + Send;
 
-    /// The refusal of a body that is longer than the limit.
+    /// Makes the refusal of a body that is larger than the limit.
     fn too_large(&self) -> PickRefusal;
 
-    /// Notes that the whole body is here.
+    /// Records that the whole body has arrived.
     fn complete(&mut self);
 }
 
-/// A request as the gateway shows it.
+/// A request as sent by the gateway to the picker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestToPick {
-    /// The headers, with names in lower case, and pseudo headers such as `:method` and `:path`.
+    /// The headers, with names in lower case, and pseudo-headers such as `:method` and `:path`.
     pub headers: Vec<(String, Bytes)>,
-    /// The whole body; None if the gateway does not show it before the decision.
+    /// The whole body; None if the gateway does not send it before the decision.
     pub body: Option<Bytes>,
     /// Endpoints among which to pick, as `IP:port` or `IP`; None for all.
     pub subset: Option<Vec<String>>,
-    /// True if the gateway sends on the body that it gets back with the pick, so that the pick may change it.
+    /// True if the gateway replaces the request's body by the one returned with the pick, so that the pick may change
+    /// the body.
     pub may_change_body: bool,
 }
 
 impl RequestToPick {
-    /// Value of the first header of a name, if it is text.
+    /// Value of the first header with a name; None if there is none, or it is no text.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         let (_, value) = self.headers.iter().find(|(key, _)| key == name)?;
         std::str::from_utf8(value).ok()
     }
 
-    /// True if the pick may be an endpoint, given as `IP:port`.
+    /// True if the gateway allows picking an endpoint, given as `IP:port`.
     #[must_use]
     pub fn allows(&self, endpoint: &str) -> bool {
         let Some(subset) = &self.subset else { return true };
@@ -79,42 +79,42 @@ impl RequestToPick {
     }
 }
 
-/// The engines that a request may go to.
+/// The engines to which a request may be sent.
 pub struct Pick {
-    /// Endpoints as `IP:port`, the best one first; the others are for retries of the gateway.
+    /// Endpoints as `IP:port`, the best one first; the others are for the gateway's retries.
     pub endpoints: Vec<String>,
-    /// Headers that the engine gets in addition.
+    /// Headers that are added for the engine.
     pub headers: Vec<(String, String)>,
-    /// The body that the engine gets, if it is not the client's; to be given only if
-    /// [`RequestToPick::may_change_body`].
+    /// New body for the engine; None to keep the client's. Allowed only with [`RequestToPick::may_change_body`].
     pub body: Option<Bytes>,
-    /// Receiver of the answer, if one is wanted.
+    /// Receiver of the answer; None if the answer is not wanted.
     pub watcher: Option<Box<dyn AnswerWatcher>>,
 }
 
-/// Receiver of an answer on its way to the client. A drop without [`AnswerWatcher::end`] means that it was cut off.
+/// Receiver of an answer on its way to the client. Dropping it without [`AnswerWatcher::end`] means that the answer was
+/// cut off.
 pub trait AnswerWatcher: Send {
     /// Takes the head of the answer.
     fn head(&mut self, status: u16, headers: &[(String, Bytes)]);
-    /// Takes a part of its body.
+    /// Takes a part of the answer's body.
     fn part(&mut self, part: &Bytes);
-    /// Notes that the answer was complete.
+    /// Records that the answer was complete.
     fn end(&mut self);
 }
 
-/// A refusal of a request, sent to the client as it is.
+/// A refusal of a request, which the gateway sends to the client unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PickRefusal {
-    /// HTTP status.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// Headers, such as `retry-after`.
+    /// Headers of the answer, such as `retry-after`.
     pub headers: Vec<(String, String)>,
-    /// JSON body.
+    /// JSON body of the answer.
     pub body: String,
 }
 
 impl PickRefusal {
-    /// Makes a refusal in the form of the engines' errors. Control characters of the message become spaces.
+    /// Makes a refusal in the format of the engines' errors. Control characters in the message become spaces.
     #[must_use]
     pub fn new(status: u16, code: &str, message: &str) -> Self {
         let quoted: String = message.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
@@ -124,19 +124,21 @@ impl PickRefusal {
     }
 }
 
-/// Counters of the server, since its start.
+/// Counters of the server since its start.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Requests that got an engine.
+    /// Number of requests that got an engine.
     pub picked: AtomicU64,
-    /// Requests that the picker refused.
+    /// Number of requests that the picker refused.
     pub refused: AtomicU64,
-    /// Requests refused because their body is larger than the limit.
+    /// Number of requests refused because their body is larger than the limit.
     pub too_large: AtomicU64,
-    /// Requests refused because there is no memory for their body, or none any more as it did not arrive.
+    /// Number of requests refused because there was no memory for their body, or because it did not arrive and was
+    /// evicted.
     pub no_room: AtomicU64,
-    /// Requests with a body that got an engine without it: the gateway's mode shows the body too late or in part.
+    /// Number of requests with a body that got an engine without it, as the gateway's mode sends the body too late or
+    /// in part.
     pub without_body: AtomicU64,
-    /// Streams of the gateway that ended before their request got an engine.
+    /// Number of the gateway's streams that ended before their request got an engine.
     pub left: AtomicU64,
 }

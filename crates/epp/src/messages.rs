@@ -1,44 +1,44 @@
-//! Messages of Envoy's external processing (`envoy.service.ext_proc.v3`), as far as they are used, by their public field
-//! numbers. Fields that are not named here are passed over by protobuf's rules.
+//! Messages of Envoy's external processing (`envoy.service.ext_proc.v3`), with the fields that are used, by their
+//! public numbers. Other fields are skipped by protobuf's rules.
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 pub use prost_types::{Struct, Value, value::Kind};
 
-/// Manner in which the gateway sends a body (`ProcessingMode.BodySendMode`).
+/// Mode in which the gateway sends a body (`ProcessingMode.BodySendMode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum BodyMode {
-    /// No body is sent.
+    /// The gateway sends no body.
     None = 0,
-    /// Chunks, each of which waits for its reply.
+    /// The body is sent in chunks, each of which waits for a reply.
     Streamed = 1,
-    /// The whole body.
+    /// The whole body is sent at once.
     Buffered = 2,
-    /// The whole body up to the gateway's buffer limit, a part of a larger one.
+    /// The body is sent up to the gateway's buffer limit; a larger one in part.
     BufferedPartial = 3,
-    /// Chunks that do not wait for replies, and are sent back.
+    /// The body is sent in chunks that do not wait for replies, and are sent back.
     FullDuplexStreamed = 4,
-    /// Messages of gRPC.
+    /// The body is sent as gRPC messages.
     Grpc = 5,
 }
 
-/// A message of the gateway.
+/// A message from the gateway, with a part of a request or its answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProcessingRequest {
-    /// Part of the request or its answer.
+    /// Part of the request or of its answer.
     #[prost(oneof = "GatewayMessage", tags = "2, 3, 4, 5, 6, 7")]
     pub request: Option<GatewayMessage>,
-    /// RequestMetadata of the request, by namespace.
+    /// Metadata of the request, by namespace.
     #[prost(message, optional, tag = "8")]
     pub metadata_context: Option<RequestMetadata>,
-    /// Modes of the bodies, in the first message of a stream only.
+    /// Modes in which bodies are sent; only in the first message of a stream.
     #[prost(message, optional, tag = "11")]
     pub protocol_config: Option<ProtocolConfiguration>,
 }
 
-/// The parts of a request and its answer, as the gateway sends them.
+/// The part of a request or of its answer in a message from the gateway.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum GatewayMessage {
     /// Head of the request.
@@ -64,85 +64,85 @@ pub enum GatewayMessage {
 /// Modes in which the gateway sends bodies.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProtocolConfiguration {
-    /// The request's body.
+    /// Mode for the request's body, a [`BodyMode`].
     #[prost(enumeration = "BodyMode", tag = "1")]
     pub request_body_mode: i32,
-    /// The answer's body.
+    /// Mode for the answer's body, a [`BodyMode`].
     #[prost(enumeration = "BodyMode", tag = "2")]
     pub response_body_mode: i32,
-    /// True if the body follows the head without waiting for the reply to it.
+    /// True if the body is sent without waiting for the reply to the head.
     #[prost(bool, tag = "3")]
     pub send_body_without_waiting_for_header_response: bool,
 }
 
-/// RequestMetadata of a request.
+/// Metadata of a request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RequestMetadata {
-    /// Values by namespace.
+    /// Metadata values by namespace.
     #[prost(map = "string, message", tag = "1")]
     pub filter_metadata: HashMap<String, Struct>,
 }
 
-/// A head, of a request or an answer.
+/// Head of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpHeaders {
-    /// The headers.
+    /// Headers of the request or answer.
     #[prost(message, optional, tag = "1")]
     pub headers: Option<HeaderMap>,
-    /// True if there is no body.
+    /// True if no body follows the head.
     #[prost(bool, tag = "3")]
     pub end_of_stream: bool,
 }
 
-/// A part of a body.
+/// Message with a part of the body of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpBody {
-    /// The bytes.
+    /// Bytes of the part.
     #[prost(bytes = "bytes", tag = "1")]
     pub body: Bytes,
-    /// True for the last part.
+    /// True for the last part of the body.
     #[prost(bool, tag = "2")]
     pub end_of_stream: bool,
 }
 
-/// Trailers.
+/// Trailers of a request or an answer; their contents are not read.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpTrailers {}
 
-/// Headers in their order.
+/// Headers of a request or an answer, in their order.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderMap {
-    /// The headers.
+    /// The headers, one entry for each value.
     #[prost(message, repeated, tag = "1")]
     pub headers: Vec<HeaderValue>,
 }
 
-/// A header.
+/// A header of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderValue {
-    /// Name in lower case.
+    /// Name of the header in lower case.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// Value, in gateways that send text.
+    /// Value of the header, if the gateway sends text.
     #[prost(string, tag = "2")]
     pub value: String,
-    /// Value, in gateways that send bytes.
+    /// Value of the header, if the gateway sends bytes.
     #[prost(bytes = "bytes", tag = "3")]
     pub raw_value: Bytes,
 }
 
-/// A reply.
+/// A reply to a message of the gateway.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProcessingResponse {
-    /// Reply, by the message that it answers.
+    /// The reply, by the kind of message.
     #[prost(oneof = "ReplyKind", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub response: Option<ReplyKind>,
-    /// RequestMetadata for the gateway, by namespace.
+    /// Metadata for the gateway, by namespace.
     #[prost(message, optional, tag = "8")]
     pub dynamic_metadata: Option<Struct>,
 }
 
-/// The replies, by what they reply to.
+/// A reply, by the part of the request or answer that it is for.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum ReplyKind {
     /// Reply to the request's head.
@@ -163,7 +163,7 @@ pub enum ReplyKind {
     /// Reply to the answer's trailers.
     #[prost(message, tag = "6")]
     ResponseTrailers(TrailersReply),
-    /// Answer to the client instead of an engine's.
+    /// An answer to the client in place of an engine's.
     #[prost(message, tag = "7")]
     Immediate(ImmediateResponse),
 }
@@ -171,80 +171,80 @@ pub enum ReplyKind {
 /// Reply to a head or a part of a body (`HeadersResponse`, `BodyResponse`).
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PhaseReply {
-    /// Changes.
+    /// Changes to the head or the part of the body; None for no changes.
     #[prost(message, optional, tag = "1")]
     pub response: Option<CommonResponse>,
 }
 
-/// Reply to trailers.
+/// Reply to the trailers of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TrailersReply {}
 
-/// Changes to a head and a body.
+/// Changes to the head and the body of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CommonResponse {
-    /// Changes to the headers.
+    /// Changes to the headers of the request or answer; None for no changes.
     #[prost(message, optional, tag = "2")]
     pub header_mutation: Option<HeaderMutation>,
-    /// Changes to the body.
+    /// Changes to the body of the request or answer; None for no changes.
     #[prost(message, optional, tag = "3")]
     pub body_mutation: Option<BodyMutation>,
-    /// True if the gateway must choose the route anew.
+    /// True if the gateway must choose the route again.
     #[prost(bool, tag = "5")]
     pub clear_route_cache: bool,
 }
 
-/// Changes to headers.
+/// Changes to the headers of a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderMutation {
-    /// Headers to set.
+    /// Headers to set in the request or answer.
     #[prost(message, repeated, tag = "1")]
     pub set_headers: Vec<HeaderValueOption>,
 }
 
-/// A header to set.
+/// A header to set in a request or an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderValueOption {
-    /// The header.
+    /// The header, with its name and new value.
     #[prost(message, optional, tag = "1")]
     pub header: Option<HeaderValue>,
-    /// Treatment of a header that is there: 2 overwrites it.
+    /// Action if the header is present already: 2 overwrites the present value.
     #[prost(int32, tag = "3")]
     pub append_action: i32,
 }
 
-/// Changes to a body: at most one of these.
+/// Change to a body; at most one of the fields is set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct BodyMutation {
-    /// The body to send on, where the gateway has buffered it.
+    /// The whole body to send on, if the gateway has buffered it.
     #[prost(bytes = "bytes", optional, tag = "1")]
     pub body: Option<Bytes>,
-    /// The part to send on, in full duplex.
+    /// The part of the body to send on, in full duplex.
     #[prost(message, optional, tag = "3")]
     pub streamed_response: Option<HttpBody>,
 }
 
-/// Answer to the client instead of an engine's.
+/// An answer to the client in place of an engine's.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ImmediateResponse {
-    /// HTTP status.
+    /// HTTP status of the answer.
     #[prost(message, optional, tag = "1")]
     pub status: Option<HttpStatus>,
-    /// Headers.
+    /// Headers to set in the answer.
     #[prost(message, optional, tag = "2")]
     pub headers: Option<HeaderMutation>,
-    /// Body.
+    /// Body of the answer.
     #[prost(bytes = "bytes", tag = "3")]
     pub body: Bytes,
-    /// Words for the gateway's log.
+    /// Text about the answer for the gateway's log.
     #[prost(string, tag = "5")]
     pub details: String,
 }
 
-/// HTTP status.
+/// HTTP status of an answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpStatus {
-    /// The number.
+    /// HTTP status as a number, such as 503.
     #[prost(int32, tag = "1")]
     pub code: i32,
 }

@@ -1,6 +1,4 @@
-//! The gRPC server: Envoy's external processing and gRPC's health service.
-//!
-//! [`PickerHealth`]: what gateways and probes are told by gRPC's health service.
+//! The gRPC server: Envoy's external processing and gRPC's health service ([`PickerHealth`]).
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -27,35 +25,35 @@ use crate::exchange::{NextStep, PickExchange};
 use crate::messages::{ProcessingRequest, ProcessingResponse};
 use crate::{BodyRoom, Counts, PickRefusal, Picker};
 
-/// Name of the service.
+/// Full name of the gRPC service.
 pub(crate) const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
-/// Path of its only method.
+/// Path of the service's only method.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
-/// Bytes of a message beside the body in it.
+/// Maximum size of a message besides the body in it, in bytes.
 const BESIDE_BODY: usize = 1 << 20;
 
-/// Replies of one stream that may wait for the gateway.
+/// Maximum number of a stream's replies that wait for the gateway.
 const REPLIES: usize = 16;
 
-/// Settings of the server.
+/// Settings of the gRPC server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Limit of a request's body in bytes; a longer one is refused with 413.
+    /// Maximum size of a request's body in bytes; a larger one is refused with 413.
     pub max_body: usize,
-    /// True to show the answer to the pick's watcher. If not, each stream ends after the request's part, and the end of
-    /// this server breaks no answer.
+    /// True to pass answers to the pick's watcher. If false, each stream ends after the request's part, so that
+    /// stopping this server breaks no answer.
     pub answers: bool,
-    /// True to do what conformance tests of gateways ask for: the client chooses endpoints by a header, and learns which
-    /// one answered by another. Not for clients that are not trusted.
+    /// True for the functions that conformance tests of gateways need: the client chooses endpoints by a header, and
+    /// another header tells which one answered. Not for untrusted clients.
     pub conformance: bool,
 }
 
-/// Serves the connections that come until `end` is ready, then answers open streams to their end.
+/// Serves the connections that come until `end` is ready, then finishes open streams.
 ///
 /// # Errors
-/// There are no more connections to be had.
+/// If no more connections can be accepted.
 pub async fn serve<P: Picker, C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
     connections: impl Stream<Item = std::io::Result<C>>,
     picker: Arc<P>,
@@ -135,7 +133,7 @@ impl<P: Picker> StreamingService<ProcessingRequest> for ExternalProcessor<P> {
 }
 
 impl<P: Picker> ExternalProcessor<P> {
-    /// Answers one stream, which is one request.
+    /// Handles one stream, which is one request.
     async fn run(
         &self,
         mut messages: Streaming<ProcessingRequest>,
@@ -223,7 +221,7 @@ impl<P: Picker> ExternalProcessor<P> {
     }
 }
 
-/// Sends the last replies of a stream; one that has ended meanwhile needs none.
+/// Sends the last replies of a stream; stops if the stream has ended meanwhile.
 async fn send(sender: &mpsc::Sender<Result<ProcessingResponse, Status>>, replies: Vec<ProcessingResponse>) {
     for reply in replies {
         if sender.send(Ok(reply)).await.is_err() {
@@ -232,7 +230,7 @@ async fn send(sender: &mpsc::Sender<Result<ProcessingResponse, Status>>, replies
     }
 }
 
-/// Waits until a body that arrives has to give way.
+/// Waits until an arriving body is evicted, and returns the refusal; never returns without a body.
 async fn must_leave(room: Option<&impl BodyRoom>) -> PickRefusal {
     match room {
         Some(room) => room.must_leave().await,
@@ -240,20 +238,20 @@ async fn must_leave(room: Option<&impl BodyRoom>) -> PickRefusal {
     }
 }
 
-/// Stage of the server's life, as the services of [`PickerHealth`] tell.
+/// Stage of the server's life, as shown by the services of [`PickerHealth`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthStage {
-    /// Alive, and without the knowledge to pick well: `liveness` serves alone.
+    /// Started, but without the knowledge to pick well: only `liveness` is serving.
     Starting,
-    /// Open for requests, though not all is known: the picker's own service serves, too.
+    /// Open for requests, though not everything is known: the picker's own service is serving, too.
     Picking,
-    /// Open, and all is known: `readiness` serves as well.
+    /// Open, and everything is known: `readiness` is serving as well.
     Ready,
-    /// About to end: `liveness` serves alone.
+    /// About to end: only `liveness` is serving.
     Leaving,
 }
 
-/// State of gRPC's health service: `liveness` and the empty name, `readiness`, and
+/// State of gRPC's health service, with the services `liveness` and the empty name, `readiness`, and
 /// `envoy.service.ext_proc.v3.ExternalProcessor`.
 #[derive(Debug, Clone)]
 pub struct PickerHealth {
@@ -261,7 +259,7 @@ pub struct PickerHealth {
 }
 
 impl PickerHealth {
-    /// The state at a stage.
+    /// Makes the state at a stage.
     pub async fn new(stage: HealthStage) -> Self {
         let health = Self { reporter: HealthReporter::new() };
         health.reporter.set_service_status("liveness", ServingStatus::Serving).await;
@@ -269,7 +267,7 @@ impl PickerHealth {
         health
     }
 
-    /// Changes the stage, and tells those that watch.
+    /// Changes the stage, and notifies clients that watch it.
     pub async fn set(&self, stage: HealthStage) {
         let picks = matches!(stage, HealthStage::Picking | HealthStage::Ready);
         for (name, serves) in [("readiness", stage == HealthStage::Ready), (SERVICE, picks)] {
@@ -278,16 +276,16 @@ impl PickerHealth {
         }
     }
 
-    /// Makes the service itself; there may be several.
+    /// Makes the gRPC service; there may be several.
     pub(crate) fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
     }
 }
 
-/// Serves the health service alone, without TLS as probes have none, until `end` is ready.
+/// Serves only the health service, without TLS, as probes support none, until `end` is ready.
 ///
 /// # Errors
-/// The server cannot go on listening.
+/// If the server cannot continue to listen.
 pub async fn serve_health(
     listener: TcpListener,
     health: PickerHealth,

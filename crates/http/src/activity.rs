@@ -1,4 +1,4 @@
-//! The activity of a connection: its phase, with the time of the last change.
+//! State of a connection: its phase, with the time of the last change.
 //!
 //! A timer for every request would be one of its larger costs. Events therefore only store the time, and one timer per
 //! connection checks it when the earliest possible deadline is over.
@@ -6,7 +6,7 @@
 //! HTTP/2 streams: a stream whose client does not take its answer is reset, without closing its connection.
 //!
 //! hyper sends an answer piece by piece, as the flow-control windows of stream and connection allow, and waits for them
-//! without a limit. It runs each stream on an executor given by the server: this one checks, whenever a stream is
+//! without a limit. It runs each stream on an executor given by the server. This executor checks, whenever a stream is
 //! pending, whether it waits for the client, and drops it after too long, which resets the stream and frees its memory.
 
 use std::cell::Cell;
@@ -24,49 +24,50 @@ use crate::heads::HeadSummary;
 use crate::ledger::{Counts, Limits, STRANGER_WRITE, UNREAD};
 use crate::places::Place;
 
-/// Bytes that a client must take within the write limit, unless fewer are available.
+/// Number of bytes that a client must take within the write limit, unless fewer are available.
 pub(crate) const PIECE: usize = 16 << 10;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Milliseconds since the first call.
+/// Milliseconds since the first call of this function.
 pub(crate) fn millis() -> u64 {
     START.elapsed().as_millis() as u64
 }
 
-/// A connection's phase.
+/// Phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// No request has begun since the last one.
+    /// No request has begun on the connection since the last one ended.
     Idle,
     /// The head of a request is arriving.
     Head,
     /// A request is running, under the handler's own time limits.
     Busy,
-    /// No byte has arrived yet.
+    /// No byte has arrived on the connection yet.
     Fresh,
 }
 
 const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
 
-/// The phase and its beginning, the number of running requests, and the state of the client.
+/// State of a connection: its phase with the time of its beginning, the number of running requests, and whether the
+/// client reads.
 pub(crate) struct Activity {
     /// The connection's place, which records whether the client has sent a key.
     pub(crate) place: Arc<Place>,
     phase: AtomicU64,
-    /// The time since which the socket accepts no bytes, as [`millis`] plus one; 0 if it accepts some.
+    /// Time since which the socket accepts no bytes, as [`millis`] plus one; 0 if it accepts some.
     stuck: AtomicU64,
-    /// Bytes that the socket has accepted since then.
+    /// Number of bytes that the socket has accepted since the time in `stuck`.
     taken: AtomicUsize,
-    /// The time since which a stranger's stream has not sent a piece of its answer, as [`millis`] plus one; 0 if none
-    /// waits.
+    /// Time since which a stream has not sent a piece of its answer, on a connection without a key, as [`millis`] plus
+    /// one; 0 if no stream waits.
     waiting: AtomicU64,
-    /// Number of turns of a stranger's connection.
+    /// Number of times the connection's task was polled while the client had sent no key.
     turn: AtomicU32,
     requests: AtomicU64,
-    /// The head of the current request, if seen: its length, and whether it is ambiguous.
+    /// Length of the current request's head in bytes, and whether the head is ambiguous; 0 if it was not seen.
     head: AtomicU64,
-    /// True if the running request has arrived whole (HTTP/1.1).
+    /// True if the running request has arrived completely (HTTP/1.1).
     is_whole: AtomicBool,
 }
 
@@ -100,7 +101,8 @@ impl Activity {
         (PHASES[(word & 3) as usize], word >> 2)
     }
 
-    /// The remaining time until a limit, at most `look`: another phase may begin meanwhile and end sooner.
+    /// Remaining time until the next deadline, at most `look`, as another phase with an earlier deadline may begin
+    /// meanwhile.
     pub(crate) fn remaining(&self, limits: &Limits, look: Duration) -> Duration {
         let now = millis();
         let left = |since: u64, limit: Duration| limit.saturating_sub(Duration::from_millis(now.saturating_sub(since)));
@@ -124,7 +126,7 @@ impl Activity {
         of_phase.min(of_writing(&self.stuck)).min(of_streams).min(look)
     }
 
-    /// Records that the connection's task has its turn.
+    /// Records that the connection's task is polled.
     pub(crate) fn begin_turn(&self) {
         if self.place.is_stranger() {
             self.turn.fetch_add(1, Relaxed);
@@ -135,7 +137,8 @@ impl Activity {
         self.turn.load(Relaxed)
     }
 
-    /// Records the time since which a stranger's stream has not sent a piece of its answer.
+    /// Records the time since which a stream has not sent a piece of its answer, on a connection without a key; None if
+    /// no stream waits.
     pub(crate) fn set_waiting(&self, since: Option<u64>) {
         self.waiting.store(since.map_or(0, |since| since + 1), Relaxed);
     }
@@ -145,7 +148,7 @@ impl Activity {
         self.place.is_stranger() && (self.is_stuck() || self.waiting.load(Relaxed) > 0)
     }
 
-    /// True if the socket accepts no bytes.
+    /// True if the connection's socket accepts no bytes, as the client does not read.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck.load(Relaxed) > 0
     }
@@ -155,7 +158,7 @@ impl Activity {
         self.place.release(UNREAD);
     }
 
-    /// Records the result of a write.
+    /// Records the result of a write to the connection's socket.
     pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
         let is_stuck = self.is_stuck();
         match written {
@@ -186,7 +189,7 @@ impl Activity {
         }
     }
 
-    /// Records the beginning of a request.
+    /// Records the beginning of a request. `is_whole`: whether it has arrived completely.
     pub(crate) fn begin(&self, is_whole: bool) {
         self.requests.fetch_add(1, Relaxed);
         self.is_whole.store(is_whole, Relaxed);
@@ -198,12 +201,12 @@ impl Activity {
         self.requests.fetch_sub(1, Relaxed) == 1
     }
 
-    /// Records a piece of the body. `is_whole`: true if it is the last one.
+    /// Records the arrival of a piece of the body. `is_whole`: whether it is the last one.
     pub(crate) fn body_came(&self, is_whole: bool) {
         self.is_whole.store(is_whole, Relaxed);
     }
 
-    /// True if the running request has arrived whole.
+    /// True if the running request has arrived completely.
     pub(crate) fn is_whole(&self) -> bool {
         self.is_whole.load(Relaxed)
     }
@@ -222,11 +225,12 @@ impl Activity {
 }
 
 thread_local! {
-    /// The number of pieces that the stream being polled has sent of its answer, and whether it waits for the next one.
+    /// Number of pieces that the stream being polled has sent of its answer, and whether it waits for the handler's
+    /// next piece.
     static PIECES: Cell<(u32, bool)> = const { Cell::new((0, true)) };
 }
 
-/// Records that the stream being polled asked for the next piece of its answer.
+/// Records that the stream being polled asked for the next piece of its answer. `has_got`: whether there was one.
 pub(crate) fn asked(has_got: bool) {
     PIECES.set(match PIECES.get() {
         (pieces, _) if has_got => (pieces.wrapping_add(1), false),
@@ -234,10 +238,10 @@ pub(crate) fn asked(has_got: bool) {
     });
 }
 
-/// An executor of streams, each run for as long as its client takes the available data.
+/// Executor of HTTP/2 streams, which resets a stream whose client does not take available data.
 #[derive(Clone)]
 pub(crate) struct Streams {
-    /// The time limit for a piece.
+    /// Time limit for a client to take a piece.
     pub(crate) write: Duration,
     pub(crate) counts: Arc<Counts>,
 }
@@ -265,7 +269,7 @@ impl<S: Future<Output = ()> + Send + 'static> Executor<S> for Streams {
     }
 }
 
-/// A stream that may be waiting for its client.
+/// Supervision of a stream that may be waiting for its client.
 struct Stall {
     write: Duration,
     pieces: (u32, bool),
@@ -274,7 +278,7 @@ struct Stall {
 }
 
 impl Stall {
-    /// Ready when the client has taken too long for a piece.
+    /// Ready when the client has taken too long for a piece; otherwise pending, with a timer set if necessary.
     fn look(&mut self, pieces: (u32, bool), context: &mut Context<'_>) -> Poll<()> {
         if pieces != self.pieces {
             (self.pieces, self.since) = (pieces, time::Instant::now());

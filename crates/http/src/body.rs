@@ -59,20 +59,20 @@ impl Body for RequestBody {
     }
 }
 
-/// The reason why a body could not be read.
+/// Reason why a body could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyFault {
-    /// The body exceeds the size limit.
+    /// The body exceeds the maximum size.
     TooLarge,
     /// The body ended early, or contradicts its framing in the head; with hyper's message.
     CutOff(String),
     /// The body did not arrive within the time limit.
     TooSlow,
-    /// The memory for bodies is used up, or the body was evicted for others.
+    /// The memory for bodies is full, or the body was evicted to make room for others.
     NoRoom,
 }
 
-/// A body in memory, counted in the budget.
+/// A body in memory, whose size counts in the memory limit until dropped.
 struct BodyBuffer {
     bytes: Vec<u8>,
     _lease: Lease,
@@ -89,8 +89,8 @@ impl AsRef<[u8]> for BodyBuffer {
 pub struct BodyLimits {
     /// Largest body, in bytes.
     pub most: usize,
-    /// Bytes beyond the limit that are read and dropped, so that a client that sends its whole body first still reads
-    /// the refusal.
+    /// Number of bytes beyond the limit that are read and dropped, so that a client that sends its whole body first
+    /// still reads the refusal.
     pub thrown_away: u64,
     /// Deadline for the end of the body.
     pub until: Instant,
@@ -145,7 +145,8 @@ async fn collect(mut body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>
     Ok(Bytes::from_owner(BodyBuffer { bytes: whole, _lease: lease }))
 }
 
-/// Reserves memory for `length` bytes. A client's declared length is trusted only as far as it has sent.
+/// Grows the buffer to hold `length` bytes, with reserved memory. A client's declared length is trusted only as far as
+/// it has sent.
 async fn make_room(
     whole: &mut Vec<u8>,
     length: usize,
@@ -196,12 +197,12 @@ async fn discard(mut body: RequestBody, most: u64) -> BodyFault {
 pub enum Content {
     /// JSON, or a format based on it.
     Json,
-    /// The numbers of a query as bytes.
+    /// Binary numbers, as in the bodies of queries.
     Bytes,
 }
 
 impl Content {
-    /// The content type in the headers; none if it is another one.
+    /// The content type in the headers; None if it is missing or another one.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;

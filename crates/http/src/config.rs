@@ -13,45 +13,47 @@ use kvatlas_settings::{Secret, seconds};
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The address to listen on; port 0 lets the system choose.
+    /// Address to listen on; port 0 lets the system choose.
     pub bind: SocketAddr,
-    /// A second address, for health, readiness and metrics only, without TLS and without a key.
+    /// Second address, for health, readiness and metrics only, without TLS and without a key; None for no such
+    /// listener.
     pub admin_bind: Option<SocketAddr>,
     /// Number of serving threads; 0 for one per core.
     pub threads: usize,
-    /// The bearer key that clients must send; none for open access.
+    /// Bearer key that clients must send; None for open access.
     pub key: Option<Secret>,
-    /// A file with the key, read again when it changes.
+    /// File with the key, read again when it changes; None if there is none.
     pub key_file: Option<PathBuf>,
-    /// The bearer key for requests that change something; none if `key` suffices.
+    /// Bearer key for requests that change something; None if `key` suffices.
     pub admin_key: Option<Secret>,
-    /// A file with the admin key, read again when it changes.
+    /// File with the admin key, read again when it changes; None if there is none.
     pub admin_key_file: Option<PathBuf>,
     /// Host names that requests may use, besides this machine's own and addresses. If the list is empty, hosts are
     /// checked only if the server listens on loopback without a key.
     pub hosts: Vec<String>,
-    /// Origins, besides the server's own, whose web pages may send requests and read answers. For a router only.
+    /// Origins, besides the server's own, whose web pages may send requests and read answers. Used only by the router.
     #[serde(default)]
     pub origins: Vec<String>,
-    /// Certificate and key of the server; none for plain HTTP.
+    /// Certificate and key of the server; None for plain HTTP.
     pub tls: Option<TlsConfig>,
-    /// Largest body of a request, in bytes.
+    /// Maximum size of a request's body in bytes.
     pub max_body: usize,
-    /// Memory for the bodies of all requests together, in bytes; by default four times `max_body`, and at least 64 MiB.
+    /// Maximum size of the bodies of all requests together, in bytes; None for four times `max_body`, and at least 64
+    /// MiB.
     pub body_memory: Option<usize>,
-    /// Largest head of a request, in bytes.
+    /// Maximum size of a request's head in bytes.
     pub max_head: usize,
-    /// Most lines in the head of a request.
+    /// Maximum number of lines in a request's head.
     pub max_headers: usize,
-    /// Most open connections; further ones wait to be accepted.
+    /// Maximum number of open connections; further ones wait to be accepted.
     pub max_connections: usize,
-    /// The longest time from the first byte of a request to the last of its body.
+    /// Longest time from the first byte of a request to the last one of its body.
     #[serde(with = "seconds")]
     pub request_timeout: Duration,
-    /// The time without a request after which a connection is closed.
+    /// Time without a request after which a connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// The time limit for a client to take the next 16 KiB of an available answer, or the rest of it.
+    /// Time limit for a client to take the next 16 KiB of an available answer, or the rest of it.
     #[serde(with = "seconds")]
     pub write_timeout: Duration,
     /// True if each request is written to the access log.
@@ -94,7 +96,7 @@ impl Config {
         Ok(())
     }
 
-    /// Memory for the bodies of all requests together, in bytes.
+    /// Maximum size of the bodies of all requests together, in bytes.
     #[must_use]
     pub fn body_memory(&self) -> usize {
         self.body_memory.unwrap_or_else(|| self.max_body.saturating_mul(4).max(64 << 20))
@@ -105,11 +107,11 @@ impl Config {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The certificate chain, the server's own certificate first.
+    /// Certificate chain, the server's own certificate first.
     pub cert: PathBuf,
-    /// The private key of the server's certificate.
+    /// Private key of the server's certificate.
     pub key: PathBuf,
-    /// Authorities that sign client certificates; none if clients need no certificate.
+    /// Authorities that sign client certificates; None if clients need no certificate.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! A client's connection: hyper speaks HTTP on it, and a watchdog closes it when the client takes too long.
+//! A client's connection: hyper handles HTTP on it, and a watchdog closes it when the client takes too long.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -24,16 +24,18 @@ use crate::heads::{self, Head};
 use crate::heads::{GRACE, Protocol};
 use crate::ledger::{Counts, HTTP2, Ledger, Limits, STRANGER_READ};
 
-/// Bytes read at once beyond a head: a body that arrives in one piece, as most prompts do, is not copied.
+/// Number of bytes read at once beyond a head, so that a body that arrives in one piece, as most prompts do, is not
+/// copied.
 const READ: usize = 64 << 10;
 
-/// The time for a client to close its connection after being told to.
+/// Time for a client to close its connection after being told to.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Bytes of a request with a too large head that are read and dropped, so that the client still reads the refusal.
+/// Number of bytes of a request with a too large head that are read and dropped, so that the client still reads the
+/// refusal.
 const THROWN_AWAY: usize = 256 << 10;
 
-/// The terms on which a connection is served.
+/// Conditions under which a connection is served.
 pub(crate) struct Terms {
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
@@ -43,7 +45,7 @@ pub(crate) struct Terms {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// A client's stream, whose traffic is recorded in [`Activity`].
+/// A client's socket or TLS stream, whose traffic is recorded in [`Activity`].
 struct Monitor<S, B> {
     stream: S,
     activity: Arc<Activity>,
@@ -51,17 +53,17 @@ struct Monitor<S, B> {
     protocol: Protocol,
     limits: Limits,
     head: Head,
-    /// Bytes counted for a stranger's head.
+    /// Number of bytes counted for the head, on a connection without a key.
     held: usize,
-    /// The turn of the connection's task in which a part of a stranger's head was last read.
+    /// Poll of the connection's task in which a part of a head was last read, on a connection without a key.
     turn: u32,
-    /// The HTTP/2 streams, until the client sends a key.
+    /// The open HTTP/2 streams, until the client sends a key; None afterwards.
     ledger: Option<Box<Ledger>>,
     refuse: fn(Denial) -> Response<B>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S, B> {
-    /// The HTTP/2 streams, if the client has sent no key yet.
+    /// The open HTTP/2 streams, if the client has sent no key yet; None otherwise.
     fn ledger(&mut self) -> Option<&mut Ledger> {
         if self.ledger.is_some() && !self.activity.place.is_stranger() {
             self.ledger = None;
@@ -69,7 +71,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         self.ledger.as_deref_mut()
     }
 
-    /// Reads from a stranger over HTTP/2, up to the end of one request.
+    /// Reads HTTP/2 frames from a client without a key, up to the end of one request.
     fn poll_frames(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         let Some(ledger) = &mut self.ledger else { return Poll::Ready(Ok(())) };
         if ledger.is_over(self.activity.turn()) {
@@ -87,7 +89,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         }))
     }
 
-    /// Records bytes sent to a stranger over HTTP/2.
+    /// Records bytes sent over HTTP/2 to a client without a key.
     fn went(&mut self, bytes: &[std::io::IoSlice<'_>], mut count: usize) {
         if self.ledger().is_none() {
             return;
@@ -101,7 +103,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         self.activity.set_waiting(ledger.waiting_since());
     }
 
-    /// Most bytes of an HTTP/1.1 request to read at once.
+    /// Maximum number of bytes of an HTTP/1.1 request to read at once.
     fn most(&self, phase: Phase) -> usize {
         // One byte more shows that a head is too large.
         let of_head = if phase == Phase::Head {
@@ -112,7 +114,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         if self.activity.place.is_stranger() { of_head.min(STRANGER_READ) } else { of_head }
     }
 
-    /// Counts a stranger's incomplete head.
+    /// Counts the incomplete head of a client without a key.
     fn hold_head(&mut self) {
         self.turn = self.activity.turn();
         let bytes = 2 * self.head.bytes().next_multiple_of(STRANGER_READ);
@@ -231,7 +233,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrit
     }
 }
 
-/// Reads at most `most` bytes.
+/// Reads at most `most` bytes into `buffer`.
 fn poll_some<S: AsyncRead + Unpin>(
     stream: &mut S,
     context: &mut Context<'_>,
@@ -248,7 +250,7 @@ fn poll_some<S: AsyncRead + Unpin>(
     read
 }
 
-/// A running request, until the last byte of its answer is passed on.
+/// A running request, until its answer has been passed on completely and this is dropped.
 struct Exchange {
     activity: Arc<Activity>,
     protocol: Protocol,
@@ -263,10 +265,10 @@ impl Drop for Exchange {
     }
 }
 
-/// An answer's body, which keeps its request running until it is dropped.
+/// Body of an answer, which keeps its request running until dropped.
 struct AnswerBody<B> {
     body: B,
-    /// Bytes of the current piece that are still to be passed on, in parts with a time limit each.
+    /// Rest of the current piece, which is passed on in parts of at most [`PIECE`] bytes, each with a time limit.
     rest: Bytes,
     work: Exchange,
 }
@@ -315,8 +317,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
 }
 
 /// Serves requests on `stream` until the client leaves, takes too long, or the connection is told to end and its
-/// requests are done. `shows_key`: whether a request carries a valid key. `refuse`: the answer to a request with an
-/// invalid head.
+/// requests are done. `shows_key`: returns whether a request carries a valid key; `refuse`: makes the answer to a
+/// request with an invalid head.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
     terms: Terms,

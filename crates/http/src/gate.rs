@@ -1,10 +1,8 @@
 //! Access checks: keys and certificates in force, read again when their files change or on request; host names; and
 //! requests that a web page makes a visitor's browser send.
 //!
-//! Requests that a web page makes a visitor's browser send.
-//!
 //! A browser lets any page send some requests to any server, with the visitor's access: from the visitor's network, and
-//! with the visitor's certificate. It marks them with two headers, which pages cannot set.
+//! with the visitor's certificate. Browsers mark requests made by pages with two headers, which pages cannot set.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,35 +43,35 @@ impl Gate {
         Ok(Self { trust, config: config.clone(), live: ArcSwap::from_pointee(config.into()) })
     }
 
-    /// The settings that can change, as they are now.
+    /// Current values of the settings that can change without a restart.
     #[must_use]
     pub fn live(&self) -> Guard<Arc<LiveSettings>> {
         self.live.load()
     }
 
-    /// Changes the settings that can change.
+    /// Replaces the settings that can change without a restart.
     pub fn change(&self, settings: LiveSettings) {
         self.live.store(Arc::new(settings));
     }
 
-    /// True if clients need a key.
+    /// True if requests need a key.
     #[must_use]
     pub fn asks_for_key(&self) -> bool {
         self.trust.keys().need_key()
     }
 
-    /// True if changes need a key.
+    /// True if requests that change something need a key.
     #[must_use]
     pub fn asks_for_key_to_change(&self) -> bool {
         self.trust.keys().changes_need_key()
     }
 
-    /// True if clients are unknown at first: a key, or certificates of clients, are configured.
+    /// True if clients are unknown at first, because a key or client certificates are configured.
     pub(crate) fn has_strangers(&self) -> bool {
         self.asks_for_key() || self.config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
 
-    /// True if a request carries one of the keys.
+    /// True if a request carries one of the server's keys.
     pub(crate) fn is_shown_key<B>(&self, request: &Request<B>) -> bool {
         self.trust.keys().are_shown(request)
     }
@@ -94,8 +92,8 @@ impl Gate {
         headers.iter().filter(has_key).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The secret shared by the routers of a fleet: the admin key, else `engines`, the key sent to engines, else the
-    /// query key.
+    /// Secret shared by the routers of a fleet: the admin key, else `engines`, the key sent to engines, else the query
+    /// key; None if there is none of these.
     #[must_use]
     pub fn fleet_secret(&self, engines: Option<&Secret>) -> Option<Secret> {
         let keys = self.trust.keys();
@@ -112,7 +110,7 @@ impl Gate {
     /// Refuses a request with a key in its path, query or method.
     ///
     /// # Errors
-    /// [`Denial`] if it has one.
+    /// [`Denial`] if the request has one.
     pub fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         self.trust.keys().check_target(request)
     }
@@ -143,8 +141,8 @@ impl Gate {
         Ok(shown)
     }
 
-    /// Refuses a request for another host at the listener for administrators, which has no key to keep foreign web
-    /// pages out.
+    /// Refuses a request that names another host, at the listener for administrators, which has no key to keep foreign
+    /// web pages out.
     ///
     /// # Errors
     /// [`Denial`] if the host is another one.
@@ -154,13 +152,13 @@ impl Gate {
         hosts.check(request, &self.live().hosts)
     }
 
-    /// The acceptor of TLS connections, if a certificate is configured.
+    /// The acceptor of TLS connections; None if no certificate is configured.
     #[must_use]
     pub fn tls(&self) -> Option<Arc<TlsAcceptor>> {
         self.trust.tls()
     }
 
-    /// The server's certificate with its key, if one is configured.
+    /// The server's certificate with its key; None if none is configured.
     #[must_use]
     pub fn certificate(&self) -> Option<Arc<CertifiedKey>> {
         self.trust.certificate()
@@ -178,24 +176,24 @@ impl Gate {
         Ok(())
     }
 
-    /// Reads the files again whenever they change, for as long as the server lives.
+    /// Reads the files again whenever they change; never returns if there are files.
     pub async fn watch(&self) {
         self.trust.clone().watch().await;
     }
 }
 
-/// The interval at which the files are checked.
+/// Interval at which the files are checked.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// The keys and certificates in force.
 pub(crate) struct Trust {
     config: Config,
-    /// Protocols to offer in TLS.
+    /// Protocols to offer in TLS, the preferred one first.
     alpn: Vec<Vec<u8>>,
     keys: ArcSwap<Keys>,
     tls: ArcSwapOption<TlsAcceptor>,
     certificate: ArcSwapOption<CertifiedKey>,
-    /// Hashes of the files as last read.
+    /// Hashes of the files as last read; None for an unreadable one.
     seen: Mutex<Vec<Option<u64>>>,
 }
 
@@ -225,7 +223,7 @@ impl Trust {
         self.certificate.load_full()
     }
 
-    /// Reads all files. If one cannot be used, the old keys and certificates stay in force.
+    /// Reads all files. If one cannot be used, the previous keys and certificates stay in force.
     pub(crate) fn reload(&self) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         *seen = self.prints();
@@ -238,7 +236,7 @@ impl Trust {
         Ok(())
     }
 
-    /// Reads the files again whenever they change, for as long as the server lives.
+    /// Reads the files again whenever they change; never returns if there are files.
     pub(crate) async fn watch(self: Arc<Self>) {
         if self.files().next().is_none() {
             return;
@@ -328,7 +326,7 @@ pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Resul
     if headers.get_all("sec-fetch-site").iter().all(is_fine) { Ok(()) } else { Err(foreign_origin()) }
 }
 
-/// The refusal of a request made by a web page.
+/// Makes the refusal of a request sent by a page of another origin.
 fn foreign_origin() -> Denial {
     let message = "the headers Origin and Sec-Fetch-Site say that a web page of another origin has sent this: pages may \
                    only ask the server that they come from, or the router if http.origins names their origin";

@@ -1,7 +1,5 @@
-//! The interface between the server and its application: the handler of requests, and the shared settings, keys, memory
-//! and places.
-//!
-//! Decoding of texts, to find what any program behind the server may read in them.
+//! Interface between the server and its application: the handler of requests, and the shared settings, keys, memory and
+//! places; also the decoding of texts, to find what any program behind the server may read in them.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -19,10 +17,10 @@ use crate::metrics::Exposition;
 use crate::places::Places;
 use crate::{Config, Denial, Error, Gate, Memory};
 
-/// The listener through which a request came.
+/// Listener through which a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListenerKind {
-    /// The public listener.
+    /// The public listener, for clients.
     Main,
     /// The listener for administrators: a few routes, without a key.
     Admin,
@@ -30,25 +28,25 @@ pub enum ListenerKind {
 
 /// State shared by the server and its handler: settings, keys, memory, places.
 pub struct Front {
-    /// The settings.
+    /// Settings of the server.
     pub config: Config,
     /// Keys and certificates in force.
     pub gate: Arc<Gate>,
-    /// The memory for bodies.
+    /// Memory limit for the bodies of all requests.
     pub memory: Arc<Memory>,
-    /// The shared text of `GET /metrics`.
+    /// The latest text of `GET /metrics`, shared by simultaneous requests.
     pub exposition: Exposition,
     pub(crate) counts: Arc<Counts>,
     pub(crate) places: Arc<Places>,
 }
 
-/// The circumstances of a request.
+/// Circumstances of a request: thread, listener, client, deadline.
 pub struct Call {
-    /// The number of the serving thread, with [`Threads::Own`](crate::Threads::Own).
+    /// Number of the serving thread, with [`Threads::Own`](crate::Threads::Own).
     pub thread: usize,
-    /// The listener through which the request came.
+    /// Listener through which the request came.
     pub kind: ListenerKind,
-    /// The client's address, if the system knows it.
+    /// IP address of the client; None if the system does not know it.
     pub from: Option<IpAddr>,
     /// Deadline for the end of the request's body.
     pub until: Instant,
@@ -56,16 +54,17 @@ pub struct Call {
 
 /// An application that answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// The type of answers' bodies.
+    /// Type of the answers' bodies.
     type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
         + Unpin
         + 'static;
 
-    /// True if clients may speak HTTP/2.
+    /// True if clients may use HTTP/2.
     const HTTP2: bool;
 
-    /// True if a client of HTTP/1.1 that closes its sending side still gets its answer; else its request is given up.
+    /// True if an HTTP/1.1 client that closes its sending side still gets its answer; false if its request is then
+    /// cancelled.
     const HALF_CLOSE: bool;
 
     /// The state shared with the server.
@@ -78,7 +77,7 @@ pub trait Handler: Send + Sync + 'static {
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<Self::Body>> + Send + 'static;
 
-    /// Formats a refusal as an answer of the application.
+    /// Converts a refusal into an answer of the application.
     fn refuse(denied: Denial) -> Response<Self::Body>;
 }
 
@@ -94,7 +93,7 @@ impl Front {
         Ok(Self { config, gate, memory, exposition: Exposition::default(), counts: Arc::default(), places })
     }
 
-    /// The configured number of threads.
+    /// Number of serving threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         match self.config.threads {
@@ -110,20 +109,20 @@ impl Front {
         self.counts.begun.load(Relaxed).saturating_sub(ended)
     }
 
-    /// Number of connections closed for others before they had sent a key.
+    /// Number of connections closed to make room for others, before they had sent a key.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.places.evicted.load(Relaxed)
     }
 
-    /// Numbers of connections closed before they had sent a key for other reasons, by reason.
+    /// Number of connections closed for other reasons before they had sent a key, by reason.
     #[must_use]
     pub fn closed_strangers(&self) -> [(&'static str, u64); 2] {
         let Counts { stranger_streams, unread_answers, .. } = &*self.counts;
         [("too_many_streams", stranger_streams.load(Relaxed)), ("unread_answer", unread_answers.load(Relaxed))]
     }
 
-    /// Bytes counted for connections without a key at the main listener.
+    /// Number of bytes counted for connections without a key at the main listener.
     #[must_use]
     pub fn stranger_bytes(&self) -> u64 {
         self.places.bytes() as u64
@@ -136,7 +135,7 @@ impl Front {
     }
 }
 
-/// A text decoded until nothing changes: `%41`, `%2541`, `%u0041`, and overlong UTF-8 of ASCII characters.
+/// Decodes a text until nothing changes: `%41`, `%2541`, `%u0041`, and overlong UTF-8 of ASCII characters.
 #[must_use]
 pub fn plain(text: &[u8]) -> Cow<'_, [u8]> {
     if !text.iter().any(|byte| *byte == b'%' || *byte >= 0xc0) {
@@ -154,7 +153,8 @@ pub fn plain(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(out)
 }
 
-/// The encoded byte at the end of a text: the length of its encoding, and its value.
+/// Decodes the encoded byte at the end of a text: returns the length of its encoding, and its value; None if the text
+/// does not end with one.
 fn encoded(text: &[u8]) -> Option<(usize, u8)> {
     let hex = |digit: u8| (digit as char).to_digit(16).map(|digit| digit as u8);
     match *text {
@@ -169,7 +169,7 @@ fn encoded(text: &[u8]) -> Option<(usize, u8)> {
     }
 }
 
-/// The bytes of a base64 text, in either alphabet; incomplete last bytes are dropped.
+/// Decodes a base64 text, in either alphabet, up to the first other character; incomplete last bytes are dropped.
 pub(crate) fn from_base64(text: &[u8]) -> Vec<u8> {
     let (mut out, mut word, mut bits) = (Vec::with_capacity(text.len() * 3 / 4), 0_u32, 0);
     for sign in text.iter().map_while(|byte| base64_sign(*byte)) {
@@ -182,7 +182,7 @@ pub(crate) fn from_base64(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The value of a base64 character, in either alphabet.
+/// The value of a base64 character, in either alphabet; None for any other character.
 pub(crate) fn base64_sign(byte: u8) -> Option<u8> {
     Some(match byte {
         b'A'..=b'Z' => byte - b'A',

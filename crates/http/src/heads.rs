@@ -1,7 +1,7 @@
 //! The head of an HTTP/1.1 request while it arrives: its length, and whether it declares the body's length twice.
 //!
 //! If a request has both Transfer-Encoding and Content-Length, hyper uses the chunks and drops the length, as allowed
-//! (RFC 9112, 6.3). A request with both is an attack, or comes through a broken proxy: it is refused.
+//! (RFC 9112, 6.3). A request with both is an attack, or comes through a broken proxy, so it is refused.
 //!
 //! Detection of the HTTP version of a connection without TLS: HTTP/2 begins with a fixed preface (RFC 9113, 3.4).
 //!
@@ -21,15 +21,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::Denial;
 
-/// Header names to look for, with their colons.
+/// Name of the header for the length of a body, with its colon.
 const LENGTH: &[u8] = b"content-length:";
+/// Name of the header for the coding of a body, with its colon.
 const CODING: &[u8] = b"transfer-encoding:";
 
-/// A head arriving in arbitrary pieces.
+/// Parser of a head that arrives in arbitrary pieces.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Head {
     bytes: usize,
-    /// Bytes of the current line so far.
+    /// Number of bytes of the current line so far.
     line: usize,
     /// True while the current line may still begin with `Content-Length:`.
     length: bool,
@@ -39,17 +40,18 @@ pub(crate) struct Head {
     is_whole: bool,
 }
 
-/// A complete head seen from its first byte.
+/// Summary of a complete head that was seen from its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadSummary {
-    /// The length of the head in bytes.
+    /// Length of the head in bytes.
     pub(crate) bytes: usize,
     /// True if the head has both Content-Length and Transfer-Encoding.
     pub(crate) is_ambiguous: bool,
 }
 
 impl Head {
-    /// Reads the next piece of the head. Returns its summary once, when its last byte has arrived.
+    /// Reads the next piece of the head. Returns the head's summary once, when its last byte has arrived; otherwise
+    /// None.
     pub(crate) fn take(&mut self, piece: &[u8]) -> Option<HeadSummary> {
         if self.is_whole {
             return None;
@@ -82,7 +84,7 @@ impl Head {
         None
     }
 
-    /// Bytes of the head so far.
+    /// Number of bytes of the head so far.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -94,14 +96,14 @@ impl Head {
     }
 }
 
-/// True if `piece`, after the first `there` bytes of a line, continues this name.
+/// True if `piece`, after the first `there` bytes of a line, still matches the name.
 fn goes_on(piece: &[u8], there: usize, name: &[u8]) -> bool {
     let Some(rest) = name.get(there..) else { return true };
     let most = rest.len().min(piece.len());
     piece[..most].eq_ignore_ascii_case(&rest[..most])
 }
 
-/// The refusal of a head above the size limits.
+/// Makes the refusal of a head above the size limits.
 pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
     let message = format!(
         "the request's head has more than {max_head} bytes (http.max_head) or {max_headers} lines (http.max_headers)"
@@ -109,7 +111,7 @@ pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
     Denial::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message)
 }
 
-/// The bytes of an HTTP/1.1 answer with a complete body, after which the connection closes.
+/// Encodes an HTTP/1.1 answer with a complete body, after which the connection closes.
 pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u8> {
     let (head, mut body) = response.into_parts();
     let mut data = Vec::new();
@@ -127,7 +129,8 @@ pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u
     bytes
 }
 
-/// Refuses a request whose head is not valid HTTP or is too large. `seen`: the head's summary, if the head was seen.
+/// Refuses a request whose head is not valid HTTP or is too large. `seen`: the head's summary; None if the head was not
+/// seen.
 pub(crate) fn check<B>(
     request: &Request<B>,
     seen: Option<HeadSummary>,
@@ -169,7 +172,7 @@ fn is_host(text: &[u8]) -> bool {
     text.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b',' | b'/' | b'@' | b'?' | b'#' | b'\\'))
 }
 
-/// The protocol that a client speaks.
+/// Version of HTTP that a client uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
@@ -181,12 +184,13 @@ const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 /// Time that a client which has connected and sent nothing has for its first byte once the server stops.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
-/// The number of attempts, and the interval between them, while too few bytes have arrived.
+/// Maximum number of attempts to read the HTTP/2 preface while too few bytes have arrived.
 const LOOKS: usize = 50;
+/// Pause before the next attempt to read the HTTP/2 preface.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The number of bytes that the client has sent so far, once there are any; none if it sent nothing in time, or left,
-/// or the server ends first. `start`: receives the bytes, without taking them off the socket.
+/// Waits for the client's first bytes, and returns their number; None if the client sends nothing in time or leaves, or
+/// the server stops first. `start`: receives the bytes, which stay in the socket.
 pub(crate) async fn first(
     stream: &TcpStream,
     start: &mut [u8],
@@ -205,7 +209,7 @@ pub(crate) async fn first(
     timeout(first_byte, first).await.ok()?
 }
 
-/// The protocol of the client's first bytes, if they arrive in time.
+/// Determines the protocol from the client's first bytes; None if they do not arrive in time.
 pub(crate) async fn protocol(
     stream: &TcpStream,
     first_byte: Duration,
@@ -226,20 +230,20 @@ pub(crate) async fn protocol(
     Some(Protocol::Http1)
 }
 
-/// Bytes of a frame's head.
+/// Length of an HTTP/2 frame's head in bytes.
 const HEAD: usize = 9;
 
-/// Kinds of frames.
+/// Type of an HTTP/2 frame with a part of a body.
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const CONTINUATION: u8 = 9;
 
-/// Flags of frames.
+/// Flag of an HTTP/2 stream's last frame.
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// The head of a frame.
+/// Head of an HTTP/2 frame.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FrameHead {
     pub(crate) length: usize,
@@ -248,7 +252,7 @@ pub(crate) struct FrameHead {
     pub(crate) stream: u32,
 }
 
-/// An event in a stream of frames.
+/// Event in a sequence of HTTP/2 frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// A frame's head is complete.
@@ -257,28 +261,28 @@ pub(crate) enum Mark {
     Ends(FrameHead),
 }
 
-/// The frames of one direction of a connection.
+/// Parser of the HTTP/2 frames in one direction of a connection.
 #[derive(Debug)]
 pub(crate) struct Frames {
     bytes: [u8; HEAD],
     have: usize,
-    /// Remaining bytes of the current payload, or of the bytes before the first frame.
+    /// Number of remaining bytes of the current payload, or of the bytes before the first frame.
     rest: usize,
     head: Option<FrameHead>,
 }
 
 impl Frames {
-    /// A direction with `before` bytes before its first frame.
+    /// Makes the parser of a direction with `before` bytes before its first frame.
     pub(crate) fn new(before: usize) -> Self {
         Self { bytes: [0; HEAD], have: 0, rest: before, head: None }
     }
 
-    /// Remaining bytes of the current head or payload.
+    /// Number of remaining bytes of the current head or payload.
     pub(crate) fn remaining(&self) -> usize {
         if self.rest > 0 { self.rest } else { HEAD - self.have }
     }
 
-    /// The frame whose payload is in transit.
+    /// Head of the frame whose payload is in transit; None between frames.
     pub(crate) fn current(&self) -> Option<FrameHead> {
         self.head
     }

@@ -1,8 +1,8 @@
 //! Listening sockets that the process was started with: systemd's protocol for socket activation (`LISTEN_FDS`).
 //!
-//! A program takes them over once, when it starts. Its servers then use the one that listens at their address. As the
-//! socket is systemd's, a second process can accept from it before the first has ended, and no connection is lost between
-//! the two.
+//! A program takes them over once, when it starts. A server then uses the socket that listens at the server's address.
+//! As the socket is systemd's, a second process can accept from it before the first has ended, and no connection is
+//! lost between the two.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::Error;
 
-/// Sockets that no server has taken yet.
+/// Sockets passed to the process that no server has taken yet.
 static SOCKETS: Mutex<Vec<(SocketAddr, TcpListener)>> = Mutex::new(Vec::new());
 
 /// Takes over the sockets that the process was started with, and returns their addresses.
@@ -36,7 +36,7 @@ pub fn adopt() -> Result<Vec<SocketAddr>, Error> {
     Ok(sockets.iter().map(|(address, _)| *address).collect())
 }
 
-/// Takes the socket that listens at an address, if the process was started with one.
+/// Takes the socket that listens at an address; None if the process was started without one.
 pub(crate) fn take(at: SocketAddr) -> Option<TcpListener> {
     let mut sockets = SOCKETS.lock();
     let number = sockets.iter().position(|(address, _)| *address == at)?;

@@ -10,51 +10,51 @@ use crate::handler::{base64_sign, from_base64, plain};
 use crate::{Denial, Error};
 use kvatlas_settings::Secret;
 
-/// The access that a request needs.
+/// Access that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Access without a key.
+    /// Access that needs no key.
     Open,
-    /// Read access, for which the key is needed, if one is configured.
+    /// Read access, which needs the key if one is configured.
     Ask,
-    /// Access for changes, for which the admin key is needed, if one is configured.
+    /// Access for changes, which needs the admin key if one is configured.
     Admin,
 }
 
-/// Nested encodings that are decoded when a text is searched for keys.
+/// Maximum number of nested encodings that are decoded when a text is searched for keys.
 const DEPTH: usize = 3;
 
-/// Shortest key that is searched for in base64, in bytes: shorter ones occur in texts by chance.
+/// Minimum length of a key that is searched for in base64, in bytes, as shorter ones occur in texts by chance.
 const SHORTEST: usize = 4;
 
 /// The key that a request carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownKey {
-    /// None of the server's keys.
+    /// The request carries none of the server's keys.
     Nothing,
-    /// The key for read access.
+    /// The request carries the key for read access.
     QueryKey,
-    /// The admin key, if one is configured.
+    /// The request carries the configured admin key.
     AdminKey,
 }
 
-/// The keys in force.
+/// The keys for read access and for changes that clients must send, as currently configured.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     ask: Option<Secret>,
     admin: Option<Secret>,
-    /// Both keys, as a text may contain them.
+    /// Both keys, for a search in texts.
     written: WrittenKeys,
-    /// Both keys in lower case, as a header name may contain them.
+    /// Both keys in lower case, for a search in header names.
     lowered: WrittenKeys,
 }
 
 /// Keys prepared for a search in texts, in any encoding.
 #[derive(Debug, Default)]
 struct WrittenKeys {
-    /// The keys, and the keys decoded.
+    /// The keys, as given and decoded.
     keys: Vec<Secret>,
-    /// Length of the shortest key, in bytes.
+    /// Length of the shortest key in bytes; `usize::MAX` without keys.
     shortest: usize,
 }
 
@@ -139,7 +139,7 @@ impl Keys {
         name.len() >= self.lowered.shortest && self.lowered.are_in(&name.to_ascii_lowercase(), 0, 1)
     }
 
-    /// Refuses a request with a key in its target, which logs of many programs would contain.
+    /// Refuses a request with a key in its path, query or method, which many programs log.
     pub(crate) fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         if !self.are_in(target.as_bytes()) && !self.are_in(request.method().as_str().as_bytes()) {
@@ -156,7 +156,7 @@ impl Keys {
         ask || admin
     }
 
-    /// The two keys, each true if a request carries it.
+    /// Returns for each of the two keys whether a request carries it.
     fn shown<B>(&self, request: &Request<B>) -> (bool, bool) {
         let shown = [bearer(request), request.headers().get(API_KEY).map(|key| key.as_bytes().trim_ascii())];
         let is =
@@ -164,7 +164,7 @@ impl Keys {
         (is(&self.ask), is(&self.admin))
     }
 
-    /// The key for changes: the admin key, or the only key.
+    /// The key for changes: the admin key, else the only key; None without keys.
     pub(crate) fn for_changes(&self) -> Option<&Secret> {
         self.admin.as_ref().or(self.ask.as_ref())
     }
@@ -194,7 +194,7 @@ impl Keys {
     }
 }
 
-/// The refusal of a request without a valid key.
+/// Makes the refusal of a request without a valid key. `admin`: whether the admin key is needed.
 fn unauthorized(admin: bool) -> Denial {
     let message = if admin {
         "send the admin key in the header \"Authorization: Bearer KEY\""
@@ -204,7 +204,7 @@ fn unauthorized(admin: bool) -> Denial {
     Denial::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
 }
 
-/// The refusal of a valid key without the needed access.
+/// Makes the refusal of a valid key without the needed access.
 fn forbidden() -> Denial {
     Denial::new(StatusCode::FORBIDDEN, "forbidden", "this key allows queries only; send the admin key")
 }
@@ -215,7 +215,7 @@ fn wrong_host() -> Denial {
     Denial::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
 }
 
-/// The header in which clients of Anthropic's API send a key.
+/// Header in which clients of Anthropic's API send a key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
@@ -223,23 +223,23 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| shown.trim_ascii())
 }
 
-/// The hosts that a request may name.
+/// Hosts that a request may name.
 ///
 /// A web page can make a visitor's browser reach this server under the page's own host name (DNS rebinding), and would
 /// otherwise have the visitor's access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
-    /// Any host.
+    /// Requests may name any host.
     Any,
-    /// This machine, and the configured names.
+    /// Requests may name this machine and the configured host names.
     Own,
-    /// This machine, the configured names, and all addresses: a page's host name is an address only if the page comes
-    /// from there.
+    /// This machine, the configured names, and all IP addresses, as a page's host name is an IP address only if the
+    /// page comes from there.
     Addresses,
 }
 
 impl Hosts {
-    /// The hosts that requests to a server at `bind` may name. `names`: the configured ones.
+    /// Hosts that requests to a server at `bind` may name. `names`: the configured host names.
     pub(crate) fn at(bind: SocketAddr, asks_for_key: bool, names: &[String]) -> Self {
         match bind.ip().is_loopback() && !asks_for_key {
             true => Self::Own,
@@ -248,7 +248,7 @@ impl Hosts {
         }
     }
 
-    /// Checks the host that a request names. `names`: the configured ones.
+    /// Refuses a request that names a host not allowed. `names`: the configured host names.
     pub(crate) fn check<B>(self, request: &Request<B>, names: &[String]) -> Result<(), Denial> {
         if self == Self::Any {
             return Ok(());
@@ -273,7 +273,7 @@ impl Hosts {
     }
 }
 
-/// The host that a request names, with its port if it has one.
+/// The host that a request names, with its port if given; None if the request names none.
 pub(crate) fn named_host<B>(request: &Request<B>) -> Option<&[u8]> {
     let header = request.headers().get(HOST).map(|host| host.as_bytes());
     request.uri().authority().map(|host| host.as_str().as_bytes()).or(header)

@@ -1,10 +1,9 @@
-//! A count of the HTTP/2 streams of a connection without a key, kept from the frames in transit.
+//! Counts of the open HTTP/2 streams on a connection without a key, from the frames in transit; also limits of
+//! connections, and counts of connections.
 //!
 //! hyper passes answers to h2, which buffers data while a flow-control window is closed: only the frames on the socket
 //! show how much a client has taken. They are parsed until the client sends a key, and requests are read one at a time,
 //! so that the first with a key is known before the next is read.
-//!
-//! The limits of a connection, and the counts of connections.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -16,10 +15,10 @@ use crate::places::Place;
 /// Length of the HTTP/2 connection preface, in bytes.
 const PREFACE: usize = 24;
 
-/// Bytes of memory per byte of a head, including the bookkeeping of its lines.
+/// Number of bytes of memory for each byte of a head, including the bookkeeping of its lines.
 const HEAD: usize = 5;
 
-/// The error of a client without a key that opened more streams than allowed.
+/// Error of a client without a key that opened more streams than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooManyStreams;
 
@@ -29,20 +28,20 @@ pub(crate) struct Ledger {
     incoming: Frames,
     outgoing: Frames,
     open: Vec<OpenStream>,
-    /// The highest stream number so far.
+    /// Highest stream number so far.
     last: u32,
-    /// Bytes of the incomplete head.
+    /// Number of bytes counted for the incomplete head.
     head: usize,
-    /// True if the bytes read have to be processed before more are read.
+    /// True if the bytes read so far must be processed before more are read, so that requests are read one at a time.
     is_full: bool,
-    /// The turn of the connection's task in which bytes were last read.
+    /// Poll of the connection's task in which bytes were last read.
     turn: u32,
 }
 
 #[derive(Debug)]
 struct OpenStream {
     number: u32,
-    /// The time since which the stream has not sent a piece of its answer.
+    /// Time since which the stream has not sent a piece of its answer, in milliseconds.
     since: u64,
     bytes: usize,
 }
@@ -55,8 +54,8 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// True if the bytes read in this turn of the connection's task have to be processed before more are read; other
-    /// connections get a turn as well, and may have to evict this one.
+    /// True if the bytes read in this poll of the connection's task have to be processed before more are read, so that
+    /// other connections are polled as well, and may evict this one.
     pub(crate) fn is_over(&mut self, turn: u32) -> bool {
         if self.turn != turn {
             (self.turn, self.is_full) = (turn, false);
@@ -64,12 +63,12 @@ impl Ledger {
         self.is_full
     }
 
-    /// Most bytes to read: up to the end of the current frame.
+    /// Maximum number of bytes to read: up to the end of the current frame.
     pub(crate) fn most(&self) -> usize {
         self.incoming.remaining().min(STRANGER_READ)
     }
 
-    /// Counts bytes received from the client.
+    /// Counts bytes received from the client. The error means that the client has opened too many streams.
     pub(crate) fn came(&mut self, bytes: &[u8], place: &Place) -> Result<(), TooManyStreams> {
         let Self { incoming, open, last, head, is_full, .. } = self;
         let mut result = Ok(());
@@ -124,7 +123,8 @@ impl Ledger {
         });
     }
 
-    /// The time since which the longest waiting stream has not sent a piece of its answer.
+    /// Time since which the longest waiting stream has not sent a piece of its answer, in milliseconds; None if no
+    /// stream is open.
     pub(crate) fn waiting_since(&self) -> Option<u64> {
         self.open.iter().map(|stream| stream.since).min()
     }
@@ -137,32 +137,36 @@ fn close(open: &mut Vec<OpenStream>, number: u32, place: &Place) {
     }
 }
 
-/// Most HTTP/2 streams of a connection that has sent no key yet.
+/// Maximum number of HTTP/2 streams of a connection that has sent no key yet.
 pub(crate) const STRANGER_STREAMS: usize = 16;
 
-/// Most HTTP/2 streams of a connection that has sent a key.
+/// Maximum number of HTTP/2 streams of a connection that has sent a key.
 pub(crate) const KEYED_STREAMS: u32 = 1000;
 
-/// Most HTTP/2 streams of a connection if no key is configured.
+/// Maximum number of HTTP/2 streams of a connection if no key is configured.
 pub(crate) const KEYLESS_STREAMS: u32 = 250;
 
-/// The time limit for a stranger to take an answer, or the next piece of it.
+/// Time limit for a client without a key to take an answer, or the next piece of it.
 pub(crate) const STRANGER_WRITE: Duration = Duration::from_secs(2);
 
-/// Most bytes read at once from a stranger.
+/// Maximum number of bytes read at once from a client without a key.
 pub(crate) const STRANGER_READ: usize = 4 << 10;
 
-/// Memory budget of all strangers at the main listener, and at the one for administrators, in counted bytes. The
-/// process needs at most 128 MiB more resident memory for them, including the allocator's overhead.
+/// Memory limit of all connections without a key at the main listener, in counted bytes. The process needs at most 128
+/// MiB more resident memory for them, including the allocator's overhead.
 pub(crate) const STRANGERS: usize = 80 << 20;
+/// Memory limit of all connections at the listener for administrators, in counted bytes.
 pub(crate) const ADMIN_STRANGERS: usize = 8 << 20;
 
-/// Bytes counted for a stranger besides its connection: for an HTTP/2 stream, an answer it does not take, HTTP/2
-/// itself, a TLS handshake, and TLS after that.
+/// Number of bytes counted for an HTTP/2 stream of a client without a key.
 pub(crate) const STREAM: usize = 8 << 10;
+/// Number of bytes counted for an answer that a client without a key does not take.
 pub(crate) const UNREAD: usize = 64 << 10;
+/// Number of bytes counted for the use of HTTP/2 on a connection without a key.
 pub(crate) const HTTP2: usize = 8 << 10;
+/// Number of bytes counted for a TLS handshake.
 pub(crate) const HANDSHAKE: usize = 64 << 10;
+/// Number of bytes counted for TLS after the handshake, on a connection without a key.
 pub(crate) const TLS: usize = 24 << 10;
 
 /// Time limits of a connection's phases, and size limits of a head.
@@ -174,7 +178,7 @@ pub(crate) struct Limits {
     pub(crate) first_byte: Duration,
     pub(crate) max_head: usize,
     pub(crate) max_headers: usize,
-    /// Most HTTP/2 streams at once.
+    /// Maximum number of HTTP/2 streams at once.
     pub(crate) streams: u32,
     /// True if a client that closes its sending side still gets its answer.
     pub(crate) half_close: bool,
@@ -186,9 +190,9 @@ pub(crate) struct Counts {
     pub(crate) begun: AtomicU64,
     pub(crate) ended: AtomicU64,
     pub(crate) stalled_streams: AtomicU64,
-    /// Numbers of connections without a key closed because they opened too many streams, and because they did not take
-    /// an answer.
+    /// Number of connections without a key closed because they opened too many streams.
     pub(crate) stranger_streams: AtomicU64,
+    /// Number of connections without a key closed because they did not take an answer.
     pub(crate) unread_answers: AtomicU64,
 }
 

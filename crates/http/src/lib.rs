@@ -1,21 +1,22 @@
 //! The HTTP server under the service and the router, independent of both.
 //!
 //! ```text
-//! server ──▶ places ──▶ connection (watch, heads, streams, ledger) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
+//! server ──▶ places ──▶ connection (heads, activity, ledger) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
 //! ```
 //!
 //! * [`server`]: listeners, and the serving threads.
 //! * [`inherited`]: sockets that systemd opened for the process.
 //! * `listener`: accepting and serving the connections of one listener.
-//! * `handler`: the interface of the application that answers requests, and the state it shares with the server.
-//! * `places`: places for connections, and a memory budget for connections without a key, which give way.
-//! * `ledger`: the streams of an HTTP/2 connection without a key.
-//! * `connection`, `activity`: one client's connection on which hyper speaks HTTP, and its time limits.
-//! * [`gate`]: keys, certificates, and the hosts that a request may name.
-//! * `plain`: decoding of texts that are searched for keys and dot segments.
+//! * `handler`: the interface of the application that answers requests, the state that it shares with the server, and
+//!   the decoding of texts that are searched for keys and dot segments.
+//! * `places`: places for connections, and a memory limit for connections without a key, which are evicted for others.
+//! * `ledger`: the streams of an HTTP/2 connection without a key, limits of connections, and counts of connections.
+//! * `connection`, `activity`: one client's connection on which hyper handles HTTP, and its time limits.
+//! * `heads`: heads of HTTP/1.1 requests, detection of HTTP/2, and HTTP/2 frames.
+//! * [`gate`], `keys`: keys, certificates, and the hosts that a request may name.
 //! * [`ranges`]: answers with files, whole or in ranges of bytes.
 //! * [`metrics`]: the text of `GET /metrics` in its formats, and the metrics of the process.
-//! * [`body`]: a request's body, read into memory shared by all bodies.
+//! * [`body`], `memory`: a request's body, read within the memory limit for all bodies.
 
 #![forbid(unsafe_code)]
 
@@ -49,19 +50,19 @@ pub use kvatlas_settings::Secret;
 pub use memory::{BodyLease, Memory, Reservation};
 pub use server::{Server, Threads};
 
-/// The error of a server that cannot start, or of an unusable file of its configuration.
+/// Error of a server that cannot start, or of an unusable file of its configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(pub String);
 
-/// The refusal of a request before its route is looked up.
+/// Refusal of a request before its route is looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// The status of the answer.
+    /// HTTP status of the answer.
     pub status: StatusCode,
-    /// The error code, the same in every release.
+    /// Error code, the same in every release.
     pub code: &'static str,
-    /// A description of what was wrong and what would be right.
+    /// Description of what was wrong and what would be right.
     pub message: Cow<'static, str>,
 }
 

@@ -1,4 +1,4 @@
-//! Accepts the connections of one listener, and serves each until it closes.
+//! Accepting the connections of one listener, and serving each until it closes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
@@ -149,7 +149,7 @@ impl<H: Handler> ListenerContext<H> {
 pub(crate) struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
 
 impl<H: Handler> OpenConnection<H> {
-    /// Counts a connection from here on: as soon as it is accepted, or a server that drains would not wait for it.
+    /// Counts a connection from its acceptance on, as a server that shuts down would otherwise not wait for it.
     pub(crate) fn new(common: Arc<ListenerContext<H>>) -> Self {
         common.handler.front().counts.begun.fetch_add(1, Relaxed);
         if common.kind == ListenerKind::Main {
@@ -159,7 +159,7 @@ impl<H: Handler> OpenConnection<H> {
         Self(common)
     }
 
-    /// Serves the connection.
+    /// Serves the connection in a task of its own, until it closes or is evicted.
     pub(crate) fn serve(self, stream: TcpStream, place: Arc<Place>) {
         drop(tokio::spawn(async move {
             let _ = stream.set_nodelay(true);

@@ -1,9 +1,9 @@
-//! Memory for bodies of requests: one budget for all of them, from the first stored byte until the body is no longer
+//! Memory limit for the bodies of all requests, from the first stored byte of a body until the body is no longer
 //! needed, for example by an engine.
 //!
-//! A body without room is not read further until there is some. A body that has received nothing for a while, or
-//! arrives very slowly, gives way to waiting ones; a body that has waited too long is refused. A part of the budget is
-//! reserved for short bodies, so that stalled long ones do not delay them.
+//! A body without room is not read further until there is room. A body that has received nothing for a while, or
+//! arrives very slowly, is evicted for waiting ones; a body that has waited too long is refused. A part of the memory
+//! is reserved for short bodies, so that stalled long ones do not delay them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,70 +17,70 @@ use tokio::time::{Instant, timeout_at};
 use crate::activity::millis;
 use crate::body::BodyFault;
 
-/// Longest body that may use the whole budget, in bytes; longer ones leave a quarter of it to shorter ones.
+/// Maximum size of a body that may use the whole memory, in bytes; longer ones leave a quarter of it to shorter ones.
 const SHORT: usize = 64 << 10;
 
-/// The longest time that a body waits for room.
+/// Longest time that a body waits for room.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The interval at which waiting bodies look for one that must give way.
+/// Interval at which waiting bodies look for one that must give way.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Time without a byte, or below [`SLOW`] since the beginning, after which a body gives way to others, in milliseconds.
+/// Time without a byte, or below [`SLOW`] since its beginning, after which a body may be evicted for others, in
+/// milliseconds.
 const GRACE: u64 = 2000;
 
 /// Rate below which a body is slow, in bytes per second.
 const SLOW: u64 = 64 << 10;
 
-/// The memory for the bodies of all requests of a server.
+/// Memory limit for the bodies of all requests of a server.
 #[derive(Debug)]
 pub struct Memory {
     limit: usize,
     used: AtomicUsize,
     freed: Notify,
-    /// Incomplete bodies, in the order of their beginning.
+    /// Incomplete bodies, in the order of their arrival.
     coming: Mutex<BTreeMap<u64, Arc<Progress>>>,
     number: AtomicU64,
     refused: AtomicU64,
     gave_way: AtomicU64,
 }
 
-/// The progress of an incomplete body.
+/// Progress of an incomplete body.
 #[derive(Debug)]
 struct Progress {
     since: u64,
     last: AtomicU64,
     bytes: AtomicUsize,
-    /// True if the body waits for room.
+    /// True if the body waits for room, or has been told to give way.
     waits: AtomicBool,
     leave: Notify,
 }
 
-/// The error of a body without room.
+/// Error of a body without room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoomError;
 
-/// Memory held by a body until dropped.
+/// Memory reserved for a body, until dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     memory: Arc<Memory>,
     bytes: usize,
 }
 
-/// Memory held for values made from a body until dropped.
+/// Memory reserved for values derived from a body, until dropped.
 #[derive(Debug)]
 pub struct Reservation {
     lease: Lease,
 }
 
-/// Share of the memory for bodies, held by a body that does not come over the server's own connections; given back
-/// when it is dropped.
+/// Memory reserved for a body that does not come over the server's own connections, until dropped.
 pub struct BodyLease {
     turn: Option<BodyTurn>,
     lease: Lease,
 }
 
-/// A body's entry among the incomplete ones, removed when dropped.
+/// Entry of an incomplete body, removed when dropped.
 pub(crate) struct BodyTurn {
     memory: Arc<Memory>,
     number: u64,
@@ -88,7 +88,7 @@ pub(crate) struct BodyTurn {
 }
 
 impl Memory {
-    /// A budget of `limit` bytes.
+    /// Makes a memory limit of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -102,20 +102,20 @@ impl Memory {
         })
     }
 
-    /// Bytes held by bodies now.
+    /// Number of bytes reserved now.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Counts of refused bodies: without room, and evicted for others.
+    /// Number of refused bodies: those without room, and those evicted for others.
     #[must_use]
     pub fn refused(&self) -> [(&'static str, u64); 2] {
         [("no_room", self.refused.load(Relaxed)), ("gave_way", self.gave_way.load(Relaxed))]
     }
 
-    /// Reserves memory for values made from a body, besides the body itself. One reservation may take half of the
-    /// budget. None if there is no room by `until`.
+    /// Reserves memory for values derived from a body, besides the body itself, at most half of the limit. None if
+    /// there is no room by `until`.
     pub async fn reserve(self: &Arc<Self>, bytes: usize, until: std::time::Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit / 2);
         loop {
@@ -127,13 +127,13 @@ impl Memory {
         }
     }
 
-    /// An empty reservation, to be grown.
+    /// Makes an empty reservation, which can be resized.
     #[must_use]
     pub fn reserved(self: &Arc<Self>) -> Reservation {
         Reservation { lease: Lease::new(self) }
     }
 
-    /// Room for a body that begins to arrive; none of it is taken yet.
+    /// Makes an empty reservation for a body that begins to arrive.
     #[must_use]
     pub fn lease(self: &Arc<Self>) -> BodyLease {
         BodyLease { turn: Some(BodyTurn::new(self)), lease: Lease::new(self) }
@@ -152,7 +152,7 @@ impl Memory {
         }
     }
 
-    /// Makes one body give way, if one is due: the one without a byte for the longest time, else the slowest.
+    /// Evicts one body, if one is due: the one without a byte for the longest time, else the slowest.
     fn make_room(&self) {
         let now = millis();
         let rate = |it: &Progress| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
@@ -171,7 +171,7 @@ impl Memory {
 }
 
 impl Reservation {
-    /// Changes the reservation to `bytes` in all; false if there is no room now.
+    /// Changes the size of the reservation to `bytes`; false if there is no room now.
     #[must_use]
     pub fn try_resize(&mut self, bytes: usize) -> bool {
         let lease = &mut self.lease;
@@ -186,17 +186,18 @@ impl Reservation {
 }
 
 impl BodyLease {
-    /// Grows to `bytes` in all, as that much of the body has arrived; waits a while if there is no room.
+    /// Grows the reservation to `bytes`, as that much of the body has arrived; waits a while if there is no room.
     ///
     /// # Errors
-    /// [`BodyFault::NoRoom`] if there is still none.
+    /// [`BodyFault::NoRoom`] if there is still no room.
     pub async fn grow(&mut self, bytes: usize) -> Result<(), BodyFault> {
         let Some(turn) = &self.turn else { return Ok(()) };
         turn.came(bytes.saturating_sub(self.lease.bytes));
         turn.grow(&mut self.lease, bytes).await.map_err(|NoRoomError| BodyFault::NoRoom)
     }
 
-    /// Waits until the body has to give way to others, as it has not arrived in time. A complete one has not.
+    /// Waits until the body is evicted for others because it does not arrive in time; never returns for a complete
+    /// body.
     pub async fn must_leave(&self) {
         match &self.turn {
             Some(turn) => turn.must_leave().await,
@@ -204,7 +205,7 @@ impl BodyLease {
         }
     }
 
-    /// Notes that the body is complete: it keeps its room.
+    /// Records that the body is complete, so that it is never evicted.
     pub fn complete(&mut self) {
         self.turn = None;
     }
@@ -224,18 +225,18 @@ impl BodyTurn {
         Self { memory: memory.clone(), number, coming }
     }
 
-    /// Records that more of the body has arrived.
+    /// Records that `bytes` more bytes of the body have arrived.
     pub(crate) fn came(&self, bytes: usize) {
         self.coming.bytes.fetch_add(bytes, Relaxed);
         self.coming.last.store(millis(), Relaxed);
     }
 
-    /// Waits until the body has to give way.
+    /// Waits until the body is evicted for others.
     pub(crate) async fn must_leave(&self) {
         self.coming.leave.notified().await;
     }
 
-    /// Grows a lease to `bytes` in all; waits if there is no room.
+    /// Grows a reservation to `bytes`; waits a while if there is no room.
     pub(crate) async fn grow(&self, lease: &mut Lease, bytes: usize) -> Result<(), NoRoomError> {
         let more = bytes.saturating_sub(lease.bytes);
         let memory = &self.memory;
@@ -274,7 +275,7 @@ impl Lease {
         Self { memory: memory.clone(), bytes: 0 }
     }
 
-    /// Shrinks the lease to `bytes`.
+    /// Shrinks the reservation to `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         self.bytes -= less;

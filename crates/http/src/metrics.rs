@@ -1,9 +1,9 @@
 //! Answers to `GET /metrics`: one text shared by simultaneous requests, in two formats, and the metrics of this
 //! process.
 //!
-//! The formats of metrics: OpenMetrics, and the Prometheus text format 0.0.4 on request.
+//! The formats are OpenMetrics, and on request the Prometheus text format 0.0.4.
 //!
-//! Metrics of this process from the operating system, under the names of Prometheus' own clients. Linux only.
+//! Metrics of this process come from the operating system, under the names of Prometheus' own clients. Linux only.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -30,10 +30,10 @@ pub fn write_process(out: &mut String) -> std::fmt::Result {
     encode_registry(out, &system)
 }
 
-/// The time for which a text may be shared.
+/// Time for which a text may be shared.
 const STAYS: Duration = Duration::from_secs(1);
 
-/// The latest text of `GET /metrics`, shared by requests: its size and the time to make it grow with the number of
+/// The latest text of `GET /metrics`, shared by requests, as its size and the time to make it grow with the number of
 /// engines.
 #[derive(Debug, Default)]
 pub struct Exposition {
@@ -48,8 +48,9 @@ struct MadeText {
 }
 
 impl Exposition {
-    /// The content type and the text for a request with these headers. `make` writes the text in OpenMetrics; a text
-    /// less than a second old is used if `may_be_old`, or while it is still being sent to another client.
+    /// Returns the content type and the text for a request with these headers. `make`: writes the text in OpenMetrics;
+    /// `may_be_old`: whether a text less than a second old may be used. A text that is still being sent to another
+    /// client is used in any case.
     ///
     /// # Errors
     /// The error of `make`.
@@ -103,7 +104,8 @@ fn prefers_text(headers: &HeaderMap) -> bool {
     text.is_some_and(|text| text > open.or(any).unwrap_or(0.0))
 }
 
-/// The text format 0.0.4: a counter's name ends with `_total`, and there is no end mark.
+/// Converts OpenMetrics to the text format 0.0.4, in which a counter's name ends with `_total`, and which has no end
+/// mark.
 fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut lines = open_metrics.lines().peekable();
@@ -126,10 +128,10 @@ fn plain(open_metrics: &str) -> String {
     out
 }
 
-/// Clock ticks per second in `/proc`: 100 on all supported Linux architectures.
+/// Number of clock ticks per second in `/proc`: 100 on all supported Linux architectures.
 const TICKS: f64 = 100.0;
 
-/// A collector that reads `/proc/self` on each request.
+/// Collector of the metrics of this process, which reads `/proc/self` on each request.
 #[derive(Debug)]
 struct Process;
 
@@ -170,7 +172,8 @@ impl Collector for Process {
     }
 }
 
-/// A field of `stat` by its number in the manual. The second field, the name, may contain blanks.
+/// A field of `stat` by its number in the manual; None if it is missing. The second field, the name, may contain
+/// blanks.
 fn field(stat: &str, number: usize) -> Option<f64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }

@@ -1,8 +1,8 @@
-//! Places for connections, and a memory budget for connections without a key.
+//! Places for connections, and a memory limit for connections without a key.
 //!
-//! If a key is configured, connections that have not sent it are strangers. They give way to new connections, so that
-//! idle ones cannot keep others out. All strangers together have one budget of bytes for their connections, heads,
-//! streams and unread answers: beyond it the largest gives way, the oldest among equals.
+//! If a key is configured, connections that have not sent it are strangers. They are evicted for new connections, so
+//! that idle ones cannot keep others out. All strangers together have one limit of bytes for their connections, heads,
+//! streams and unread answers: beyond it the largest is evicted, the oldest among equals.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,19 +16,19 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, sleep_until};
 
-/// The time every connection has to send a key, however many others arrive.
+/// Time that every connection has to send a key, however many others arrive.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Bytes counted for any open connection: its tasks, and the buffers of a short head.
+/// Number of bytes counted for any open connection: its tasks, and the buffers of a short head.
 pub(crate) const CONNECTION: usize = 32 << 10;
 
-/// The places of one listener.
+/// Places for the connections of one listener.
 pub(crate) struct Places {
     permits: Arc<Semaphore>,
-    /// Memory budget of all strangers, in bytes.
+    /// Memory limit of all strangers, in bytes.
     budget: usize,
     strangers: Mutex<Strangers>,
-    /// Signal that a connection has closed.
+    /// Signal that a connection has closed, or has sent a key and needs no memory of strangers.
     freed: Notify,
     number: AtomicU64,
     /// Number of connections closed to make room for others.
@@ -38,11 +38,11 @@ pub(crate) struct Places {
 /// Connections that have sent no key.
 #[derive(Default)]
 struct Strangers {
-    /// The connections in order of arrival.
+    /// The connections without a key in the order of their arrival.
     all: BTreeMap<u64, Stranger>,
-    /// Bytes of all of them.
+    /// Number of bytes counted for all strangers together.
     bytes: usize,
-    /// Bytes of strangers that were told to leave and have not closed yet.
+    /// Number of bytes counted for strangers that were told to leave and have not closed yet.
     leaving: usize,
 }
 
@@ -53,7 +53,7 @@ struct Stranger {
     is_told: bool,
 }
 
-/// A connection's place, given back when dropped.
+/// Place of a connection, given back when dropped.
 pub(crate) struct Place {
     places: Arc<Places>,
     number: u64,
@@ -78,7 +78,7 @@ impl Strangers {
         }
     }
 
-    /// The stranger with most bytes, the oldest among equals, except those told to leave.
+    /// The stranger with the most bytes, the oldest among equals, except those told to leave; None if there is none.
     fn largest(&self) -> Option<(u64, &Stranger)> {
         let staying = self.all.iter().filter(|(_, stranger)| !stranger.is_told);
         staying.max_by_key(|(number, stranger)| (stranger.bytes, Reverse(**number))).map(|(number, it)| (*number, it))
@@ -97,13 +97,13 @@ impl Places {
         })
     }
 
-    /// Bytes held by strangers now.
+    /// Number of bytes counted for strangers now.
     pub(crate) fn bytes(&self) -> usize {
         self.strangers.lock().bytes
     }
 
-    /// Takes a place, as soon as one is free. `known`: true if it need never give way; another stranger has to leave if
-    /// no place is free for a stranger.
+    /// Takes a place, as soon as one is free; None if the places are closed. `known`: whether the connection is never
+    /// evicted; if no place is free for a stranger, another stranger has to leave.
     pub(crate) async fn take(self: &Arc<Self>, known: bool) -> Option<Arc<Place>> {
         loop {
             let lacks_bytes = !known && self.strangers.lock().bytes + CONNECTION > self.budget;
@@ -127,7 +127,7 @@ impl Places {
         }
     }
 
-    /// A place beyond the limit, for a connection accepted while the server shuts down.
+    /// Makes a place beyond the limit, for a connection accepted while the server shuts down.
     pub(crate) fn beyond(self: &Arc<Self>) -> Arc<Place> {
         self.place(None, true)
     }
@@ -144,8 +144,8 @@ impl Places {
         Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(known), leave, permit })
     }
 
-    /// Tells a stranger to leave, if one is due: the largest if bytes are short, or the oldest one after its time of
-    /// grace. Returns the time at which to look again.
+    /// Tells a stranger to leave, if one is due: the largest if bytes are short, or the oldest one after [`GRACE`].
+    /// Returns the time at which to look again.
     fn make_room(&self, lacks_bytes: bool) -> Instant {
         let now = Instant::now();
         let mut strangers = self.strangers.lock();
@@ -202,7 +202,7 @@ impl Place {
         }
     }
 
-    /// Stops counting `bytes` of a connection.
+    /// Stops counting `bytes` bytes of a connection.
     pub(crate) fn release(&self, bytes: usize) {
         if !self.is_stranger() {
             return;
@@ -216,7 +216,7 @@ impl Place {
         strangers.leaving -= if is_told { bytes } else { 0 };
     }
 
-    /// Waits until the connection has to give way. For a known connection a poll costs no lock.
+    /// Waits until the connection is evicted. For a connection with a key, a poll costs no lock.
     pub(crate) async fn must_leave(&self) {
         let mut told = pin!(self.leave.notified());
         let look = |context: &mut Context<'_>| match self.known.load(Relaxed) {

@@ -15,11 +15,11 @@ use crate::Denial;
 /// A client's request for a file, or for a range of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeRequest {
-    /// The file whose ranges the client already has, if it names one.
+    /// Id of the file whose ranges the client already has; None if it names none.
     pub wanted: Option<u64>,
     /// True if the file must not be older than the request.
     pub fresh: bool,
-    /// True if the range may come from another file as well.
+    /// True if the range may be of any file.
     of_any: bool,
     range: Option<ByteRange>,
 }
@@ -31,7 +31,7 @@ struct ByteRange {
 }
 
 impl RangeRequest {
-    /// Parses a request's headers.
+    /// Parses the headers of a request for a file.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let no_cache = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");
@@ -43,8 +43,8 @@ impl RangeRequest {
         }
     }
 
-    /// Answers with the file `id`, or the requested range of it. `what`: its name in messages. `head`: true to leave out
-    /// the bytes.
+    /// Answers with the file `id`, or the requested range of it. `what`: name of the file in messages; `head`: whether
+    /// to leave out the bytes.
     ///
     /// # Errors
     /// [`Denial`] if the range begins after the end of the file.
@@ -94,7 +94,7 @@ fn id_of(tag: &str) -> Option<u64> {
     u64::from_str_radix(tag.strip_prefix('"')?.strip_suffix('"')?, 16).ok()
 }
 
-/// The only requested range. Ranges that are not understood are ignored, as in RFC 9110.
+/// The requested range, if there is exactly one. Ranges that are not understood are ignored, as in RFC 9110.
 fn range_of(headers: &HeaderMap) -> Option<ByteRange> {
     let (from, to) = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
     let from: usize = from.parse().ok()?;

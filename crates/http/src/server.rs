@@ -1,12 +1,12 @@
-//! The server: its listeners and serving threads.
+//! The HTTP server: its listeners and serving threads.
 //!
 //! The threads have one of two forms. In both, one task per listener accepts connections.
 //!
-//! * [`Threads::Shared`]: one runtime with a thread per core, with work stealing. A runtime for each core answers some
+//! - [`Threads::Shared`]: one runtime with a thread per core, with work stealing. A runtime for each core answers some
 //!   5 % more short queries on an idle machine; but when another program wants a core too, the connections of that core
 //!   wait, and the slowest hundredth of answers takes twice as long.
-//! * [`Threads::Own`]: each thread has a runtime of its own, with its own connections to clients and engines: a request
-//!   stays on its thread, and wakes no other one. A new connection goes to the thread with the fewest.
+//! - [`Threads::Own`]: each thread has its own runtime, with its own connections to clients and engines, so that a
+//!   request stays on its thread, and wakes no other one. A new connection goes to the thread with the fewest.
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::sync::Arc;
@@ -26,37 +26,37 @@ use crate::ledger::{ADMIN_STRANGERS, KEYED_STREAMS, KEYLESS_STREAMS, Limits, STR
 use crate::listener::{ListenerContext, OpenConnection, OpenCounts};
 use crate::places::{Place, Places};
 
-/// Length of the system's queue of connections not accepted yet.
+/// Maximum number of connections that wait in the system's queue to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// The longest time from a connection to its first byte.
+/// Longest time from a connection to its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(5);
 
-/// Most connections at the listener for administrators.
+/// Maximum number of connections at the listener for administrators.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// The time limit for threads to end.
+/// Time limit for threads to end.
 const END: Duration = Duration::from_secs(2);
 
-/// The time that an idle thread for long work waits for the next; its thread-local memory is freed with it.
+/// Time that an idle thread for long work waits for more; its thread-local memory is freed with it.
 const HELPERS_STAY: Duration = Duration::from_secs(600);
 
-/// The form of the serving threads.
+/// Form of the serving threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
     /// One runtime with this number of threads.
     Shared(usize),
-    /// This number of threads, each with a runtime and connections of its own.
+    /// This number of threads, each with its own runtime and connections.
     Own(usize),
 }
 
-/// A running server.
+/// A running HTTP server.
 pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
-    /// Signal to listeners and connections: accept no more, finish running requests.
+    /// Signal to listeners and connections to accept no more and to finish running requests.
     stop: watch::Sender<bool>,
-    /// Signal to the listener for administrators, which stays open until all else is done, and to all threads: end now.
+    /// Signal to end now, for all threads and for the listener for administrators, which stays open until then.
     end: watch::Sender<bool>,
     open: Arc<OpenCounts>,
     running: Mutex<Option<ServerThreads>>,
@@ -72,7 +72,7 @@ enum ServerThreads {
 type NewConnection<H> = (StdStream, OpenConnection<H>, Arc<Place>);
 
 impl Server {
-    /// Starts to listen and serve.
+    /// Starts to listen and to serve.
     ///
     /// # Errors
     /// If an address is not available, or threads cannot be started.
@@ -157,19 +157,19 @@ impl Server {
         Ok(Self { address, admin_address, stop, end, open, running: Mutex::new(Some(running)), handle })
     }
 
-    /// The address of the main listener.
+    /// Address of the main listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The address of the listener for administrators, if there is one.
+    /// Address of the listener for administrators; None if there is none.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// The runtime of [`Threads::Shared`].
+    /// The runtime of [`Threads::Shared`]; None with [`Threads::Own`].
     #[must_use]
     pub fn handle(&self) -> Option<&Handle> {
         self.handle.as_ref()
@@ -213,7 +213,7 @@ fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     std::thread::Builder::new().name(name).spawn(work).map_err(failed)
 }
 
-/// Runs `work` on a runtime of this thread's own, until the signal to end.
+/// Runs `work` on its own runtime on this thread, until the signal to end.
 fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
     match Builder::new_current_thread().enable_all().thread_keep_alive(HELPERS_STAY).build() {
         Ok(runtime) => runtime.block_on(async {
@@ -241,17 +241,17 @@ fn load<H>(served: &[Arc<ListenerContext<H>>; 2]) -> usize {
     served[0].load.load(Relaxed)
 }
 
-/// A socket that listens.
+/// A listening socket.
 pub struct ListeningSocket {
-    /// The address, with the port.
+    /// Address of the socket, with the port.
     pub address: SocketAddr,
-    /// The socket, which does not block.
+    /// The socket, in non-blocking mode.
     pub socket: StdListener,
-    /// True if the process was started with it.
+    /// True if the process was started with the socket.
     pub is_inherited: bool,
 }
 
-/// Listens at an address: with the socket there that the process was [started with](crate::inherited), if it was.
+/// Opens a listening socket at an address, or takes the one that the process was [started with](crate::inherited).
 ///
 /// # Errors
 /// If the address is not available.

@@ -1,4 +1,4 @@
-//! The parts of a router that requests and reports share.
+//! State of a router that the handling of requests and the reports share.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use crate::remote::peers::Peers;
 use crate::requests::read_body::BodyReader;
 use crate::spans::Spans;
 
-/// The parts of a router that requests and reports share.
+/// State of a router that the handling of requests and the reports share.
 pub(crate) struct App {
     pub(crate) config: Arc<Config>,
     pub(crate) fleet: Arc<Fleet>,
@@ -31,24 +31,25 @@ pub(crate) struct App {
     pub(crate) gate: Arc<Gate>,
     pub(crate) reader: Arc<BodyReader>,
     pub(crate) proxy: Arc<Forwarder>,
-    /// The engines' event streams, if this router follows them.
+    /// The follower of the engines' event streams; None if this router does not follow them.
     pub(crate) follower: Option<Arc<Follower>>,
-    /// Sources of engines that discovery reports on.
+    /// Counts of the sources from which engines are discovered.
     pub(crate) sources: Arc<Sources>,
-    /// Another process that is asked what engines hold, if one is.
+    /// Client of an index in another process, which is queried for what engines hold; None if not configured.
     pub(crate) external_index: Option<Arc<ExternalIndex>>,
-    /// Reports to the index in another process, if it learns from what engines say.
+    /// Reporter that sends cache hits to the index in another process; None if that index does not learn from engines'
+    /// answers.
     pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
-    /// The keeper of the fleet, which makes the changes that clients ask for.
+    /// Handle for changes of the fleet that clients request.
     pub(crate) changes: FleetChanges,
     /// Other routers in front of the same engines.
     pub(crate) peers: Arc<Peers>,
-    /// Counts of the server for gateways, if there is one.
+    /// Counts of the gRPC server for gateways; unset without this server.
     pub(crate) picker_counts: OnceLock<Arc<kvatlas_epp::Counts>>,
-    /// The recorder of spans, if the environment asks for them.
+    /// The recorder of trace spans; None unless the environment configures it.
     pub(crate) spans: Option<Arc<Spans>>,
-    /// The page that shows the router.
+    /// State of the web page that shows the router.
     pub(crate) page: Page,
-    /// True if the router is about to end.
+    /// True if the router is shutting down.
     pub(crate) leaving: AtomicBool,
 }

@@ -1,4 +1,4 @@
-//! Health checks of engines, questions about their models and their load, and the closing of unused connections.
+//! Health checks of engines, queries of their models and their load, and the closing of unused connections.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,24 +20,24 @@ use crate::engines::{
 };
 use crate::placing::Places;
 
-/// Time between two looks at the engines.
-/// Time between two readings of the metrics of an engine that others pull from.
+/// Pause between two readings of an engine's metrics, if other engines pull blocks from this engine.
 const SIGN_PAUSE: Duration = Duration::from_millis(400);
+/// Pause between two rounds of checks over all engines.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Looks at the engines between two comparisons of their speeds, which take the decision core's lock.
+/// Number of rounds between two comparisons of the engines' speeds, which take the decision core's lock.
 const LOOKS_BETWEEN_SPEEDS: u64 = 4;
 
-/// Time until an engine that did not say whether it sleeps is asked again.
+/// Pause before an engine that did not report whether it sleeps is asked again.
 const NO_ROUTE_PAUSE: Duration = Duration::from_secs(60);
 
-/// Models of an engine that a line of the log names.
+/// Maximum number of an engine's models named in a line of the log.
 const SHOWN: usize = 16;
 
-/// Minimum pause between two questions to an engine, however many requests fail there.
+/// Minimum pause between two health checks of an engine, however many of its requests fail.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks after the engines until the router ends.
+/// Watches over the engines until the router ends.
 pub(crate) async fn run(app: Arc<App>) {
     let mut minders: std::collections::HashMap<usize, tokio::task::JoinHandle<()>> = std::collections::HashMap::new();
     let (mut tick, mut refusals) = (0_u64, RefusalLog::default());
@@ -77,7 +77,7 @@ pub(crate) async fn run(app: Arc<App>) {
     }
 }
 
-/// Records whether the index can be trusted about each engine, and how many blocks each holds.
+/// Records for each engine whether the index's knowledge of it can be trusted, and how many blocks each rank holds.
 fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) {
     let Some(follower) = follower.filter(|_| places.wants().hashes) else { return };
     let keyspaces = follower.fleet().keyspaces();
@@ -105,7 +105,7 @@ fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) 
     }
 }
 
-/// Compares the speeds of engines that serve the same models.
+/// Compares the speeds of engines that serve the same models, and records which ones are slow.
 fn compare_speeds(places: &Places, engines: &[Arc<Engine>]) {
     let speeds: Vec<_> = places.seen_speeds(engines);
     let was: Vec<_> = engines.iter().map(|engine| engine.slowness.lock().is_some()).collect();
@@ -165,12 +165,12 @@ async fn follow_load(health: &HealthConfig, places: &Places, engine: &Engine) {
     }
 }
 
-/// Looks after one engine: asks for its health and its models, and reads its metrics.
+/// Watches over one engine: checks its health, queries its models, and reads its metrics.
 async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
     tokio::join!(mind(&app, &engine), follow_load(&app.config.health, &app.places, &engine));
 }
 
-/// Asks one engine for its health, its models and its kind, again and again.
+/// Checks one engine's health, models and kind in a loop that never ends.
 async fn mind(app: &App, engine: &Engine) {
     let health = &app.config.health;
     let (mut knows_models, mut knows_kind) = (false, engine.config.handover.is_some());
@@ -264,7 +264,7 @@ async fn mind(app: &App, engine: &Engine) {
     }
 }
 
-/// Makes the counts of an engine's own models, so that the metrics have them before the first request.
+/// Creates the counts of an engine's own models, so that the metrics show them before the first request.
 fn count_models(app: &App, engine: &Engine) {
     let models = engine.models.load();
     let own = models.names.iter().filter(|model| model.parent.is_none()).take(SHOWN);
@@ -274,7 +274,7 @@ fn count_models(app: &App, engine: &Engine) {
     }
 }
 
-/// Asks an engine for its kind. None: it does not answer now, or what it is cannot be seen.
+/// Asks an engine for its kind; None if it does not answer now, or its kind cannot be determined.
 async fn kind(engine: &Engine) -> Option<Kind> {
     let mut is_hidden = false;
     for path in Kind::PATHS {
@@ -292,7 +292,8 @@ async fn kind(engine: &Engine) -> Option<Kind> {
     (status == 200 || status < 500 && !is_hidden).then(|| Kind::vllm(&body))
 }
 
-/// Asks an engine which models it serves, and how long their prompts may be. An error says in words why that is not known.
+/// Asks an engine for the models that it serves and the maximum length of their prompts. The error is a text with the
+/// reason why the answer is missing.
 async fn ask_models(timeout: Duration, engine: &Engine) -> Result<(), String> {
     let why_not = match tokio::time::timeout(timeout, get(engine, "/v1/models", LIST)).await {
         Ok(Ok((200, body))) => match Models::read(&body) {

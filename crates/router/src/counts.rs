@@ -1,4 +1,4 @@
-//! Counters of the router as a whole, and budgets of repeated lines of the log.
+//! Counters of the router as a whole, and limits for repeated lines of the log.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,15 +13,15 @@ use crate::histogram::{DECISION_SECONDS, Histogram, SECONDS};
 use crate::model_counts::{GIVEN_UP, ModelCounts, ModelTable, STATUSES};
 use crate::spans::RequestSpan;
 
-/// Class of a status, code and model of refused requests.
+/// Class of the HTTP status, error code, and model of refused requests.
 type RefusalLabels = (&'static str, &'static str, Arc<str>);
 
-/// Numbers of refused requests.
+/// Number of refused requests, by class of the HTTP status, error code and model.
 #[derive(Debug)]
 pub(crate) struct Refusals(Mutex<BTreeMap<RefusalLabels, u64>>);
 
 impl Refusals {
-    /// `none`: the model of requests that name none.
+    /// Makes the counters. `none`: the name that counts for requests without a model.
     fn new(none: &Arc<str>) -> Self {
         // Each class is there from the beginning.
         let classes = [("4xx", "unknown_path"), ("5xx", "internal")];
@@ -33,12 +33,12 @@ impl Refusals {
         *self.0.lock().entry((class, code, model.clone())).or_default() += 1;
     }
 
-    /// Number of refused requests that were no fault of the client's.
+    /// Number of refused requests with a status of 500 or above, for which the client is not at fault.
     pub(crate) fn errors(&self) -> u64 {
         self.0.lock().iter().filter(|((class, ..), _)| *class == "5xx").map(|(_, count)| count).sum()
     }
 
-    /// Numbers of refused requests by code, of those that were refused at all.
+    /// Number of refused requests by error code; codes without refused requests are left out.
     pub(crate) fn by_code(&self) -> BTreeMap<&'static str, u64> {
         let mut codes = BTreeMap::new();
         for ((_, code, _), count) in self.0.lock().iter().filter(|(_, count)| **count > 0) {
@@ -52,20 +52,20 @@ impl Refusals {
     }
 }
 
-/// Time after the first refusal until the log says it: what belongs together is said together.
+/// Time from the first refusal to its line in the log, so that refusals at about the same time share one line.
 const GATHER: Duration = Duration::from_secs(2);
 
-/// The log's account of refused requests, by reason: one line a minute at most.
+/// Log of refused requests, by error code: at most one line a minute.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalLog {
     told: BTreeMap<&'static str, u64>,
-    /// Time at which refusals were first seen that no line says yet.
+    /// Time at which the first refusal after the last line was seen; None if there was none.
     since: Option<Instant>,
     last: Option<Instant>,
 }
 
 impl RefusalLog {
-    /// Looks at the counts, and logs what was refused since the last line.
+    /// Logs the requests that were refused since the last line, if a line is due.
     pub(crate) fn look(&mut self, refused: &Refusals, now: Instant) {
         if let Some((count, by_code)) = self.take(&refused.by_code(), now) {
             let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
@@ -73,7 +73,7 @@ impl RefusalLog {
         }
     }
 
-    /// Returns the number of requests that the next line is about, and their reasons, when it is due.
+    /// Returns the number of requests for the next line, and their reasons as text; None if no line is due.
     fn take(&mut self, by_code: &BTreeMap<&'static str, u64>, now: Instant) -> Option<(u64, String)> {
         if *by_code == self.told {
             return None;
@@ -94,27 +94,28 @@ impl RefusalLog {
 /// Counters of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Counts by model.
+    /// Counters of requests by model.
     pub(crate) models: ModelTable,
-    /// Requests that the router refused itself.
+    /// Requests that the router itself refused.
     pub(crate) refused: Refusals,
-    /// Lines of the log on requests that got no answer and were not sent again, by [`GIVEN_UP`], and on answers that broke
-    /// off.
+    /// Limits for log lines about requests that got no answer and were not sent again, by the reason ([`GIVEN_UP`]).
     pub(crate) given_up_lines: [LogBudget; GIVEN_UP.len()],
+    /// Limit for log lines about answers that broke off.
     pub(crate) broken_lines: LogBudget,
-    /// Requests divided into prefill and decode, by the outcome of prefill.
+    /// Number of requests split into prefill and decode, by the outcome of prefill.
     pub(crate) handovers: [AtomicU64; 4],
-    /// Requests that were sent to a second engine, by [`HEDGES`].
+    /// Number of requests that were sent to a second engine, or could not be, by the outcome ([`HEDGES`]).
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
-    /// Number of requests that are at two engines at present.
+    /// Number of requests that are open at two engines now.
     pub(crate) open_hedges: AtomicUsize,
-    /// Times from a request's arrival to the first token of its streamed answer, of all models and engines.
+    /// Histogram of the times from a request's arrival to the first token of its streamed answer, in seconds, over all
+    /// models and engines.
     pub(crate) first_token: Histogram<16>,
-    /// Durations of decisions.
+    /// Histogram of the durations of decisions, in seconds.
     pub(crate) decision: Histogram<12>,
-    /// Streams that began with a comment, before anything had come from an engine.
+    /// Number of streams that began with a comment, before an engine had sent anything.
     pub(crate) early_streams: AtomicU64,
-    /// Panics, which are bugs.
+    /// Number of panics, which are bugs.
     pub(crate) panics: AtomicU64,
 }
 
@@ -122,17 +123,17 @@ pub(crate) struct Counts {
 /// limit of open hedges was reached.
 pub(crate) const HEDGES: [&str; 3] = ["won", "lost", "left_out"];
 
-/// Counts a forwarded request when its client has a status or has left.
+/// Counter of one forwarded request: counts it when dropped, by the status sent to the client, if any.
 pub(crate) struct Request<'a> {
     counts: &'a Counts,
-    /// The model that it is for, once its body has been read.
+    /// The request's model, once its body has been read.
     model: OnceLock<Arc<ModelCounts>>,
     status: Option<StatusCode>,
-    /// Code of the router's refusal, if it refused the request.
+    /// Error code of the router's refusal, if the router refused the request.
     refusal: Option<&'static str>,
-    /// The time at which it came.
+    /// Time at which the request arrived.
     pub(crate) arrived: Instant,
-    /// Span of it, if spans are recorded.
+    /// Trace span of the request; None if spans are not recorded.
     pub(crate) span: Option<Arc<RequestSpan>>,
 }
 
@@ -141,17 +142,17 @@ impl<'a> Request<'a> {
         Self { counts, model: OnceLock::new(), status: None, refusal: None, arrived, span }
     }
 
-    /// Notes the model that it is for.
+    /// Records the request's model.
     pub(crate) fn is_for(&self, model: &Arc<ModelCounts>) {
         let _ = self.model.set(model.clone());
     }
 
-    /// The model that it is for, as far as that is known.
+    /// The request's model; the one for requests without a model if it is not known.
     pub(crate) fn model(&self) -> &Arc<ModelCounts> {
         self.model.get().unwrap_or_else(|| self.counts.models.none())
     }
 
-    /// Notes that the request's client gets this status. `refusal`: the code of the router's refusal, if it is one.
+    /// Records the status that the client gets. `refusal`: the error code, if the router refused the request.
     pub(crate) fn answered(mut self, status: StatusCode, refusal: Option<&'static str>) {
         (self.status, self.refusal) = (Some(status), refusal);
     }
@@ -168,17 +169,17 @@ impl Drop for Request<'_> {
 }
 
 impl Counts {
-    /// Requests for engines that have an answer, or whose clients have left.
+    /// Number of forwarded requests that were answered, or whose clients have left.
     pub(crate) fn all_requests(&self) -> u64 {
         self.models.total(|model| &model.requests)
     }
 
-    /// Requests sent again.
+    /// Number of times a request was sent again.
     pub(crate) fn all_retries(&self) -> u64 {
         self.models.total(|model| &model.retries)
     }
 
-    /// Counts a request that the router refused itself. `model`: the one that it was for, if that is known.
+    /// Counts a request that the router itself refused. `model`: the request's model, if known.
     pub(crate) fn refuse(&self, status: StatusCode, code: &'static str, model: Option<&Arc<str>>) {
         self.refused.add(status, code, model.unwrap_or(&self.models.none().name));
     }
@@ -201,25 +202,26 @@ impl Counts {
     }
 }
 
-/// Lines of a kind that are written a minute.
+/// Maximum number of log lines of one kind a minute.
 const LINES: u32 = 32;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Budget of the lines of one kind, which an outage would repeat for every request: some are written each minute, the
+/// Limit for log lines of one kind, which an outage would repeat for every request: a few are written each minute, the
 /// others are counted.
 #[derive(Debug, Default)]
 pub(crate) struct LogBudget(Mutex<Lines>);
 
 #[derive(Debug, Default)]
 struct Lines {
-    /// The beginning of the minute that counts.
+    /// Beginning of the current minute; None before the first line.
     since: Option<Instant>,
     written: u32,
     left_out: u64,
 }
 
 impl LogBudget {
-    /// Takes a line of the budget: returns the number of lines dropped before it; none if this line is dropped too.
+    /// Asks for permission to write a line: returns the number of lines dropped before it, or None if this line must be
+    /// dropped too.
     pub(crate) fn take(&self) -> Option<u64> {
         self.take_at(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! The route of a request from the HTTP server to its answer: access, and the function that answers.
+//! Dispatch of a request from the HTTP server: access control, and the function that answers.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -31,7 +31,7 @@ impl Handler for App {
 
     const HTTP2: bool = true;
 
-    /// A client that has left must not occupy an engine.
+    /// False, as a client that has closed its side must not occupy an engine.
     const HALF_CLOSE: bool = false;
 
     fn front(&self) -> &Front {
@@ -229,8 +229,8 @@ async fn dispatch(
     }
 }
 
-/// True if a client asks for a WebSocket (RFC 6455, 4.1). Other wishes, such as `h2c`, may be passed over, and so may
-/// all before HTTP/1.1.
+/// True if a client requests a WebSocket (RFC 6455, 4.1). Other upgrades, such as `h2c`, may be ignored, as may all of
+/// them before HTTP/1.1.
 fn wants_websocket(request: &Request<RequestBody>) -> bool {
     let names = |header: HeaderName, wanted: &str| {
         let values = request.headers().get_all(header).iter();

@@ -1,49 +1,49 @@
-//! Errors when a router starts or its fleet is changed.
+//! Errors when a router is started or its fleet is changed.
 
-/// A refusal: what was wrong, and what would be right.
+/// Error with a message that says what was wrong, and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A setting that cannot be used.
+    /// A setting cannot be used.
     #[error("{message}")]
     Config {
-        /// The fault of the setting, in words.
+        /// Text that says what is wrong with the setting.
         message: String,
     },
     /// The router cannot be started.
     #[error("{message}")]
     Start {
-        /// The reason, in words.
+        /// The reason, as text.
         message: String,
     },
-    /// An engine with an unknown name.
+    /// The fleet has no engine of this name.
     #[error("there is no engine of the name {name:?}")]
     Unknown {
-        /// The name that was asked for.
+        /// The unknown name.
         name: String,
     },
-    /// A name that another engine has.
+    /// A client adds an engine under the name of another one.
     #[error("there is an engine of the name {name:?} at {url}: choose another name, or remove that engine first")]
     Taken {
-        /// The name that is taken.
+        /// The name.
         name: String,
-        /// Address of the engine that has the name.
+        /// URL of the engine that has the name.
         url: String,
     },
-    /// More ranks than may be added over HTTP.
+    /// More ranks than clients may add over HTTP.
     #[error("with {ranks} ranks the fleet would be larger than POST /engines may make it: {most} (router.max_ranks)")]
     Full {
         /// Number of ranks that the fleet would have.
         ranks: usize,
-        /// Number of ranks that the fleet may have.
+        /// Maximum number of ranks of the fleet.
         most: usize,
     },
-    /// The router has ended.
+    /// The router has been stopped.
     #[error("the router is closed")]
     Closed,
 }
 
 impl Error {
-    /// A setting that cannot be used.
+    /// Makes an error about a setting that cannot be used.
     pub fn config(message: impl Into<String>) -> Self {
         Self::Config { message: message.into() }
     }
@@ -53,7 +53,7 @@ impl Error {
         Self::Start { message: message.into() }
     }
 
-    /// Returns the error's code for programs, which is stable.
+    /// Returns the error's code for programs, which never changes.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

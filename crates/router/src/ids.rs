@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use hyper::header::HeaderValue;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Returns a random number, unique among routers.
+/// Returns a random number, which no other router returns.
 pub(crate) fn number() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     static SEED: OnceLock<u64> = OnceLock::new();
@@ -18,7 +18,7 @@ pub(crate) fn number() -> u64 {
     xxh3_64_with_seed(&COUNT.fetch_add(1, Relaxed).to_le_bytes(), seed)
 }
 
-/// Returns an id for a request without one: 32 hexadecimal digits.
+/// Returns a new request id: 32 random hexadecimal digits.
 pub(crate) fn request_id() -> HeaderValue {
     let words = [number(), number()];
     let mut text = [0; 32];

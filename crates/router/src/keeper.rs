@@ -1,7 +1,8 @@
-//! The keeper of the fleet: it applies the changes of the fleet that clients ask for, and remembers them.
+//! The keeper of the fleet: it applies changes of the fleet requested by clients, and remembers them.
 //!
-//! Engines come from several sources, which the program around this crate reads and follows. An engine that a client adds
-//! is one of another source, so its settings are read, its events followed and its changes kept by the same code.
+//! Engines come from several sources, which the program around this crate reads and follows. Clients are one more
+//! source: the same code parses the settings of an engine that a client adds, follows the engine's events and stores
+//! the change.
 
 use std::sync::Arc;
 
@@ -12,49 +13,49 @@ use serde_json::Value;
 use crate::answers::refusal::Refusal;
 use crate::requests::long_work::LongWork;
 
-/// Changes that are applied at once; the others wait. Each may wait for other routers.
+/// Maximum number of changes applied at once; others wait. Each one may take long, as it may be sent to other routers.
 const AT_ONCE: usize = 8;
 
-/// A change of the fleet, or a question about such changes, as a client asks for it.
+/// Request of a client to change the fleet, or to list the changes.
 #[derive(Debug, Clone, Serialize)]
 pub struct FleetRequest {
-    /// The change: `add`, `remove`, `drain` or `undrain`; or `list` for those that hold.
+    /// The change: `add`, `remove`, `drain` or `undrain`; or `list` to list the changes in force.
     pub action: &'static str,
-    /// Name of the engine, if the path names one.
+    /// Name of the engine in the request's path; None if the path names none.
     pub name: Option<String>,
-    /// The request's body: for `add`, an engine in JSON.
+    /// The request's body; for `add`, the engine's settings as JSON.
     pub body: String,
-    /// True if the client has shown the key that allows changes.
+    /// True if the client has sent the key that permits changes.
     pub is_known: bool,
-    /// True if the other routers of the group are to make the change as well.
+    /// True if the other routers of the group shall make the change as well.
     pub at_peers: bool,
 }
 
-/// A keeper's answer.
+/// A keeper's answer to a request about the fleet.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetAnswer {
-    /// Status of the answer; 0 for an answer that is none.
+    /// HTTP status of the answer; 0 if the answer is empty.
     pub status: u16,
-    /// Stable code of a refusal; none if the change was made.
+    /// Stable error code of a refusal; None if the change was made.
     pub code: Option<String>,
-    /// The reason for a refusal, in words.
+    /// Reason for a refusal, as text.
     pub message: Option<String>,
-    /// Name of the engine that was changed.
+    /// Name of the changed engine.
     pub name: Option<String>,
-    /// Outcome at each router, if others were told.
+    /// Outcome at each router, if the change was sent to others.
     pub routers: Option<Value>,
-    /// The answer itself, for `list`.
+    /// The list of changes, for `list`.
     pub body: Option<Value>,
 }
 
-/// A keeper of the fleet. It may wait.
+/// Applies changes of the fleet. Calls may block.
 pub trait FleetKeeper: Send + Sync + 'static {
-    /// Makes a change, or says why not.
+    /// Makes a change, or returns a refusal.
     fn answer(&self, request: &FleetRequest) -> FleetAnswer;
 }
 
-/// The keeper of a router, if it has one, and the threads on which it is asked.
+/// The keeper of a router's fleet, if it has one, and the threads on which it is called.
 pub(crate) struct FleetChanges {
     keeper: Mutex<Option<Arc<dyn FleetKeeper>>>,
     threads: LongWork,
@@ -65,7 +66,7 @@ impl FleetChanges {
         Self { keeper: Mutex::new(keeper), threads: LongWork::new(AT_ONCE) }
     }
 
-    /// Lets the keeper go.
+    /// Releases the keeper.
     pub(crate) fn end(&self) {
         *self.keeper.lock() = None;
     }

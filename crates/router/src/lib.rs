@@ -1,20 +1,20 @@
-//! The router: clients on one side, engines on the other.
+//! The router: an HTTP server that forwards clients' requests to inference engines.
 //!
-//! | folder | what is in it |
+//! | folder | contents |
 //! |---|---|
 //! | `config` | settings |
 //! | `engines` | the engines: connections, health, models, the fleet |
-//! | `answers` | bodies of answers, what engines' answers say of themselves, refusals, answers that engines keep |
-//! | `remote` | other processes that are asked or told: an index, the service above sites, other routers |
+//! | `answers` | bodies of answers, facts in engines' answers, refusals, responses stored by engines |
+//! | `remote` | clients of other processes: an index, the service that indexes many sites, other routers |
 //! | `spans` | spans of a request and its attempts at engines, for OpenTelemetry |
-//! | `requests` | what a request asks: its route, body, prompt, session |
-//! | `placing` | which engine gets a request, and the record of these decisions |
-//! | `proxy` | a request on its way to an engine, and the answer on its way back |
-//! | `picking` | engines for requests that a gateway forwards |
+//! | `requests` | parsing of requests: route, body, prompt, session |
+//! | `placing` | choice of the engine for each request, and the record of these decisions |
+//! | `proxy` | forwarding of a request to an engine, and of the answer to the client |
+//! | `picking` | choice of engines for requests that a gateway forwards |
 //! | `reports` | metrics, the page, the state as JSON, changes by operators |
 //!
-//! A folder uses those above it in this table, and none below. Of the files beside the folders, `dispatch` receives requests
-//! and finds who answers each, `control` looks after the engines, and `app` holds the parts that they share.
+//! A folder uses only those above it in this table. Of the files beside the folders, `dispatch` receives requests and
+//! finds the function that answers each, `control` watches over the engines, and `app` holds the shared state.
 
 #![forbid(unsafe_code)]
 

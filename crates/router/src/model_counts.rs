@@ -1,7 +1,7 @@
-//! Counts of requests by model: the record of each model, and which record a request counts in.
+//! Counters of requests by model, and the assignment of requests to models.
 //!
-//! Clients choose the names of models, so only those that engines list have records of their own, up to a
-//! limit. An adapter counts as the model that it adapts.
+//! Clients can send any name of a model, so only models that engines list get counters of their own, up to a limit.
+//! Requests for an adapter count for its base model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use kvatlas_routing::{ChoiceReason, Refusal};
 
 use crate::engines::FAULTS;
 
-/// Models with records of their own.
+/// Maximum number of models with counters of their own.
 const MOST_MODELS: usize = 128;
 
-/// Names of models and adapters whose record is remembered. Those of others are looked for again.
+/// Maximum number of names of models and adapters that are remembered; other names are looked up each time.
 const MOST_NAMES: usize = 4096;
 
 /// Name in the metrics of all models that no engine lists, and of those beyond [`MOST_MODELS`].
@@ -24,16 +24,16 @@ const OTHER: &str = "other";
 /// Name in the metrics of requests without a model.
 const NONE: &str = "none";
 
-/// Classes of the statuses that clients got; `none` if the client left before there was a status.
+/// Classes of the HTTP statuses sent to clients; `none` if the client left before an answer.
 pub(crate) const STATUSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
 
-/// Reasons why a request is not sent again, in the order of `LastAttempt`.
+/// Reasons why a failed request is not sent again, in the order of `LastAttempt`.
 pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retries_left", "no_other_engine"];
 
-/// Upper bounds of the buckets for tokens by which a prediction was off.
+/// Upper bounds of the buckets for the error of predicted cached tokens, in tokens.
 pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
 
-/// Reasons why what an engine had cached was not what was expected.
+/// Reasons why an engine's cached tokens differ from the expected ones.
 pub(crate) const OFF_WHY: [&str; 6] = [
     "as_expected",
     "evicted_meanwhile",
@@ -43,28 +43,29 @@ pub(crate) const OFF_WHY: [&str; 6] = [
     "less_than_known",
 ];
 
-/// Counts of the requests for a model.
+/// Counters of the requests for one model.
 #[derive(Debug)]
 pub(crate) struct ModelCounts {
-    /// The model, as the metrics call it.
+    /// The model's name in the metrics.
     pub(crate) name: Arc<str>,
-    /// Requests for engines, by [`STATUSES`].
+    /// Number of requests forwarded to engines, by the class of the status sent to the client ([`STATUSES`]).
     pub(crate) requests: [AtomicU64; STATUSES.len()],
-    /// Requests sent again, by why the one before failed.
+    /// Number of times a request was sent again, by the fault of the attempt before.
     pub(crate) retries: [AtomicU64; FAULTS.len()],
-    /// Requests that got no answer and were not sent again, by [`GIVEN_UP`].
+    /// Number of requests that got no answer and were not sent again, by the reason ([`GIVEN_UP`]).
     pub(crate) given_up: [AtomicU64; GIVEN_UP.len()],
-    /// Requests placed, by [`ChoiceReason::ALL`].
+    /// Number of requests placed at an engine, by the reason for the choice ([`ChoiceReason::ALL`]).
     pub(crate) placed: [AtomicU64; ChoiceReason::ALL.len()],
-    /// Requests that were not placed, by [`Refusal::ALL`].
+    /// Number of requests that could not be placed, by the reason ([`Refusal::ALL`]).
     pub(crate) not_placed: [AtomicU64; Refusal::ALL.len()],
-    /// Requests that waited in the router.
+    /// Number of requests that waited in the router's queue.
     pub(crate) waited: AtomicU64,
-    /// Prompt tokens that were expected in caches, and those that were there, over requests whose engine said so.
+    /// Number of prompt tokens expected in caches, over requests whose engine reported cached tokens.
     pub(crate) expected_cached: AtomicU64,
+    /// Number of prompt tokens that engines reported as cached.
     pub(crate) reported_cached: AtomicU64,
-    /// Finished requests whose engine said what it had cached, by reason ([`OFF_WHY`]) and bucket ([`OFF_BY`], and one for
-    /// larger differences).
+    /// Number of finished requests with reported cached tokens, by the reason for a difference ([`OFF_WHY`]) and the
+    /// bucket of its size ([`OFF_BY`], and one for larger differences).
     pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
 }
 
@@ -84,14 +85,14 @@ impl ModelCounts {
         }
     }
 
-    /// Counts a request that is not placed.
+    /// Counts a request that could not be placed.
     pub(crate) fn note_not_placed(&self, why: Refusal) {
         if let Some(at) = Refusal::ALL.iter().position(|other| *other == why) {
             self.not_placed[at].fetch_add(1, Relaxed);
         }
     }
 
-    /// Counts a request that is placed.
+    /// Counts a request that was placed at an engine.
     pub(crate) fn note_placed(&self, why: ChoiceReason) {
         if let Some(at) = ChoiceReason::ALL.iter().position(|other| *other == why) {
             self.placed[at].fetch_add(1, Relaxed);
@@ -99,7 +100,7 @@ impl ModelCounts {
     }
 }
 
-/// The records of all models.
+/// The counters of all models.
 #[derive(Debug)]
 pub(crate) struct ModelTable {
     known: ArcSwap<KnownModels>,
@@ -107,7 +108,7 @@ pub(crate) struct ModelTable {
     other: Arc<ModelCounts>,
 }
 
-/// Records of models by the names of clients, and by their own.
+/// Counters of models, by the names that clients use and by the models' own names.
 #[derive(Debug, Default, Clone)]
 struct KnownModels {
     by_name: HashMap<Box<str>, Arc<ModelCounts>>,
@@ -122,13 +123,13 @@ impl Default for ModelTable {
 }
 
 impl ModelTable {
-    /// The record of requests that name no model, or whose body has not been read.
+    /// The counters of requests that name no model, or whose body has not been read.
     pub(crate) fn none(&self) -> &Arc<ModelCounts> {
         &self.none
     }
 
-    /// Returns the record that a request counts in. `listed`: the model that engines list under a name; for an adapter,
-    /// what it adapts.
+    /// Returns the counters for a request with the model `name`. `listed`: returns the model that engines list under a
+    /// name, or the base model of an adapter.
     pub(crate) fn of(&self, name: Option<&str>, listed: impl FnOnce(&str) -> Option<String>) -> Arc<ModelCounts> {
         let Some(name) = name else { return self.none.clone() };
         if let Some(known) = self.known.load().by_name.get(name) {
@@ -144,13 +145,13 @@ impl ModelTable {
         known.by_name.get(name).or_else(|| known.models.get(&*model)).unwrap_or(&self.other).clone()
     }
 
-    /// All records: first those without a model's name of their own.
+    /// All counters, first those for requests without a model and for unlisted models.
     pub(crate) fn all(&self) -> Vec<Arc<ModelCounts>> {
         let named = self.known.load();
         [&self.none, &self.other].into_iter().chain(named.models.values()).cloned().collect()
     }
 
-    /// Returns a number of all models together.
+    /// Returns the sum of some counters over all models.
     pub(crate) fn total<const N: usize>(&self, of: impl Fn(&ModelCounts) -> &[AtomicU64; N]) -> u64 {
         self.all().iter().flat_map(|model| of(model)).map(|count| count.load(Relaxed)).sum()
     }

@@ -1,4 +1,4 @@
-//! [`Router`]: everything started, and stopped again in order.
+//! [`Router`]: starts all parts, and stops them in order.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -42,19 +42,19 @@ use crate::requests::sessions::Sessions;
 use crate::spans::Spans;
 use crate::{control, reports};
 
-/// The longest time that threads may take to end.
+/// Maximum time for threads to end.
 const END: Duration = Duration::from_secs(2);
 
-/// Time limit of the index's last snapshot.
+/// Time limit for the index's last snapshot.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
-/// A running router. Its methods wait, so they are not for calls from inside an async runtime.
+/// A running router. Its methods block, so they must not be called inside an async runtime.
 pub struct Router {
     pub(crate) app: Arc<App>,
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     running: Mutex<Option<RouterThreads>>,
-    /// The server for gateways, if there is one.
+    /// The gRPC server for gateways; None if it is not running.
     picker: Mutex<Option<PickerServer>>,
 }
 
@@ -71,17 +71,17 @@ struct RouterThreads {
 }
 
 impl Router {
-    /// Starts to listen.
+    /// Starts a router with a policy of this crate.
     ///
     /// # Errors
-    /// [`Error::Config`] if a setting cannot be used, [`Error::Start`] if the address cannot be listened at, the
-    /// certificate cannot be read, or there are no threads to be had.
+    /// [`Error::Config`] if a setting cannot be used, [`Error::Start`] if the address cannot be bound, the certificate
+    /// cannot be read, or a thread cannot be started.
     pub fn start(config: Config) -> Result<Self, Error> {
         let policy = config.make_policy(&PolicyTable::own())?;
         Self::start_with(config, policy)
     }
 
-    /// Starts to listen, with a policy that the caller has made.
+    /// Starts a router with this policy.
     ///
     /// # Errors
     /// As [`Router::start`].
@@ -89,8 +89,7 @@ impl Router {
         Self::start_kept(config, policy, None)
     }
 
-    /// Starts to listen, with a policy that the caller has made, and a keeper of the fleet, to which the changes go that
-    /// clients ask for.
+    /// Starts a router with this policy, and with a keeper of the fleet, which makes the changes that clients request.
     ///
     /// # Errors
     /// As [`Router::start`].
@@ -194,12 +193,12 @@ impl Router {
         Ok(router)
     }
 
-    /// Starts to pick engines for gateways, which ask over gRPC at this address (Envoy's external processing). Returns the
-    /// address with its port.
+    /// Starts the gRPC server at which gateways ask for an engine (Envoy's external processing). Returns its address,
+    /// with the port.
     ///
     /// # Errors
-    /// [`Error::Start`] if the address cannot be listened at, if the router picks engines for gateways already, or if it has
-    /// ended.
+    /// [`Error::Start`] if the address cannot be bound, if the server is running already, or if the router has been
+    /// stopped.
     pub fn serve_gateways(&self, address: SocketAddr) -> Result<SocketAddr, Error> {
         let mut picker = self.picker.lock();
         if picker.is_some() || self.running.lock().is_none() {
@@ -211,34 +210,34 @@ impl Router {
         Ok(address)
     }
 
-    /// Address at which the router listens.
+    /// Address of the router's main listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns the follower of the engines' events in this process, if there is one.
+    /// Returns the follower of the engines' events in this process; None if there is none.
     #[must_use]
     pub fn service(&self) -> Option<&Follower> {
         self.app.follower.as_deref()
     }
 
-    /// The last decisions, the newest first.
+    /// Returns up to `most` recent decisions as JSON, the newest first.
     #[must_use]
     pub fn decisions(&self, most: usize) -> Value {
         self.app.places.decisions.last(most).iter().map(|record| record.to_json()).collect()
     }
 
-    /// Address at which the router listens for administrators, if it does.
+    /// Address of the listener for administrators; None if there is none.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// Adds an engine, given as an [`EngineConfig`] in JSON, or replaces the one with its name.
+    /// Adds an engine, given as an [`EngineConfig`] in JSON, or replaces the one of the same name.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is none, or cannot be used.
+    /// [`Error::Config`] if the text is no such configuration, or it cannot be used.
     pub fn set_engine(&self, engine: &str) -> Result<(), Error> {
         self.set(engine, Adder::Operator)
     }
@@ -246,7 +245,8 @@ impl Router {
     /// Adds an engine as [`Router::set_engine`] does, for a client over HTTP.
     ///
     /// # Errors
-    /// As there; [`Error::Taken`] if an engine at another URL has the name, [`Error::Full`] if clients may add no more.
+    /// As [`Router::set_engine`]; [`Error::Taken`] if an engine at another URL has the name, [`Error::Full`] if clients
+    /// may add no more.
     pub fn set_engine_for_client(&self, engine: &str) -> Result<(), Error> {
         self.set(engine, Adder::Client)
     }
@@ -256,46 +256,47 @@ impl Router {
         self.app.places.set_engine(engine, adds).map(drop)
     }
 
-    /// Removes an engine. What runs there goes on.
+    /// Removes an engine. Requests that run there continue.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if there is none of that name.
+    /// [`Error::Unknown`] if there is no engine of this name.
     pub fn remove_engine(&self, name: &str) -> Result<(), Error> {
         self.app.places.remove_engine(name).map(drop)
     }
 
-    /// Stops sending new requests to an engine, or starts again if no other party wants it drained.
+    /// Drains an engine, so that it gets no new requests, or ends the draining by one party; new requests come again
+    /// when no party drains it.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if there is none of that name.
+    /// [`Error::Unknown`] if there is no engine of this name.
     pub fn drain_engine(&self, name: &str, by: DrainedBy, drain: bool) -> Result<(), Error> {
         self.app.places.drain_engine(name, by, drain).map(drop)
     }
 
-    /// Replaces the objectives of the cluster by these, JSON with their priorities by name. From then on, requests that
-    /// name one have its priority.
+    /// Replaces the cluster's objectives. `priorities`: JSON object with each objective's priority by name. Requests
+    /// that name an objective then have its priority.
     ///
     /// # Errors
-    /// [`Error::Config`] if they cannot be read.
+    /// [`Error::Config`] if the text cannot be parsed.
     pub fn set_objectives(&self, priorities: &str) -> Result<(), Error> {
         let priorities = serde_json::from_str(priorities).map_err(|error| Error::config(error.to_string()))?;
         self.app.proxy.objectives.set(priorities);
         Ok(())
     }
 
-    /// Sources of engines that discovery reports on.
+    /// Counts of the sources from which engines are discovered.
     #[must_use]
     pub fn sources(&self) -> &Sources {
         &self.app.sources
     }
 
-    /// Returns what `/workers` says.
+    /// Returns the answer of `GET /workers`.
     #[must_use]
     pub fn workers(&self) -> Value {
         reports::workers(&self.app.places)
     }
 
-    /// Returns the reasons that `/ready` gives for not being ready; none if it is.
+    /// Returns the reasons that `GET /ready` gives for not being ready; None if the router is ready.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         let (leaving, any) = (self.app.leaving.load(Relaxed), self.app.fleet.has_any_up());
@@ -305,16 +306,17 @@ impl Router {
     /// Reloads the keys and certificates from their files.
     ///
     /// # Errors
-    /// [`Error::Start`] if one of them cannot be used: all stays as it was.
+    /// [`Error::Start`] if a file cannot be used; everything stays as it was.
     pub fn reload(&self) -> Result<(), Error> {
         self.app.gate.reload()?;
         self.picker.lock().as_ref().map_or(Ok(()), PickerServer::reload)
     }
 
-    /// Changes the settings that can change without a restart: JSON with the sections `http` and `log`.
+    /// Changes the settings that can change without a restart. `settings`: JSON object with the sections `http` and
+    /// `log`.
     ///
     /// # Errors
-    /// [`Error::Config`] if they cannot be read: all stays as it was.
+    /// [`Error::Config`] if the text cannot be parsed; everything stays as it was.
     pub fn change(&self, settings: &str) -> Result<(), Error> {
         let settings: RouterChange =
             serde_json::from_str(settings).map_err(|error| Error::config(error.to_string()))?;
@@ -323,15 +325,16 @@ impl Router {
         Ok(())
     }
 
-    /// Reports "not ready" from now on, and closes each connection after its next answer. All else goes on.
+    /// Makes `GET /ready` report "not ready" from now on, and closes each connection after its next answer. Everything
+    /// else continues.
     pub fn leave(&self) {
         self.app.leaving.store(true, Relaxed);
     }
 
     /// Shuts the router down: reports "not ready" for `delay`, so that load balancers stop sending; then accepts no
-    /// more connections, answers open requests, and ends all threads.
+    /// more connections, finishes open requests, and ends all threads.
     ///
-    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
+    /// False if that took longer than `timeout`, so that something was cut off. Does nothing when called again.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
         let Some(RouterThreads { server, control }) = self.running.lock().take() else { return true };
         self.leave();

@@ -1,11 +1,11 @@
 //! Answers to clients: bodies, facts read from engines' answers, refusals, and stored answers. The body of an answer,
 //! complete or streamed, is in this file.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `observe` | facts that an engine's answer states about itself, read as it passes |
+//! | `observe` | facts that an engine's answer states about itself, extracted as the answer passes |
 //! | `refusal.rs` | refusals by the router, in the error formats of the APIs |
-//! | `stored.rs`, `stored_search.rs` | engines that keep answers, files and batches, and the search for them |
+//! | `stored.rs`, `stored_search.rs` | engines that store responses, files and batches, and the search for these engines |
 
 pub(crate) mod observe;
 pub(crate) mod refusal;
@@ -20,14 +20,14 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// Error of a body that breaks off.
+/// Error of an answer's body that ends before it is complete.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of an answer.
+/// The body of an answer to a client.
 pub(crate) enum Answer {
-    /// A complete body.
+    /// A body that is complete and in memory.
     Full(Bytes),
-    /// A streamed body.
+    /// A body that is still being produced, piece by piece.
     Stream(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
 }
 
@@ -58,7 +58,7 @@ impl Body for Answer {
     }
 }
 
-/// Makes an answer with a content type.
+/// Makes an answer with a status, a content type and a complete body.
 #[must_use]
 pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(body.into()));
@@ -67,7 +67,7 @@ pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Byte
     response
 }
 
-/// An answer in JSON.
+/// Makes an answer with a complete body in JSON.
 #[must_use]
 pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
     typed(status, "application/json", body)

@@ -1,5 +1,5 @@
-//! Requests that the router refuses itself: in the form in which engines refuse theirs, so that clients' libraries
-//! understand it.
+//! Requests that the router itself refuses, with an answer in the error format of the engines' APIs, which client
+//! libraries understand.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use kvatlas_http::{BodyFault, Denial};
 use crate::answers::observe::{Dialect, error_event};
 use crate::answers::{Answer, json};
 
-/// Delay after which a client may retry when the memory for bodies is full.
+/// Delay after which a client may retry when the memory for request bodies is full.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A refusal of a request: what was wrong and what would be right.
+/// Refusal of a request by the router: what was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
-    /// Stable error code.
+    /// Error code for programs, which never changes.
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
-    /// Name of the field of the body that caused it, if any.
+    /// Name of the field of the body that caused the refusal; None if no field did.
     param: Option<&'static str>,
-    /// Delay for the header `Retry-After`.
+    /// Delay for the header `Retry-After`; None to send no such header.
     pub(crate) retry_after: Option<Duration>,
-    /// True if the connection cannot be used any more.
+    /// True if the connection must be closed after the answer.
     pub(crate) closes: bool,
-    /// Accepted methods, for status 405.
+    /// Accepted methods for the header `Allow`, with status 405; None with other statuses.
     allow: Option<String>,
-    /// The model of the request, as the metrics call it, if that was known.
+    /// The request's model, by its name in the metrics; None if unknown when the request was refused.
     pub(crate) model: Option<Arc<str>>,
 }
 
@@ -47,7 +47,7 @@ impl Refusal {
         Self { status, code, message, param: None, retry_after: None, closes: false, allow: None, model: None }
     }
 
-    /// Adds the model of the request, as the metrics call it.
+    /// Adds the request's model, by its name in the metrics.
     pub(crate) fn of_model(self, model: &Arc<str>) -> Self {
         Self { model: Some(model.clone()), ..self }
     }
@@ -67,20 +67,20 @@ impl Refusal {
         Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message) }
     }
 
-    /// Refusal of a WebSocket, which neither the router nor an engine speaks. Clients that hear so ask again over plain
-    /// HTTP.
+    /// Refusal of a WebSocket handshake, as neither the router nor engines support WebSocket. Clients that get this
+    /// status repeat the request over plain HTTP.
     pub(crate) fn no_websocket() -> Self {
         let message = "WebSocket is not spoken here: send the request with POST, and `stream` for a streamed answer";
         Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
     }
 
-    /// Refusal of a content type that a browser could send across origins without asking.
+    /// Refusal of a content type that a browser may send to another origin without a preflight request.
     pub(crate) fn wrong_content_type() -> Self {
         let message = "send a JSON body with the header \"Content-Type: application/json\"";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
-    /// Refusal of a compressed body that cannot be unpacked.
+    /// Refusal of a body that cannot be decompressed.
     pub(crate) fn unreadable() -> Self {
         let message = "the body cannot be unpacked as its Content-Encoding says, within the limit for bodies \
                        (http.max_body): send it as it is, or in one of gzip, deflate, br and zstd";
@@ -94,22 +94,22 @@ impl Refusal {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "several_encodings", message)
     }
 
-    /// True if no engine was available.
+    /// True if the request was refused because no engine was available.
     pub(crate) fn is_for_want_of_engines(&self) -> bool {
         matches!(self.code, "no_worker" | "no_engines")
     }
 
-    /// Closes the connection after the refusal.
+    /// Makes the server close the connection after the refusal.
     pub(crate) fn closing(self) -> Self {
         Self { closes: true, ..self }
     }
 
-    /// Adds a delay for the header `Retry-After`.
+    /// Adds the header `Retry-After` with this delay.
     pub(crate) fn again_after(self, pause: Duration) -> Self {
         Self { retry_after: Some(pause), ..self }
     }
 
-    /// Refusal of a body that could not be received; `most` is the limit of its size in bytes.
+    /// Refusal of a body that could not be received; `most` is the limit for a body's size in bytes.
     pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
         let refusal = match fault {
             BodyFault::TooLarge => {
@@ -129,7 +129,7 @@ impl Refusal {
         refusal.closing()
     }
 
-    /// Returns the error type in the terms of an API.
+    /// Returns the error type of the refusal, as named by an API.
     fn kind(&self, dialect: Dialect) -> &'static str {
         let is_message = dialect == Dialect::Messages;
         match self.status.as_u16() {
@@ -146,12 +146,12 @@ impl Refusal {
         }
     }
 
-    /// Makes the events that report the refusal in a stream that has begun, and end the stream.
+    /// Makes the event that reports the refusal in a stream that has begun, and ends the stream.
     pub(crate) fn event(&self, dialect: Dialect) -> Bytes {
         error_event(dialect, self.kind(dialect), self.code, &self.message, 0).into()
     }
 
-    /// Makes the HTTP answer in the error format of an API.
+    /// Makes the HTTP answer for the refusal, in the error format of an API.
     pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
         let kind = self.kind(dialect);
         let mut body = serde_json::json!({

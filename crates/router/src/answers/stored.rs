@@ -1,8 +1,8 @@
-//! Engines that keep answers, files and batches for clients: a request that continues an answer, reads it, cancels it,
-//! or names a file or a batch has to go to the engine that has it.
+//! Engines that store responses, files and batches for clients. A request that continues, reads or cancels a stored
+//! response, or names a file or a batch, has to go to the engine that has it.
 //!
-//! Engines keep such things in their own memory or on their own disk. The router notes which engine made what as the
-//! answers pass. What it has no note of, engines are asked for ([`crate::answers::stored_search`]).
+//! Engines store these items in their own memory or on their own disk. The router records which engine created which
+//! item as the answers pass. For an unrecorded item, the engines are asked ([`crate::answers::stored_search`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,39 +18,41 @@ use hyper::{Method, Uri};
 use crate::answers::stored_search::{KeeperSearch, SearchResult};
 use crate::engines::fleet::Fleet;
 
-/// Answers that are kept in mind, and for how long: then the oldest goes.
+/// Maximum number of stored items to remember. The oldest ones are dropped first.
 const MOST: usize = 65_536;
+/// Time for which a stored item is remembered.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Bytes of a name at most: engines' own have 37.
+/// Maximum length of an item's id in bytes; engines' own ids have 37.
 const LONGEST: usize = 128;
 
-/// Bytes at the beginning of an answer among which its name is looked for.
+/// Number of bytes at the beginning of an answer that are searched for the answer's id.
 const BEGINNING: usize = 4 << 10;
 
-/// Paths to which a client posts what an engine then keeps, and below which it can be asked for by its name.
+/// Paths to which clients post what an engine then stores; a stored item is read at `PATH/ID`.
 const COLLECTIONS: [&str; 5] = [RESPONSES, FILES, "/v1/batches", "/v1/videos", "/v1/fine_tuning/jobs"];
 const RESPONSES: &str = "/v1/responses";
 const FILES: &str = "/v1/files";
 
-/// Something that an engine keeps for a client.
+/// An item that an engine stores for a client: a response, a file, a batch, ….
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeptItem<'a> {
     collection: &'static str,
     pub(crate) id: &'a str,
 }
 
-/// The answers and the like that engines keep, each with the engine that made it.
+/// Stored responses and other items, each with the engine that created it.
 #[derive(Default)]
 pub(crate) struct AnswerEngines {
     kept: Mutex<AnswerTable>,
     search: KeeperSearch,
-    /// Requests for something that an engine keeps, or going on from it: by [`FOUND`].
+    /// Number of requests that read a stored item or continue a stored response, by the outcome of the search for its
+    /// engine ([`FOUND`]).
     pub(crate) asked: [AtomicU64; 5],
 }
 
-/// Outcomes of the search for the engine that keeps an item: noted before, on no engine, on an engine that has left,
-/// found by asking, or not asked.
+/// Outcomes of the search for the engine that stores an item: recorded before, on no engine, recorded on an engine that
+/// has left, found by asking the engines, or not asked.
 pub(crate) const FOUND: [&str; 5] = ["known", "unknown", "engine_gone", "found", "not_asked"];
 
 #[derive(Default)]
@@ -60,18 +62,18 @@ struct AnswerTable {
 }
 
 impl AnswerEngines {
-    /// Notes that `engine` has made the answer `id`.
+    /// Records that `engine` has created the item `id`.
     pub(crate) fn insert(&self, id: &str, engine: &Arc<str>) {
         self.kept.lock().insert(id, engine, Instant::now(), MOST);
     }
 
-    /// Answers that are kept in mind.
+    /// Number of items that are remembered.
     pub(crate) fn len(&self) -> usize {
         self.kept.lock().engines.len()
     }
 
-    /// Returns the engine that keeps an item: the noted one, else one that has it when asked. `headers`: those of the
-    /// request.
+    /// Returns the engine that stores an item: the recorded one, else one that reports having the item when asked.
+    /// `headers`: the request's headers.
     pub(crate) async fn engine_of(&self, fleet: &Fleet, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
         let noted = self.kept.lock().get(item.id, Instant::now());
         let is_gone = match noted {
@@ -96,7 +98,7 @@ impl AnswerEngines {
 }
 
 impl<'a> KeptItem<'a> {
-    /// The item that a path names: `/v1/responses/ID`, `/v1/files/ID/content`, ….
+    /// The item that a path names: `/v1/responses/ID`, `/v1/files/ID/content`, …. None if the path names none.
     pub(crate) fn of_path(path: &'a str) -> Option<Self> {
         COLLECTIONS.iter().find_map(|collection| {
             let rest = path.strip_prefix(collection)?.strip_prefix('/')?;
@@ -104,12 +106,12 @@ impl<'a> KeptItem<'a> {
         })
     }
 
-    /// The answer of this name.
+    /// The stored response with this id; None if it cannot be an id.
     pub(crate) fn answer(id: &'a str) -> Option<Self> {
         Self::new(RESPONSES, id)
     }
 
-    /// The file of this name.
+    /// The stored file with this id; None if it cannot be an id.
     pub(crate) fn file(id: &'a str) -> Option<Self> {
         Self::new(FILES, id)
     }
@@ -118,19 +120,19 @@ impl<'a> KeptItem<'a> {
         is_name(id.as_bytes()).then_some(Self { collection, id })
     }
 
-    /// The path by which it can be asked for.
+    /// The path at which an engine can be asked for the item.
     pub(crate) fn path(&self) -> Uri {
         // Its characters are those of names, which are the same in a path.
         format!("{}/{}", self.collection, self.id).parse().unwrap_or_default()
     }
 }
 
-/// True if engines keep the results of requests with this method and path.
+/// True if engines store the results of requests with this method and path.
 pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
     *method == Method::POST && COLLECTIONS.contains(&path.strip_suffix('/').unwrap_or(path))
 }
 
-/// True if something may have this name.
+/// True if these bytes can be an item's id.
 fn is_name(name: &[u8]) -> bool {
     let is_plain = name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(byte));
     is_plain && !name.is_empty() && name.len() <= LONGEST
@@ -158,7 +160,7 @@ impl AnswerTable {
     }
 }
 
-/// Search for the id of an answer in its first bytes, as they pass.
+/// Search for an answer's id in its first bytes, as they pass.
 #[derive(Default)]
 pub(crate) struct Name {
     beginning: Vec<u8>,
@@ -166,7 +168,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Returns the answer's name once it has been found, and nothing after that.
+    /// Takes the next bytes; returns the answer's id once, when it has been found, else None.
     pub(crate) fn look(&mut self, data: &[u8]) -> Option<String> {
         if self.over {
             return None;
@@ -182,7 +184,7 @@ impl Name {
     }
 }
 
-/// Returns the first `id` in a text: that of the answer, or of the event that starts it.
+/// Returns the first `id` in a text: the answer's, or, in a stream, the one in the event that starts the answer.
 fn named(text: &[u8]) -> Option<String> {
     const KEY: &[u8] = b"\"id\"";
     let rest = text[memmem::find(text, KEY)? + KEY.len()..].trim_ascii_start();

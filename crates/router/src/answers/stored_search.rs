@@ -1,8 +1,8 @@
-//! Search for the engine that keeps an item that the router has not noted, after a restart or when the client came
-//! through another router. All engines are asked for it, and the one that has it is noted.
+//! Search for the engine that stores an item unknown to the router, after a restart or if the client created the item
+//! through another router. All engines are asked for the item, and the engine that has it is recorded.
 //!
-//! Clients choose names. What no engine has is not looked for again for a while, and of searches that find nothing only
-//! so many are made in a second: a client with names that it makes up does not have all engines work for it.
+//! Clients can send any id. An id that no engine knows is not searched again for a while, and the number of
+//! unsuccessful searches a second is limited, so that a client with invented ids cannot keep all engines busy.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,39 +20,42 @@ use crate::engines::fleet::Fleet;
 use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, HealthState};
 
-/// Time limits of a search, and of each engine's answer; after them the request is sent without a result.
+/// Time limit of a search; then the request is routed without a result.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit of one engine's answer to whether it has an item.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Searches that are made at once, and engines that each asks at once.
+/// Maximum number of searches at once.
 const SEARCHES: usize = 8;
+/// Maximum number of engines that a search asks at once.
 const AT_ONCE: usize = 16;
 
-/// Searches in vain that a second may have.
+/// Maximum number of unsuccessful searches a second.
 const IN_VAIN: u32 = 32;
 
-/// Names that no engine has: how many are kept in mind, and for how long.
+/// Maximum number of remembered ids that no engine has.
 const MOST: usize = 4096;
+/// Time for which an id that no engine has is not searched again.
 const TTL: Duration = Duration::from_secs(10);
 
-/// Searches for the engines that keep something.
+/// Searches for the engine that stores an item, with their limits.
 pub(crate) struct KeeperSearch {
     turns: Semaphore,
     missing: Mutex<MissingNames>,
 }
 
-/// The outcome of a search.
+/// Outcome of a search for the engine that has an item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SearchResult {
-    /// An engine has it.
+    /// The named engine has the item.
     Found(Arc<str>),
-    /// No engine that answered has it.
+    /// No engine that answered has the item.
     Nowhere,
-    /// Nothing was asked: it was looked for a moment ago, or too much else was.
+    /// No engine was asked: the same id was searched a moment ago, or too many searches failed lately.
     NotAsked,
 }
 
-/// Names that no engine has, and how many were looked for in vain lately.
+/// Ids that no engine has, and the number of unsuccessful searches in the current second.
 #[derive(Default)]
 struct MissingNames {
     names: HashMap<Arc<str>, Instant>,
@@ -68,7 +71,7 @@ impl Default for KeeperSearch {
 }
 
 impl KeeperSearch {
-    /// Asks all engines for something. `headers`: those of the request, with what the client shows engines.
+    /// Asks all engines for an item. `headers`: the request's headers, with the client's credentials for engines.
     pub(crate) async fn find(&self, fleet: &Fleet, id: &str, path: &Uri, headers: &HeaderMap) -> SearchResult {
         let may_have = |engine: &&Arc<Engine>| {
             engine.config.role != Role::Prefill && engine.health.standing() != HealthState::Down
@@ -94,10 +97,10 @@ impl KeeperSearch {
     }
 }
 
-/// The answers of engines to the question whether they have something.
+/// The engines' answers to a search for an item.
 struct Answers {
     keeper: Option<Arc<str>>,
-    /// True if every engine said yes or no.
+    /// True if every engine answered whether it has the item.
     are_all: bool,
 }
 
@@ -130,7 +133,7 @@ async fn ask_all(engines: Vec<Arc<Engine>>, path: &hyper::Uri, headers: &HeaderM
     }
 }
 
-/// True if an engine has what this head asks for. None: it does not say.
+/// True if an engine has the item that the request head `head` asks for; None if the engine's answer does not tell.
 async fn has(engine: &Engine, head: &[u8]) -> Option<bool> {
     let mut connection = engine.new_connection().await.ok()?;
     // The head of the answer is enough.
@@ -143,7 +146,8 @@ async fn has(engine: &Engine, head: &[u8]) -> Option<bool> {
 }
 
 impl MissingNames {
-    /// True if a name may be looked for: it counts as a search in vain until something is found.
+    /// True if a search for `name` is allowed: not searched lately, and fewer than [`IN_VAIN`] searches failed this
+    /// second.
     fn may_look_for(&mut self, name: &str, now: Instant) -> bool {
         if self.names.get(name).is_some_and(|since| now.duration_since(*since) <= TTL) {
             return false;
@@ -154,7 +158,8 @@ impl MissingNames {
         self.count < IN_VAIN
     }
 
-    /// Notes a search in vain. `is_sure`: whether all engines said that they do not have it.
+    /// Records an unsuccessful search for `name`. `is_sure`: whether all engines answered that they do not have the
+    /// item.
     fn note(&mut self, name: &str, is_sure: bool, now: Instant) {
         self.count += 1;
         if !is_sure {

@@ -1,5 +1,6 @@
-//! The settings of a router. Python declares them, with their kinds, defaults and texts (`python/kvatlas/router/config`),
-//! checks them, and hands them over as JSON by the same names; durations are in seconds. Every field must be there.
+//! Settings of a router. They are declared in Python with their types, defaults and help texts
+//! (`python/kvatlas/router/config`); Python validates them and passes them as JSON with the same names, durations in
+//! seconds. Every field is required.
 
 mod ranks;
 mod session_source;
@@ -22,100 +23,108 @@ use crate::error::Error;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Settings of the server that clients connect to.
+    /// Settings of the HTTP server.
     pub http: kvatlas_http::Config,
-    /// Engines, as far as they are known at the start. More can be registered later.
+    /// Engines known at the start. More can be registered later.
     pub engines: Vec<EngineConfig>,
     /// Settings of the connections to engines.
     pub upstream: UpstreamConfig,
-    /// Settings of the checks whether engines work.
+    /// Settings of the engines' health checks.
     pub health: HealthConfig,
-    /// Settings of the follower of the engines' events in this process; none if `index` is set or the policy does not
+    /// Settings of the follower of the engines' events in this process; None if `index` is set or the policy does not
     /// use the index.
     pub service: Option<Value>,
-    /// The address of a service elsewhere, `http://host:port` or `https://host:port`, that is asked what engines hold.
+    /// URL of an index service in another process, `http://host:port` or `https://host:port`, which is queried for what
+    /// engines hold; None for no such service.
     pub index: Option<String>,
-    /// The key to show to the service at `index`.
+    /// Key for the service at `index`.
     pub index_key: Option<Secret>,
-    /// URL of the service above many sites, if the engines are sites.
+    /// URL of the service that indexes many sites, if this router's engines are sites.
     pub global_url: Option<String>,
-    /// The admin key to show to the service at `global_url`.
+    /// Admin key for the service at `global_url`.
     pub global_key: Option<Secret>,
-    /// Time within which the service at `global_url` must answer.
+    /// Time limit for an answer of the service at `global_url`.
     #[serde(with = "seconds")]
     pub global_timeout: Duration,
-    /// URLs of other routers in front of the same engines, to which this one reports its requests.
+    /// URLs of other routers in front of the same engines, to which this router reports its requests.
     pub peers: Vec<String>,
-    /// The key to show to the routers in `peers`.
+    /// Key for the routers in `peers`.
     pub peer_key: Option<Secret>,
-    /// The routing group of the engines in the index.
+    /// Routing group of the engines in the index.
     pub routing_group: String,
-    /// Name of the policy that decides: `kvatlas`, `round-robin`, ...
+    /// Name of the routing policy: `kvatlas`, `round-robin`, ...
     pub policy: String,
-    /// The policy's settings.
+    /// Settings of the routing policy.
     pub policy_options: Map<String, Value>,
-    /// Seed of random choices.
+    /// Seed of the random choices.
     pub seed: u64,
-    /// Settings of the decision core that users can change, by its own names.
+    /// Settings of the decision core that users can change, by the core's own names.
     pub routing: kvatlas_routing::Config,
-    /// Time that a request waits in the router if no engine is up; 0 to refuse it at once.
+    /// Longest time that a request waits in the router if no engine is up; 0 to refuse it at once.
     #[serde(with = "seconds")]
     pub wait_for_engine: Duration,
-    /// True if what engines hold is predicted from what was sent to them, as their events are not to be had.
+    /// True if the blocks that engines hold are predicted from the requests sent to them, as the engines publish no
+    /// events.
     pub no_events: bool,
-    /// A `tokenizer.json`, or a directory with one and a chat template; `engine` to ask the engine's `/tokenize`; none
-    /// to go without tokens.
+    /// Path of a `tokenizer.json`, or of a directory with one and a chat template; `engine` to use the engines'
+    /// `/tokenize`; None to route without tokens.
     pub tokenizer: Option<String>,
-    /// Tokenizers of single models by name, each given as in `tokenizer`.
+    /// Tokenizers of single models, by model name, each given as in `tokenizer`.
     pub tokenizers: Map<String, Value>,
-    /// Tokens of a block where the index does not say.
+    /// Block size, in tokens, where the index does not state one.
     pub block_size: u32,
-    /// The places of a request where its session may be named, the first one first; none to know of no sessions.
+    /// Places of a request that may name its session, in the order in which they are searched; empty to ignore
+    /// sessions.
     pub session_sources: Vec<Source>,
-    /// The operator's own header that names a session; empty for none.
+    /// Name of the operator's own header with a session's id; empty for none.
     pub session_header: String,
-    /// The header with a request's priority, an integer, higher first; empty for none.
+    /// Name of the header with a request's priority, an integer, higher first; empty for none.
     pub priority_header: String,
-    /// True if answers tell in headers which engine made them, and why.
+    /// True if the headers of an answer name the chosen engine and the reason for the choice.
     pub response_headers: bool,
-    /// Time after which the client of a stream that has no token gets a comment, and between two of them; 0 for never.
+    /// Time without a token after which the client of a stream gets a comment, and pause between two comments; 0 for no
+    /// comments.
     #[serde(with = "seconds")]
     pub comment_after: Duration,
-    /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
+    /// Number of uncached prompt tokens up to which a request is sent to a decode engine alone, without a prefill
+    /// engine.
     pub decode_alone: u32,
     /// Prompt tokens that an engine which joins, or comes back empty, is brought by pulls at most; 0 for none.
     pub warm_up: u64,
-    /// True if engines get completions as token ids, where the router's tokenizer agrees with theirs.
+    /// True if completions are sent to engines as token ids, where the router's tokenizer agrees with the engine's.
     pub forward_tokens: bool,
-    /// True if engines are asked for the usage of streams whose clients do not ask for it.
+    /// True if engines are asked for the usage of streams even if the client has not asked for it.
     pub ask_usage: bool,
-    /// The images to which the router gives a `uuid` of its own, where engines call them by it.
+    /// Images to which the router assigns a `uuid`, for engines that identify images by `uuid`.
     pub image_ids: ImageIds,
-    /// Clients that may send fields reserved for the router and its engines: hand-over parameters and ranks.
+    /// Clients that may send the fields reserved for the router and its engines: parameters of the handover of blocks,
+    /// and ranks.
     pub engine_fields: EngineFields,
-    /// Quantile of the times to the first token after which a streamed request is sent to a second engine too; 0 for never.
+    /// Quantile of the times to the first token after which a streamed request is sent to a second engine too (a
+    /// hedge); 0 for never.
     pub hedge_after: f64,
-    /// A file to which decisions are written.
+    /// File to which routing decisions are written; None to write none.
     pub record: Option<PathBuf>,
-    /// An address at which gateways ask over gRPC for an engine; none for no such server.
+    /// Address of the gRPC server on which gateways ask for an engine; None for no such server.
     pub gateway_bind: Option<SocketAddr>,
-    /// An address at which gRPC's health service is asked alone, without TLS; none for no such server.
+    /// Address of a gRPC server with only the health service, without TLS; None for no such server.
     pub gateway_health_bind: Option<SocketAddr>,
-    /// True if gateways speak TLS.
+    /// True if the gRPC server for gateways uses TLS.
     pub gateway_tls: bool,
-    /// The certificate chain that gateways are shown, and its key, in PEM; none for a certificate made at the start.
+    /// Path of the certificate chain of the gRPC server for gateways, in PEM; None for a certificate created at the
+    /// start.
     pub gateway_tls_cert: Option<PathBuf>,
-    /// The private key of that certificate.
+    /// Path of the private key of `gateway_tls_cert`.
     pub gateway_tls_key: Option<PathBuf>,
-    /// True to let clients of gateways choose engines by a header, as conformance tests do.
+    /// True to let clients of gateways choose an engine by a header, as conformance tests do.
     pub gateway_conformance: bool,
-    /// Number of the last decisions that are kept to look at.
+    /// Number of recent decisions that are kept for inspection.
     pub decisions: usize,
-    /// Paths besides the known ones that are forwarded: a path, or a beginning that ends in `*`.
+    /// Further paths that are forwarded to engines: a whole path, or a prefix followed by `*`.
     pub forward: Vec<String>,
-    /// Ranks of all engines up to which clients may add some.
+    /// Maximum number of ranks, of all engines together, that clients can reach by adding engines.
     pub max_ranks: usize,
-    /// Settings of the log. The first of a process decide.
+    /// Settings of the log. The first settings given in a process apply.
     pub log: LogConfig,
 }
 
@@ -123,87 +132,88 @@ pub struct Config {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Name of the engine, in the index too; its URL without the scheme if not given.
+    /// Name of the engine, in the index too; None for its URL without the scheme.
     #[serde(default)]
     pub name: Option<String>,
-    /// `http://host:port`, with a path if it has one.
+    /// URL of the engine: `http://host:port`, with a path if its API has a prefix.
     pub url: String,
-    /// The models and adapters that it serves; asked for at `/v1/models` if empty.
+    /// Models and adapters that the engine serves; if empty, it is asked for them at `/v1/models`.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Further names of its model for clients; the engine gets its own name for it, unless it lists the other one.
+    /// Further names of the engine's model for clients. The router replaces them by the engine's own name, unless the
+    /// engine lists the alias itself.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// Adapters beyond those that it lists.
+    /// Adapters besides those that the engine lists.
     #[serde(default)]
     pub adapters: Vec<String>,
-    /// Name of the model in the index, if it differs from the clients' name.
+    /// Name of the model in the index, if it differs from the name that clients use.
     #[serde(default)]
     pub model: Option<String>,
-    /// The engine's role: the work that it does for requests.
+    /// Role of the engine: the part of the work on requests that it does.
     #[serde(default)]
     pub role: Role,
-    /// The engine's share of the work beside others.
+    /// The engine's share of the work, relative to other engines.
     #[serde(default = "one")]
     pub weight: f64,
-    /// Data-parallel ranks that requests can be sent to, each with a cache of its own: how many, or their numbers; 1 if it
-    /// has none.
+    /// Data-parallel ranks that can be addressed, each with its own cache: their number, or a list of their ids; 1 for
+    /// an engine without ranks.
     #[serde(default)]
     pub ranks: Ranks,
-    /// The kind of numbers by which requests name one of these ranks.
+    /// Numbering by which requests to the engine name a rank.
     #[serde(default)]
     pub rank_header: RankHeader,
-    /// The bearer key that it wants.
+    /// Bearer key for requests to the engine.
     #[serde(default)]
     pub key: Option<Secret>,
-    /// True if the engine is shown the key of all engines, if it has none of its own. If not given, it is, unless a
-    /// client adds it.
+    /// True if the key of all engines is sent to the engine when it has none of its own. None: the key is sent, unless
+    /// a client added the engine.
     #[serde(default)]
     pub use_key: Option<bool>,
-    /// Capacity of its cache in blocks; read from `/metrics` if not given.
+    /// Capacity of the engine's cache in blocks; None to read it from the engine's `/metrics`.
     #[serde(default)]
     pub capacity_blocks: Option<u64>,
-    /// The engines' way of handing blocks over that it speaks, where prefill and decode are apart; the engine is asked
-    /// for its kind if not given, and until it has answered no request goes to it that is split.
+    /// Protocol by which the engine hands blocks over between prefill and decode. None to detect it from the kind of
+    /// engine; until that is known, the engine gets no request that is split into prefill and decode.
     #[serde(default)]
     pub handover: Option<Handover>,
-    /// The engine's version, as versions differ in what they make of prompts; asked for if not given.
+    /// Version of the engine, as versions differ in how they render prompts; None to ask the engine.
     #[serde(default)]
     pub version: Option<String>,
-    /// The port at which SGLang's prefill engines meet their decode engines; asked for if not given.
+    /// Bootstrap port at which SGLang's prefill engines meet their decode engines; None to ask the engine.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
-    /// `HOST:PORT` at which other engines can pull blocks from the host memory of its first rank; each further rank has
-    /// the next port. If it is not given, the engine neither pulls nor is pulled from.
+    /// `HOST:PORT` at which other engines can pull blocks from the host memory of the engine's first rank; each further
+    /// rank has the next port. None if the engine neither pulls blocks nor is pulled from.
     #[serde(default)]
     pub pull: Option<String>,
-    /// Name that is the same for all engines that can pull from each other.
+    /// Name shared by all engines that can pull blocks from each other.
     #[serde(default)]
     pub pull_group: Option<String>,
-    /// Tokens of a block in its cache, for the registration of its events.
+    /// Block size of the engine's cache in tokens, used when its event stream is registered.
     #[serde(default)]
     pub block_size: Option<u32>,
-    /// True if it gets no new requests, false if it gets them, as far as its operator is concerned; if not given, that
-    /// stays as it was.
+    /// True if the operator wants the engine to get no new requests, false if it shall get them; None to leave the
+    /// present state.
     #[serde(default)]
     pub drain: Option<bool>,
 }
 
-/// The work that an engine does for requests.
+/// The part of the work on requests that an engine does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The engine computes prompts and generates tokens.
+    /// The engine does both prefill and decode.
     #[default]
     Both,
-    /// The engine computes prompts for others.
+    /// The engine does only prefill, for decode engines.
     Prefill,
-    /// The engine takes prompts computed by others.
+    /// The engine does only decode, for prompts computed by prefill engines.
     Decode,
 }
 
 impl Role {
-    /// The name in the configuration and in answers.
+    /// Name of the role in the configuration and in answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -214,15 +224,16 @@ impl Role {
     }
 }
 
-/// The images to which the router gives a `uuid` of its own.
+/// Images to which the router assigns a `uuid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageIds {
     /// Images whose bytes are in the request.
     Auto,
-    /// Images given by URL as well; the operator states that the content of a URL never changes.
+    /// Images whose bytes are in the request, and images given by URL; the operator asserts that the content of a URL
+    /// never changes.
     Addresses,
-    /// None.
+    /// No images.
     Off,
 }
 
@@ -230,24 +241,25 @@ pub enum ImageIds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineFields {
-    /// Clients that show the admin key.
+    /// Clients that send the admin key.
     Admin,
     /// All clients.
     All,
 }
 
-/// A way of handing a prompt's blocks over, by the engines that have it.
+/// Protocol for handing a prompt's blocks over from a prefill engine to a decode engine, named after the engines that
+/// use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Handover {
-    /// vLLM's: `kv_transfer_params` from the prefill engine's answer go to the decode engine.
+    /// vLLM's: the `kv_transfer_params` in the prefill engine's answer are sent to the decode engine.
     Vllm,
-    /// SGLang's: both get the request at once, with a room to meet in.
+    /// SGLang's: both engines get the request at the same time, with a bootstrap room in which they meet.
     Sglang,
 }
 
 impl Handover {
-    /// The kind of engine that has it.
+    /// The kind of engine that uses the protocol.
     pub(crate) const fn kind(self) -> kvatlas_prompt::Engine {
         match self {
             Self::Vllm => kvatlas_prompt::Engine::Vllm,
@@ -260,49 +272,51 @@ impl Handover {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpstreamConfig {
-    /// Time limit for connecting.
+    /// Time limit for connecting to an engine.
     #[serde(with = "seconds")]
     pub connect_timeout: Duration,
-    /// The longest time from when a request is sent to the answer's first byte.
+    /// Longest time from sending a request to the first byte of the answer.
     #[serde(with = "seconds")]
     pub first_byte_timeout: Duration,
-    /// The longest time between two bytes of an answer.
+    /// Longest time between two successive bytes of an answer.
     #[serde(with = "seconds")]
     pub stall_timeout: Duration,
-    /// Number of retries of a request that got no answer; at most one if an engine may have worked on it.
+    /// Maximum number of retries of a request that got no answer; at most one if an engine may have worked on the
+    /// request.
     pub retries: u32,
-    /// Connections kept open for the next request, an engine and thread.
+    /// Maximum number of idle connections kept open, for each engine and thread.
     pub idle_connections: usize,
-    /// Time for which idle connections are kept.
+    /// Time after which an idle connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// Authorities in PEM for engines and services with `https`; the system's own if none.
+    /// PEM file of certificate authorities for engines and services with `https`; None for those of the system.
     pub ca: Option<PathBuf>,
-    /// The bearer key for engines that have none of their own.
+    /// Bearer key for engines that have none of their own.
     pub key: Option<Secret>,
 }
 
-/// Settings of the checks whether engines work.
+/// Settings of the engines' health checks.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthConfig {
-    /// Path at which engines are asked.
+    /// Path of the health check at engines.
     pub path: String,
-    /// Time between two questions to an engine; 0 to ask none.
+    /// Time between two health checks of an engine; 0 for no checks.
     #[serde(with = "seconds")]
     pub interval: Duration,
-    /// Time within which a question must be answered, by an engine that is not busy.
+    /// Time limit for the answer of an engine that is not busy.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// Failures in a row after which an engine is left out: questions, connections, requests that another one answered.
+    /// Number of successive failures after which an engine is left out: failed health checks, connections, or requests
+    /// that another engine then answered.
     pub failures: u32,
-    /// Time for which an engine is left out at first; doubles with each failure after that.
+    /// Time for which an engine is first left out; doubles with each further failure.
     #[serde(with = "seconds")]
     pub open: Duration,
-    /// The longest time for which an engine is left out.
+    /// Longest time for which an engine is left out.
     #[serde(with = "seconds")]
     pub open_max: Duration,
-    /// Time without a byte from an engine with open requests after which it gets no new ones; 0 for never.
+    /// Time without a byte from an engine with open requests after which the engine gets no new ones; 0 for never.
     #[serde(with = "seconds")]
     pub silence: Duration,
     /// Time between two readings of an engine's metrics; 0 to read none.
@@ -310,11 +324,11 @@ pub struct HealthConfig {
     pub load_interval: Duration,
 }
 
-/// The defaults, which Python's table of settings declares and this crate only reads: `tools/generate_defaults.py` writes the file.
+/// Default settings as JSON. They are declared in Python; `tools/generate_defaults.py` writes the file.
 const DEFAULTS: &str = include_str!("../../defaults.json");
 
 impl Default for Config {
-    /// The defaults, for programs and tests in Rust: no engines, no tokenizer, and no events.
+    /// The default settings, for programs and tests in Rust: no engines, no tokenizer, no events.
     fn default() -> Self {
         kvatlas_settings::defaults(DEFAULTS)
     }
@@ -333,16 +347,16 @@ impl Default for HealthConfig {
 }
 
 impl Config {
-    /// Makes the policy that the configuration names, one of `policies`.
+    /// Makes the policy that the configuration names, which must be one of `policies`.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is none of that name, or it cannot use an option.
+    /// [`Error::Config`] if there is no policy of this name, or the policy rejects an option.
     pub fn make_policy(&self, policies: &PolicyTable) -> Result<BoxedPolicy, Error> {
         let options = Value::Object(self.policy_options.clone()).to_string();
         Ok(policies.make(&self.policy, Options::from_json(&options)?, self.seed)?)
     }
 
-    /// The configuration that Python hands over as JSON, with every field.
+    /// Parses the configuration that Python passes as JSON, with every field.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
@@ -372,7 +386,7 @@ impl Config {
 }
 
 impl EngineConfig {
-    /// An engine at a URL with default settings.
+    /// Settings of an engine at this URL, the others at their defaults.
     #[must_use]
     pub fn at(url: &str) -> Self {
         Self {

@@ -1,26 +1,26 @@
-//! Data-parallel ranks of an engine: their numbers, and the numbers that requests use for them.
+//! Data-parallel ranks of an engine: their ids, and the numbers by which requests address them.
 
 use serde::Deserialize;
 
-/// The ranks that an engine has. Where several servers share the ranks of one deployment, those of a server begin
-/// anywhere.
+/// The ranks of an engine. If several servers share the ranks of one deployment, the ids of a server's ranks need not
+/// begin at 0.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "ranks must be how many there are, or a list of their numbers")]
 pub enum Ranks {
-    /// Number of ranks, which are counted from 0.
+    /// Number of ranks; their ids count from 0.
     Count(u32),
-    /// Ranks of these numbers, in ascending order.
+    /// Ids of the ranks, in ascending order.
     Numbers(Vec<u32>),
 }
 
-/// The kind of numbers by which requests name a rank of an engine.
+/// Numbering by which requests address a rank of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RankHeader {
-    /// Numbers counted from 0 in each server.
+    /// Positions, counted from 0 in each server.
     #[default]
     Local,
-    /// The ranks' own numbers.
+    /// The ranks' ids.
     Global,
 }
 
@@ -31,7 +31,7 @@ impl Default for Ranks {
 }
 
 impl Ranks {
-    /// Number of ranks.
+    /// Number of ranks of the engine.
     #[must_use]
     pub fn count(&self) -> usize {
         match self {
@@ -40,7 +40,7 @@ impl Ranks {
         }
     }
 
-    /// Numbers of the ranks, in ascending order.
+    /// Ids of the ranks, in ascending order.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         let (count, numbers) = match self {
             Self::Count(count) => (*count, &[][..]),
@@ -49,7 +49,7 @@ impl Ranks {
         (0..count).chain(numbers.iter().copied())
     }
 
-    /// Position of the rank of this number among the engine's ranks.
+    /// Position of the rank with this id among the engine's ranks; None if there is no such rank.
     #[must_use]
     pub fn place(&self, number: u32) -> Option<usize> {
         match self {
@@ -58,7 +58,7 @@ impl Ranks {
         }
     }
 
-    /// True if their numbers are as the rest of the router needs them.
+    /// True if there are 1 to 1024 ranks, and their ids ascend.
     pub(crate) fn are_valid(&self) -> bool {
         (1..=1024).contains(&self.count())
             && match self {
@@ -67,7 +67,7 @@ impl Ranks {
             }
     }
 
-    /// Value of the header that selects a rank; none if the engine has no choice of ranks.
+    /// Value of the header that selects the rank with this id; None if the engine has only one rank.
     pub(crate) fn header(&self, number: u32, header: RankHeader) -> Option<u32> {
         if self.count() < 2 {
             return None;

@@ -1,33 +1,33 @@
-//! The places of a request where its session may be named.
+//! Places of a request that may name its session.
 
 use serde::Deserialize;
 
-/// A place of a request where its session may be named.
+/// A place of a request that may name its session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// The header that the configuration names.
+    /// The header named in the configuration.
     OwnHeader,
-    /// Dynamo's header.
+    /// Dynamo's headers with the ids of a session and its parent.
     Dynamo,
-    /// Claude Code's headers for a session and its agent.
+    /// Claude Code's headers with the ids of a session and its agent.
     ClaudeCode,
-    /// Codex's headers: a thread, or a session.
+    /// Codex's headers with the id of a thread or a session.
     Codex,
-    /// The headers of OpenCode and many others.
+    /// Headers with a session's id that OpenCode and many others send.
     CommonHeaders,
-    /// Fields of the body that are for sessions.
+    /// Fields of the body that are meant for a session's id.
     Body,
-    /// The session within the body's `metadata`.
+    /// The session's id in the body's `metadata`.
     Metadata,
     /// The body's `prompt_cache_key`.
     CacheKey,
-    /// A longer prompt that begins with the session's last one.
+    /// The prompt itself, if it begins with the last prompt of a known session.
     Prefix,
 }
 
 impl Source {
-    /// All places, in the order in which they are looked at by default.
+    /// All places, in the default order of the search.
     pub(crate) const ALL: [Self; 9] = [
         Self::OwnHeader,
         Self::Dynamo,
@@ -40,7 +40,7 @@ impl Source {
         Self::Prefix,
     ];
 
-    /// The place in a word, as the configuration has it.
+    /// Name of the place in the configuration.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::OwnHeader => "own-header",

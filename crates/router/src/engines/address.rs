@@ -1,4 +1,4 @@
-//! The addresses of engines: for requests, and for other engines to pull blocks from.
+//! Addresses of engines: for requests, and for other engines that pull blocks.
 
 use std::str::FromStr;
 
@@ -6,23 +6,23 @@ use hyper::Uri;
 
 use crate::error::Error;
 
-/// Bytes of an address at most: its path is in the head of each request.
+/// Maximum length of an engine's URL in bytes; the path of the URL is in the head of each request.
 const MAX_URL: usize = 2 << 10;
 
 /// Address of an engine: `http://host:port/path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// True if the engine speaks TLS.
+    /// True if the engine uses TLS.
     pub https: bool,
-    /// The host's name or address, an IPv6 address without brackets.
+    /// The host's name or IP address; an IPv6 address without brackets.
     pub host: String,
-    /// The port.
+    /// Port of the engine.
     pub port: u16,
     /// The value of the `Host` header in requests.
     pub authority: String,
-    /// Prefix of each path; empty for most.
+    /// Path prefix of the engine's API; empty for most engines.
     pub base: String,
-    /// Name that its certificate must have, if not the host.
+    /// Name that the engine's TLS certificate must have; None for `host`.
     pub certified: Option<String>,
 }
 
@@ -64,8 +64,8 @@ impl FromStr for Address {
     }
 }
 
-/// Returns the path prefix of an engine's API. Clients of OpenAI's API call the address with `/v1` the base URL: it is
-/// understood, and any other path of the API is refused.
+/// Returns the path prefix of an engine's API. The base URL that clients of OpenAI's API use, which ends in `/v1`, is
+/// accepted; any other path of the API is an error.
 fn base(path: &str) -> Result<&str, String> {
     let bare = path.trim_end_matches('/');
     let bare = bare.strip_suffix("/v1").unwrap_or(bare).trim_end_matches('/');
@@ -77,7 +77,7 @@ fn base(path: &str) -> Result<&str, String> {
     }
 }
 
-/// An address without the user and password that it may have.
+/// The URL with its user and password, if any, replaced by asterisks.
 fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("//").map_or(("", url), |(scheme, rest)| (scheme, rest));
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -88,7 +88,8 @@ fn without_password(url: &str) -> String {
     }
 }
 
-/// A host, and the port of an engine's first rank there; each further rank has the next port.
+/// Address for pulling blocks from an engine: a host, and the port of the first rank; each further rank has the next
+/// port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PullAddress {
     host: String,
@@ -96,10 +97,10 @@ pub(crate) struct PullAddress {
 }
 
 impl PullAddress {
-    /// Reads `HOST:PORT`. `engine`: the engine's name.
+    /// Parses `HOST:PORT`. `engine`: the engine's name.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is none.
+    /// [`Error::Config`] if the text is no such address.
     pub(crate) fn parse(engine: &str, text: &str) -> Result<Self, Error> {
         let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
         let is_host = |host: &str| {
@@ -119,7 +120,8 @@ impl PullAddress {
         }
     }
 
-    /// The host and the port of a rank, by its place among the engine's ranks; none if there is no such port.
+    /// The host and the port of a rank, by its position among the engine's ranks; None if the port would be above
+    /// 65535.
     pub(crate) fn of_rank(&self, place: usize) -> Option<(&str, u16)> {
         Some((&self.host, self.port.checked_add(u16::try_from(place).ok()?)?))
     }

@@ -1,13 +1,14 @@
-//! Agreement of an engine and the router: on how many tokens prompts have, and on its holdings, as its reports of what it
-//! had cached are held against what its events say.
+//! Agreement between an engine and the router: on the number of tokens in prompts, and on the engine's cache, for which
+//! the cached tokens that the engine reports are compared with what its events announced.
 //!
-//! An engine that had less of a prompt than it holds, while it announced no removal, has not evicted anything: it drops what
-//! it finds, always the same number of blocks, as some engines with drafting heads do, or it frees blocks without an event.
-//! The first is learnt, and expected from then on. Of the second it is counted how much of what it should hold it had; while
-//! that is less than half, its holdings count for as much as that share.
+//! An engine that had less of a prompt in its cache than it holds according to its events, with no removal announced,
+//! has not evicted anything. Either it never uses a fixed number of the blocks that it finds, as some engines with
+//! draft heads do, or it frees blocks without an event. The first is learnt as a constant shortfall, and expected from
+//! then on. For the second, the share of the expected blocks that the engine really had is computed; while the share is
+//! below one half, the engine's holdings are discounted to that share.
 //!
-//! A report that something may explain is left out: blocks that were removed meanwhile, or other tokens of the prompt. The
-//! caller knows that.
+//! Callers leave out reports that have another explanation: blocks removed meanwhile, or a different tokenization of
+//! the prompt.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -16,40 +17,41 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_routing::Belief;
 use parking_lot::Mutex;
 
-/// Reports in a row that lack the same number of blocks, until that is expected.
+/// Number of successive reports with the same shortfall after which the shortfall is learnt.
 const LEARN: u32 = 5;
-/// Consecutive reports with another shortfall after which the learnt one is dropped.
+/// Number of successive reports with another shortfall after which the learnt one is dropped.
 const UNLEARN: u32 = 3;
-/// Reports whose sum says whether the engine has what it should hold.
+/// Number of recent reports over which cached and expected blocks are summed.
 const RECENT: usize = 8;
-/// Reports without which nothing is said.
+/// Minimum number of reports for a judgement.
 const ENOUGH: usize = 5;
-/// Blocks below which a prompt says little: one may be dropped, or be on its way.
+/// Minimum number of held blocks of a prompt for its report to count; with fewer, one block that is dropped or still
+/// being stored would decide.
 const MUCH: u32 = 2;
-/// Most blocks that count as a constant shortfall; more are a denial.
+/// Largest constant shortfall in blocks; a larger one means that the engine frees blocks without events.
 const MOST: u32 = 8;
 
-/// One report: blocks held, and blocks of the prompt.
+/// One report: blocks of the prompt held according to events, and blocks the engine had cached.
 #[derive(Debug, Clone, Copy)]
 struct Report {
     held: u32,
     had: u32,
 }
 
-/// Belief in the blocks that a rank announced.
+/// Trust in the blocks that a rank announced, from the engine's reports of cached tokens.
 #[derive(Debug, Default)]
 pub(crate) struct CacheBelief {
-    /// Blocks that the last reports lacked, and how many of them lacked just these.
+    /// Shortfall of the last report in blocks, and the number of successive reports with it.
     lacked: u32,
     times: u32,
-    /// Blocks that are expected to lack, and the reports in a row that lacked another number.
+    /// Learnt shortfall in blocks, and the number of successive reports with another one.
     shortfall: u32,
     others: u32,
     recent: VecDeque<Report>,
 }
 
 impl CacheBelief {
-    /// Takes in that an engine had `had` of the `held` blocks of a prompt that can be taken from its cache.
+    /// Records that an engine had `had` of the `held` blocks of a prompt that could come from its cache.
     pub(crate) fn note(&mut self, held: u32, had: u32) {
         // Where there was none, nothing says that it lacks no more than always; and where there was more than is held, how
         // much it lacks of that.
@@ -76,7 +78,7 @@ impl CacheBelief {
         }
     }
 
-    /// Sums over the last reports: blocks held, and blocks expected.
+    /// Sums over the recent reports: blocks that the engine had cached, and blocks expected.
     fn sums(&self) -> (u32, u32) {
         let sum = |(all_had, all): (u32, u32), report: &Report| {
             let expected = report.held.saturating_sub(self.shortfall);
@@ -85,44 +87,45 @@ impl CacheBelief {
         self.recent.iter().fold((0, 0), sum)
     }
 
-    /// Returns the blocks held and expected in the last prompts, and the number of prompts; none if half or more were
-    /// held.
+    /// Returns the number of blocks cached and expected in the recent prompts, and of these prompts, if the engine had
+    /// less than half of the expected blocks; None otherwise, or if there are too few reports.
     pub(crate) fn denied(&self) -> Option<(u32, u32, usize)> {
         let (had, expected) = self.sums();
         let is_denied = self.recent.len() >= ENOUGH && had < expected.div_ceil(2);
         is_denied.then_some((had, expected, self.recent.len()))
     }
 
-    /// Returns the belief in what the events say that it holds.
+    /// Returns how far the holdings announced by events can be trusted.
     pub(crate) fn belief(&self) -> Belief {
         let share = self.denied().map_or(1.0, |(had, expected, _)| f64::from(had) / f64::from(expected));
         Belief { shortfall: self.shortfall, share }
     }
 }
 
-/// Prompts that are counted differently, beyond those that are counted alike, from which on the engine makes other tokens.
+/// Surplus of prompts with a different token count over those with the same count from which on the engine is taken to
+/// tokenize differently.
 const OTHER: u8 = 3;
 
-/// Prompts in a row that must be counted alike until it does not any more, at most.
+/// Maximum of that surplus: number of successive prompts with the same count after which the engine is trusted again.
 const MOST_DOUBTS: u8 = 8;
 
-/// A comparison of the numbers of tokens that an engine and the router count in prompts. A single prompt may be odd.
+/// Comparison of the token counts of prompts by an engine and by the router. A single deviating prompt is no proof.
 #[derive(Debug, Default)]
 pub(crate) struct TokenAgreement {
-    /// True if some prompt was counted differently and not enough others alike since.
+    /// True if prompts with a different count outnumber those with the same count.
     is_in_doubt: AtomicBool,
     doubt: Mutex<TokenDoubt>,
 }
 
 #[derive(Debug, Default)]
 struct TokenDoubt {
-    /// Prompts that were counted differently, beyond those counted alike.
+    /// Surplus of prompts with a different count over those with the same count.
     prompts: u8,
     is_other: bool,
     last: OtherCount,
 }
 
-/// Tokens of a prompt that the engine and the router counted differently.
+/// Number of tokens in one prompt, as counted differently by the engine and by the router.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OtherCount {
     pub(crate) by_engine: u32,
@@ -130,8 +133,8 @@ pub(crate) struct OtherCount {
 }
 
 impl TokenAgreement {
-    /// Notes a prompt whose tokens both have counted; none if they counted it alike. Returns whether they agree in general
-    /// if that changes.
+    /// Records a prompt whose tokens both have counted; `other` is None if the counts are equal. Returns whether engine
+    /// and router agree in general, if that has changed, else None.
     pub(crate) fn note(&self, other: Option<OtherCount>) -> Option<bool> {
         if other.is_none() && !self.is_in_doubt.load(Relaxed) {
             return None;
@@ -146,7 +149,7 @@ impl TokenAgreement {
         (doubt.is_other != before).then_some(!doubt.is_other)
     }
 
-    /// The last prompt that was counted differently, if the engine makes other tokens of prompts in general.
+    /// The last prompt with different counts, if the engine tokenizes differently in general; None otherwise.
     pub(crate) fn other_count(&self) -> Option<OtherCount> {
         if !self.is_in_doubt.load(Relaxed) {
             return None;

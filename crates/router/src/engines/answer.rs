@@ -1,5 +1,5 @@
-//! An engine's answer as it is read: its head, which is refused where it could be read in two ways, and the framing of its
-//! body: the position of its end, and the chunked transfer coding of HTTP/1.1.
+//! Parser of an engine's HTTP answer: its head, which is refused if ambiguous, and the framing of its body: where the
+//! body ends, and the chunked transfer coding of HTTP/1.1.
 
 use bytes::{Bytes, BytesMut};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -7,20 +7,22 @@ use hyper::{Method, StatusCode, Version};
 
 use super::fault::Fault;
 
-/// Lines of a head: nearly always, and at most.
+/// Number of headers for which there is room at first; enough for nearly all answers.
 const FEW_HEADERS: usize = 32;
+/// Maximum number of headers in an answer.
 const MAX_HEADERS: usize = 512;
 
-/// The beginning of an answer.
+/// Head of an engine's answer, and the framing of the body.
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// True if another request may follow on the connection.
+    /// True if another request may be sent on the connection after this answer.
     pub(crate) keep: bool,
     pub(crate) framing: Framing,
 }
 
-/// Parses the head at the beginning of `rest` and removes it; none if it is incomplete.
+/// Parses the head at the beginning of `rest` and removes it; true if the answer is an interim one (1xx). None if the
+/// head is incomplete.
 pub(super) fn parse(rest: &mut BytesMut, method: &Method) -> Result<Option<(Head, bool)>, Fault> {
     let mut few = [httparse::EMPTY_HEADER; FEW_HEADERS];
     let mut answer = httparse::Response::new(&mut few);
@@ -122,27 +124,27 @@ fn read(
     Ok((Head { status, headers, keep, framing }, status.is_informational()))
 }
 
-/// Way in which the end of a body is known.
+/// The way in which the end of a body is determined.
 #[derive(Debug)]
 pub(crate) enum Framing {
-    /// No body, or its end.
+    /// The message has no body, or its body has been read to the end.
     Done,
-    /// Number of bytes still to come.
+    /// The body has a known length; the number of bytes still to come.
     Length(u64),
-    /// The body ends with its last chunk.
+    /// The body is in chunks and ends with the last one.
     Chunked(ChunkDecoder),
-    /// The body ends when the connection does.
+    /// The body ends when the connection is closed.
     UntilClose,
 }
 
-/// A piece of a body.
+/// Result of one step of reading a body: data, none yet, or the end.
 pub(super) enum BodyPart {
     Data(Bytes),
     Nothing,
     End,
 }
 
-/// Returns the part of `read` that belongs to the body; the bytes after its end go to `rest`.
+/// Returns the part of `read` that belongs to the body; bytes after the body's end are appended to `rest`.
 pub(super) fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<BodyPart, &'static str> {
     if read.is_empty() {
         return Ok(BodyPart::End);
@@ -169,7 +171,7 @@ pub(super) fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut)
     Ok(if data.is_empty() { BodyPart::Nothing } else { BodyPart::Data(data) })
 }
 
-/// Takes the body's part of `rest`, which was read already.
+/// Takes the part that belongs to the body out of `rest`, which holds bytes read earlier.
 pub(super) fn take(framing: &mut Framing, rest: &mut BytesMut) -> Result<Bytes, &'static str> {
     let read = std::mem::take(rest);
     Ok(match framing {
@@ -188,42 +190,43 @@ pub(super) fn take(framing: &mut Framing, rest: &mut BytesMut) -> Result<Bytes, 
     })
 }
 
-/// Digits of a chunk's size, bytes of an extension, bytes of all trailers at most.
+/// Maximum number of digits of a chunk's size.
 const MAX_DIGITS: u8 = 15;
+/// Maximum size of all chunk extensions and trailers of a body together, in bytes.
 const MAX_EXTRA: u32 = 16 << 10;
 
-/// Place in the coding that has been reached.
+/// State of the decoder of chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Digits of a chunk size, and how many were read.
+    /// A chunk's size is being read; the number of digits read.
     Size(u8),
-    /// The text that follows a size.
+    /// The text that follows a chunk's size is being skipped.
     Extension,
-    /// The place after a size's carriage return.
+    /// The line feed that ends a chunk's size is next.
     SizeEnd,
-    /// The data of a chunk.
+    /// The data of a chunk is next, or is being read.
     Data,
-    /// The place after a chunk's data.
+    /// The carriage return that follows a chunk's data is next.
     DataEnd,
-    /// The place after the carriage return behind data.
+    /// The line feed that follows a chunk's data is next.
     DataEndLine,
-    /// The beginning of a trailer's line.
+    /// The first byte of a trailer line is next, or the empty line that ends the body.
     TrailerStart,
-    /// The inside of a trailer's line.
+    /// A trailer line is being read.
     Trailer,
-    /// The place after the last carriage return.
+    /// The line feed that ends the body is next.
     End,
-    /// The end of the whole body.
+    /// The body has been read to its end.
     Done,
 }
 
-/// Takes the chunks off a body.
+/// Decoder of the chunked transfer coding.
 #[derive(Debug)]
 pub(crate) struct ChunkDecoder {
     state: State,
-    /// Bytes of the chunk that are still to come.
+    /// Number of bytes of the current chunk that are still to come.
     left: u64,
-    /// Bytes of extensions and trailers so far.
+    /// Size of all extensions and trailers so far, in bytes.
     extra: u32,
 }
 
@@ -236,10 +239,10 @@ impl ChunkDecoder {
         self.state == State::Done
     }
 
-    /// Appends the data in `input` to `output`. Returns how much of `input` belongs to this body.
+    /// Appends the data in `input` to `output`. Returns the number of bytes of `input` that belong to this body.
     ///
     /// # Errors
-    /// What is wrong with the coding.
+    /// A text that says what is wrong with the coding.
     pub(crate) fn decode(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<usize, &'static str> {
         let mut at = 0;
         while at < input.len() && self.state != State::Done {

@@ -1,7 +1,8 @@
-//! A connection to an engine, on which one request runs at a time.
+//! HTTP/1.1 connection to an engine, which handles one request at a time.
 //!
-//! The client's task reads and writes the connection: no task of its own, no channel between the two, no wake-up but
-//! the socket's. The buffer is the thread's, so that ten thousand open answers hold none.
+//! The task of the client's request reads and writes the connection itself: no further task, no channel in between, no
+//! wake-up other than the socket's. The read buffer belongs to the thread, so that ten thousand open answers need no
+//! buffers of their own.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,26 +26,27 @@ use super::address::Address;
 use super::answer::{BodyPart, Framing, Head, parse, take, take_from};
 use super::fault::Fault;
 
-/// Bytes that are read at once.
+/// Size of the read buffer, in bytes.
 const READ: usize = 64 << 10;
 
-/// Bytes of an answer's head at most.
+/// Maximum size of an answer's head, in bytes.
 const MAX_HEAD: usize = 256 << 10;
 
-/// Bytes at the start of a head that are examined on every read, so that anything other than HTTP is refused early.
+/// Size of the start of a head, in bytes, that is parsed on every read, so that anything other than HTTP is refused
+/// early.
 const BEGINNING: usize = 1 << 10;
 
-/// Bytes that are read before others have their turn: an engine that sends without end must not have a thread to itself.
+/// Number of bytes read before the task yields, so that an engine that sends without end cannot occupy a thread.
 const TURN: usize = 64 << 10;
 
-/// Most interim heads before that of the answer, such as `100 Continue`.
+/// Maximum number of interim answers, such as `100 Continue`, before the final one.
 const MAX_INTERIM: u8 = 16;
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into_boxed_slice());
 }
 
-/// True if the other side's certificate was the reason.
+/// True if connecting failed because of the engine's TLS certificate.
 fn is_of_certificate(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
     matches!(cause, Some(TlsError::InvalidCertificate(_) | TlsError::NoCertificatesPresented))
@@ -58,27 +60,27 @@ enum Stream {
 /// A connection to an engine.
 pub(crate) struct Connection {
     stream: Stream,
-    /// Bytes that were read and not yet used.
+    /// Bytes that were read but not yet used.
     rest: BytesMut,
-    /// Bytes that were read since others had their turn.
+    /// Number of bytes read since the task last yielded.
     in_turn: usize,
-    /// Number of interim heads so far.
+    /// Number of interim answers to the current request so far.
     interim: u8,
-    /// The part of the request that had not been sent when the head of the answer came.
+    /// State of the part of the request that had not been sent when the head of the answer arrived.
     unsent: SendFailure,
-    /// Time since which nothing runs on the connection.
+    /// Time since which the connection is idle.
     pub(crate) idle_since: Instant,
-    /// Requests that ran on it.
+    /// Number of requests sent on the connection.
     pub(crate) served: u32,
 }
 
-/// Reason why the rest of a request was not sent.
+/// State of the unsent rest of a request.
 enum SendFailure {
-    /// Nothing is left: the engine has the whole request.
+    /// Nothing is left: the whole request has been sent.
     Nothing,
-    /// The rest of the request, which is sent while the answer is read.
+    /// The rest of the request, which is sent while the answer is being read.
     Rest(Bytes),
-    /// The rest is not sent any more, so that nothing can follow on the connection.
+    /// The rest will not be sent any more, so that the connection cannot be reused.
     Given,
 }
 
@@ -112,7 +114,7 @@ impl Connection {
         Ok(Self { stream, rest, in_turn: 0, interim: 0, unsent, idle_since: Instant::now(), served: 0 })
     }
 
-    /// True if an idle connection can take a request: nothing was received on it, and it is open.
+    /// True if an idle connection can be used for a request: it is open, and nothing has arrived on it.
     pub(crate) fn is_quiet(&mut self) -> bool {
         if !self.rest.is_empty() {
             return false;
@@ -123,8 +125,8 @@ impl Connection {
         self.poll_read(context, &mut buffer).is_pending()
     }
 
-    /// Sends a request with this method, and reads the head of its answer meanwhile: an engine may answer before it has
-    /// read all, and read no more.
+    /// Sends a request and reads the head of its answer at the same time, as an engine may answer before it has read
+    /// the whole request, and read no further. `method`: the request's method.
     pub(crate) async fn ask(&mut self, head: &[u8], body: &[u8], method: &Method) -> Result<Head, Fault> {
         let (mut sent, mut sends) = (0, true);
         self.interim = 0;
@@ -150,7 +152,7 @@ impl Connection {
         .await
     }
 
-    /// Sends the rest of a request's `pieces`.
+    /// Sends what is left of a request's head and body; `sent` counts the bytes sent so far.
     fn poll_send(
         &mut self,
         context: &mut Context<'_>,
@@ -172,7 +174,7 @@ impl Connection {
         }
     }
 
-    /// Sends the rest of a request whose answer is being read.
+    /// Sends the unsent rest of a request while its answer is being read.
     fn poll_rest(&mut self, context: &mut Context<'_>) {
         let SendFailure::Rest(rest) = &self.unsent else { return };
         let (mut sent, rest) = (0, rest.clone());
@@ -183,7 +185,7 @@ impl Connection {
         };
     }
 
-    /// Reads the head of the answer to a request with this method.
+    /// Reads the head of the answer to a request with this method, after any interim answers.
     fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<Head, Fault>> {
         loop {
             let read = match ready!(self.poll_more(context)) {
@@ -217,7 +219,7 @@ impl Connection {
         if self.served > 0 { Fault::Stale } else { Fault::Closed }
     }
 
-    /// Reads the next piece of a body; nothing after its end.
+    /// Reads the next piece of a body; None after the body's end.
     pub(crate) fn poll_data(
         &mut self,
         context: &mut Context<'_>,
@@ -262,7 +264,7 @@ impl Connection {
         }
     }
 
-    /// True if nothing is left of the last request and its answer.
+    /// True if nothing of the last request and its answer is left on the connection, so that it can be reused.
     pub(crate) fn is_clean(&self) -> bool {
         self.rest.is_empty() && matches!(self.unsent, SendFailure::Nothing)
     }
@@ -276,7 +278,7 @@ impl Connection {
         })
     }
 
-    /// Reads, and yields to other tasks after a number of bytes.
+    /// Reads from the connection, and yields to other tasks after [`TURN`] bytes.
     fn poll_read_in_turn(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.in_turn >= TURN {
             self.in_turn = 0;
@@ -304,7 +306,7 @@ impl Connection {
     }
 }
 
-/// The idle connections to one engine.
+/// The idle connections to one engine, separately for each thread.
 pub(crate) struct Pool {
     shards: Box<[Mutex<VecDeque<Connection>>]>,
     most: usize,
@@ -316,7 +318,7 @@ impl Pool {
         Self { shards: (0..shards).map(|_| Mutex::default()).collect(), most, idle }
     }
 
-    /// Takes the connection that was used last, if it still can be used.
+    /// Takes the most recently used connection of a thread, if it is still usable; None if there is none.
     pub(crate) fn take(&self, shard: usize) -> Option<Connection> {
         let mut connections = self.shards.get(shard)?.lock();
         while let Some(mut connection) = connections.pop_back() {
@@ -332,7 +334,7 @@ impl Pool {
         None
     }
 
-    /// Keeps a connection on which nothing runs.
+    /// Adds an idle connection to those of a thread, or closes it if there are too many.
     pub(crate) fn put(&self, shard: usize, mut connection: Connection) {
         let Some(shard) = self.shards.get(shard) else { return };
         connection.idle_since = Instant::now();
@@ -342,7 +344,7 @@ impl Pool {
         }
     }
 
-    /// Closes the connections that have waited too long. Returns how many are left.
+    /// Closes the connections that have been idle too long. Returns the number of those left.
     pub(crate) fn sweep(&self) -> usize {
         self.shards
             .iter()
@@ -356,14 +358,14 @@ impl Pool {
             .sum()
     }
 
-    /// Closes the connections of a thread.
+    /// Closes the idle connections of a thread.
     pub(crate) fn clear_shard(&self, shard: usize) {
         if let Some(shard) = self.shards.get(shard) {
             shard.lock().clear();
         }
     }
 
-    /// Closes all connections.
+    /// Closes all idle connections.
     pub(crate) fn clear(&self) {
         self.shards.iter().for_each(|shard| shard.lock().clear());
     }

@@ -1,5 +1,5 @@
-//! Counts of an engine's requests: all of them, how the last ones ended, and by model. What concerns the last ones is made
-//! of the others now and then, so that requests write nothing for it.
+//! Counters of an engine's requests: all of them, outcomes of the recent ones, and by model. Figures of recent requests
+//! are computed from the counters at intervals, so that they cost requests nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,77 +16,78 @@ use crate::histogram::{Histogram, REQUEST_SECONDS, SECONDS};
 /// Counts of an engine's requests, answers and failures.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Counts by model.
+    /// Counters of the engine's requests by model.
     pub(crate) models: EngineModels,
-    /// Answers that take no request at present: with status 429, with status 503.
+    /// Number of answers by which the engine rejects requests for now: with status 429, with status 503.
     pub(crate) not_taken: [AtomicU64; 2],
-    /// Answers that broke off in the middle, or ended with an error.
+    /// Number of answers that broke off, or ended with an error.
     pub(crate) broken: AtomicU64,
-    /// Requests that the client gave up.
+    /// Number of requests cancelled by the client.
     pub(crate) cancelled: AtomicU64,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub(crate) in_flight: AtomicUsize,
-    /// Requests in flight without a byte of an answer's body.
+    /// Number of requests in flight for which no byte of the answer's body has arrived.
     pub(crate) waiting: AtomicUsize,
-    /// Time of the last byte, or of the first request after the engine was idle.
+    /// Time of the last byte from the engine, or of the first request after the engine was idle, in milliseconds of
+    /// the router's clock.
     pub(crate) last_byte: AtomicU64,
-    /// Connections made.
+    /// Number of connections made.
     pub(crate) connections: AtomicU64,
-    /// Oversized answers, lines and entries in the engine's statements about itself.
+    /// Number of answers, lines and entries about the engine itself that were dropped as too large.
     pub(crate) oversized: AtomicU64,
-    /// Number of times that the engine was left alone because of failures.
+    /// Number of times that the engine was left out because of failures.
     pub(crate) opened: AtomicU64,
 }
 
 impl Counts {
-    /// Answers of all models, by the first digit of their status, from 1 on.
+    /// Number of answers over all models, by the first digit of their status, from 1 on.
     pub(crate) fn answers(&self) -> [u64; 5] {
         self.models.sum(|model| &model.answers)
     }
 
-    /// Faults of all models, by [`FAULTS`].
+    /// Number of faults over all models, by the kind of fault ([`FAULTS`]).
     pub(crate) fn faults(&self) -> [u64; FAULTS.len()] {
         self.models.sum(|model| &model.faults)
     }
 
-    /// Prompt tokens of all models that the engine says it had cached.
+    /// Number of prompt tokens over all models that the engine reported as cached.
     pub(crate) fn cached_tokens(&self) -> u64 {
         self.models.total(|model| &model.cached_tokens)
     }
 }
 
-/// Requests beyond which the older half is forgotten.
+/// Number of recent requests above which the counts are halved.
 const MOST: u64 = 40;
 
-/// Failures below which nothing is said.
+/// Minimum number of failures for an engine to count as failing.
 const LEAST: u64 = 3;
 
-/// Time without a request after which half of the counts is dropped, so that an engine that gets no requests because of
-/// failures is tried again.
+/// Time without a request after which the counts of recent requests are halved, so that an engine that gets no requests
+/// because of failures is tried again.
 const FORGETS_AFTER: Duration = Duration::from_secs(5);
 
-/// Counts of how the last requests of an engine ended.
+/// Outcomes of an engine's recent requests.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     seen: Mutex<RecentCounts>,
-    /// True if half of the last requests or more had failed at the last look.
+    /// True if at least half of the recent requests had failed at the last update.
     is_failing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct RecentCounts {
-    /// Requests that failed or were answered, as counted at the last look.
+    /// Total number of requests that failed, as of the last update.
     failures: u64,
     answers: u64,
-    /// Requests that failed or were answered, among the last ones.
+    /// Number of recent requests that failed.
     failed: u64,
     worked: u64,
-    /// Time of the last look that found new requests, or dropped half of the counts.
+    /// Time of the last update that found new requests or halved the counts.
     last: Option<Instant>,
 }
 
 impl Recent {
-    /// Takes in what has happened since the last look.
+    /// Updates the recent counts by what has happened since the last update.
     pub(crate) fn look(&self, counts: &Counts, now: Instant) {
         let answers = counts.answers();
         let (others, errors) = answers.split_at(answers.len() - 1);
@@ -114,13 +115,13 @@ impl Recent {
         self.is_failing.store(seen.failing().is_some(), Relaxed);
     }
 
-    /// True if half of the last requests or more failed, as of the last look.
+    /// True if at least half of the recent requests failed, as of the last update.
     pub(crate) fn is_failing(&self) -> bool {
         self.is_failing.load(Relaxed)
     }
 
-    /// Returns how many of the last requests failed, and of how many, if that is half of them or more, and [`LEAST`] or
-    /// more.
+    /// Returns the number of failed and of all recent requests, if at least half of them and at least [`LEAST`] failed;
+    /// None otherwise.
     pub(crate) fn failing(&self) -> Option<(u64, u64)> {
         self.seen.lock().failing()
     }
@@ -132,40 +133,40 @@ impl RecentCounts {
     }
 }
 
-/// Time that is looked back at.
+/// Period over which refusals are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Time between two samples that are kept.
+/// Minimum time between two samples.
 const APART: Duration = Duration::from_secs(1);
 
-/// Part of an engine's requests below which refusals are no condition.
+/// Refusals are a condition of the engine if they are at least one in this number of its requests.
 const SHARE: u64 = 10;
 
-/// Samples of an engine's counts over the last minute.
+/// Samples of an engine's counters over the last minute.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct BusyAnswers(VecDeque<(Instant, Sample)>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Sample {
-    /// Requests that the engine did not take.
+    /// Number of requests that the engine refused as busy.
     busy: u64,
-    /// Requests that failed in another way.
+    /// Number of requests that failed otherwise.
     failed: u64,
-    /// All its requests that have ended.
+    /// Number of all requests that have ended.
     all: u64,
 }
 
-/// Requests of the last minute that an engine did not take.
+/// Requests of the last minute that an engine refused as busy: their number, and the number of all requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RefusedRequests {
     pub(crate) requests: u64,
     pub(crate) of: u64,
-    /// True if no request failed in another way.
+    /// True if no request failed for another reason.
     pub(crate) is_all: bool,
 }
 
 impl BusyAnswers {
-    /// Takes in the counts as they are, and returns the requests that were not taken in the last minute, if they are many.
+    /// Samples the counters, and returns the requests refused as busy in the last minute if they are many, else None.
     pub(crate) fn look(&mut self, counts: &Counts, now: Instant) -> Option<RefusedRequests> {
         let busy = counts.not_taken.iter().map(|count| count.load(Relaxed)).sum::<u64>();
         // An answer that says so is a fault as well if the request was then sent elsewhere.
@@ -190,23 +191,25 @@ impl BusyAnswers {
     }
 }
 
-/// Counts of the requests for a model at an engine.
+/// Counters of the requests for one model at one engine.
 #[derive(Debug)]
 pub(crate) struct EngineModelCounts {
-    /// The model, as the metrics call it.
+    /// The model's name in the metrics.
     pub(crate) model: Arc<str>,
-    /// Answers by the first digit of their status, from 1 on.
+    /// Number of answers by the first digit of their status, from 1 on.
     pub(crate) answers: [AtomicU64; 5],
-    /// Requests that got no answer, or an error in place of one or at its end, by [`FAULTS`].
+    /// Number of requests that got no answer, or an error in place of the answer or at its end, by the kind of fault
+    /// ([`FAULTS`]).
     pub(crate) faults: [AtomicU64; FAULTS.len()],
-    /// Times from a request's arrival to the first token of its streamed answer.
+    /// Histogram of the times from a request's arrival to the first token of its streamed answer, in seconds.
     pub(crate) first_token: Histogram<16>,
-    /// Times from a request's arrival to the end of its complete answer.
+    /// Histogram of the times from a request's arrival to the end of its complete answer, in seconds.
     pub(crate) duration: Histogram<16>,
-    /// Prompt tokens that the engine says it had cached, and prompt tokens of the same requests.
+    /// Number of prompt tokens that the engine reported as cached.
     pub(crate) cached_tokens: AtomicU64,
+    /// Number of prompt tokens of the requests for which the engine reported cached tokens.
     pub(crate) prompt_tokens: AtomicU64,
-    /// Tokens that the engine says it has generated.
+    /// Number of generated tokens, as reported by the engine.
     pub(crate) output_tokens: AtomicU64,
 }
 
@@ -225,12 +228,12 @@ impl EngineModelCounts {
     }
 }
 
-/// The counts of an engine's requests for each model that it was asked for.
+/// Counters of an engine's requests, for each model that was requested.
 #[derive(Debug, Default)]
 pub(crate) struct EngineModels(ArcSwap<Vec<Arc<EngineModelCounts>>>);
 
 impl EngineModels {
-    /// Returns the counts of a model, which are made the first time.
+    /// Returns the counters of a model; creates them the first time.
     pub(crate) fn of(&self, model: &Arc<str>) -> Arc<EngineModelCounts> {
         loop {
             // Nearly always there is one.
@@ -246,12 +249,12 @@ impl EngineModels {
         }
     }
 
-    /// The counts of all models.
+    /// The counters of all models.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<EngineModelCounts>>> {
         self.0.load_full()
     }
 
-    /// Returns numbers of all models together.
+    /// Returns the sums over all models of several counters.
     pub(crate) fn sum<const N: usize>(&self, of: impl Fn(&EngineModelCounts) -> &[AtomicU64; N]) -> [u64; N] {
         let mut sums = [0; N];
         for counts in self.0.load().iter() {
@@ -262,7 +265,7 @@ impl EngineModels {
         sums
     }
 
-    /// Returns a number of all models together.
+    /// Returns the sum over all models of one counter.
     pub(crate) fn total(&self, of: impl Fn(&EngineModelCounts) -> &AtomicU64) -> u64 {
         self.0.load().iter().map(|counts| of(counts).load(Relaxed)).sum()
     }

@@ -1,5 +1,5 @@
-//! The record of an engine, one account that `/workers`, `/explain`, `/metrics`, the page and the log all read, and the
-//! engine's worst known condition: a word, figures, and advice.
+//! Record of an engine's state, which `/workers`, `/explain`, `/metrics`, the page and the log all read, and the
+//! engine's worst known condition: a name, figures, and advice.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::trouble;
 use crate::clock::millis;
 use crate::engines::{CacheBelief, Condition, Engine, HealthState, Trouble};
 
-/// Returns the account of an engine now.
+/// Determines the present state of an engine.
 fn account(service: Option<&Follower>, engine: &Engine) -> EngineRecord {
     let (events, of_events) = service.map(|service| trouble::look(service, engine)).unzip();
     // An engine that is gone sends no events either: that is no trouble of its own.
@@ -25,7 +25,7 @@ fn account(service: Option<&Follower>, engine: &Engine) -> EngineRecord {
     EngineRecord { events, condition: condition.min_by_key(|it| it.ill) }
 }
 
-/// Returns the worst thing that is known of how an engine answers; none if all is well.
+/// Returns the worst known condition of how an engine answers; None if all is well.
 fn of_requests(engine: &Engine) -> Option<Condition> {
     let said = |ill, reason: String| Some(Condition::new(ill, reason));
     let standing = engine.health.standing();
@@ -61,7 +61,7 @@ fn of_requests(engine: &Engine) -> Option<Condition> {
     None
 }
 
-/// Returns the trouble with an engine that makes other tokens of prompts than the router.
+/// Returns the condition of an engine that tokenizes prompts differently from the router; None if it does not.
 fn of_tokens(engine: &Engine) -> Option<Condition> {
     let OtherCount { by_engine, by_router } = engine.token_agreement.other_count()?;
     let reason = format!(
@@ -70,7 +70,8 @@ fn of_tokens(engine: &Engine) -> Option<Condition> {
     Some(Condition::new(Trouble::OtherTokens, reason))
 }
 
-/// Returns the trouble with an engine's cache, by its own reports.
+/// Returns the condition of an engine that has less in its cache than its events announced, by its own reports; None if
+/// it has not.
 fn of_cache(engine: &Engine) -> Option<Condition> {
     let beliefs = engine.beliefs.lock();
     let (had, expected, prompts) = beliefs.values().find_map(CacheBelief::denied)?;
@@ -80,7 +81,7 @@ fn of_cache(engine: &Engine) -> Option<Condition> {
     Some(Condition::new(Trouble::Denying, reason))
 }
 
-/// Returns the trouble with an engine that is slower than its peers.
+/// Returns the condition of an engine that is slower than its peers; None if it is not.
 fn slow(engine: &Engine) -> Option<Condition> {
     let slowness = *engine.slowness.lock();
     // A prompt that is late proves nothing of its speed as long as the engine may be gone.
@@ -88,7 +89,7 @@ fn slow(engine: &Engine) -> Option<Condition> {
     slowness.filter(is_proved).map(|slowness| Condition::new(Trouble::Slow, slowness.reason()))
 }
 
-/// Looks how an engine is, and says it when that changes.
+/// Updates the record of an engine, and logs its condition when that changes.
 pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     engine.recent.look(&engine.counts, Instant::now());
     // Several tasks look: what one has seen must not replace what another has seen after it.
@@ -108,7 +109,7 @@ pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     *kept = now;
 }
 
-/// Logs a new condition of an engine.
+/// Logs the new condition of an engine.
 fn say(engine: &Engine, Condition { ill, reason, .. }: &Condition, before: Option<Trouble>) {
     let (name, condition, state) = (&*engine.name, ill.name(), ill.phrase());
     let was = before.map(Trouble::name);
@@ -121,31 +122,31 @@ fn say(engine: &Engine, Condition { ill, reason, .. }: &Condition, before: Optio
     }
 }
 
-/// The last account of an engine. Whether it takes requests, its health says at any time.
+/// State of an engine when last examined. Whether the engine takes requests is determined by its `health` at any time.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct EngineRecord {
-    /// The state of its events; none if this router follows no events.
+    /// State of the engine's event streams; None if this router follows no events.
     pub(crate) events: Option<EventsState>,
-    /// The worst thing that is known of it; none if all is well.
+    /// The engine's worst known condition; None if all is well.
     pub(crate) condition: Option<Condition>,
 }
 
-/// The state of an engine's events.
+/// State of an engine's event streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EventsState {
-    /// State of its worst stream, or of its registration if it has no stream.
+    /// State of the engine's worst stream, or of its registration if it has no stream.
     pub(crate) name: &'static str,
-    /// The longest lag of its streams.
+    /// Longest lag of the engine's streams; None if unknown.
     pub(crate) lag: Option<Duration>,
 }
 
 impl EngineRecord {
-    /// Returns the condition as answers show it; null if all is well.
+    /// Returns the condition as JSON for answers of the router; null if all is well.
     pub(crate) fn condition_to_json(&self) -> Value {
         self.condition.as_ref().map_or(Value::Null, Condition::to_json)
     }
 
-    /// Returns the state of the events as answers show it; null if none are followed.
+    /// Returns the state of the event streams as JSON for answers of the router; null if events are not followed.
     pub(crate) fn events_to_json(&self) -> Value {
         let Some(EventsState { name, lag }) = &self.events else { return Value::Null };
         json!({ "state": name, "lag_ms": lag.map(|lag| lag.as_micros() as f64 / 1e3) })

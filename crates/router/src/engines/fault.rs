@@ -1,52 +1,52 @@
-//! Faults between the router and an engine.
+//! Faults in the communication between the router and an engine.
 
 use std::fmt;
 
 /// Reason for a missing or incomplete answer of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Connecting failed.
+    /// Connecting to the engine failed, for this reason.
     Connect(String),
-    /// The certificate of what was connected to is not accepted.
+    /// The TLS certificate of the server that was connected to is not accepted.
     Certificate(String),
-    /// Connecting took too long: the engine may be overloaded.
+    /// Connecting took too long; the engine may be overloaded.
     ConnectTimeout,
-    /// The connection ended before the answer began.
+    /// A new connection was closed before the answer began.
     Closed,
-    /// A connection that had been open for a while was closed before the answer began: the engine may be well.
+    /// A reused connection was closed before the answer began; the engine may be well.
     Stale,
-    /// A connection that had been open for a while was closed, and nothing of the request had left.
+    /// A reused connection was closed before any part of the request was sent.
     Unsent,
-    /// The connection broke.
+    /// The connection broke in the middle of the answer.
     Broken(String),
-    /// The engine sent something that is no HTTP.
+    /// The engine sent something that is not valid HTTP.
     Malformed(&'static str),
-    /// Nothing came in time.
+    /// No byte of the answer arrived in time.
     FirstByte,
-    /// The engine has gone down before anything came.
+    /// The engine went down before anything arrived.
     Down,
-    /// Nothing more came in time.
+    /// The answer stopped: no further byte arrived in time.
     Stalled,
-    /// The engine answered that it cannot take requests now: with this status.
+    /// The engine answered with this status that it cannot take requests now.
     Busy(u16),
-    /// The engine answered with an error under a status that says that all is well: the error says this status.
+    /// The engine answered with a status of success, but with an error in the body; this is the error's status.
     Error(u16),
     /// The engine does not have the requested model.
     NoModel,
-    /// The engine that should have computed the prompt has failed; `sent`: after it had been asked.
+    /// The prefill engine, which should have computed the prompt, failed.
     Prefill {
-        /// True if the request may have reached that engine.
+        /// True if the request may have reached the prefill engine.
         sent: bool,
     },
 }
 
 impl Fault {
-    /// The fault's name in metrics, which stays the same.
+    /// Name of the fault in metrics, which never changes.
     pub(crate) fn name(&self) -> &'static str {
         NAMES[self.number()]
     }
 
-    /// True if the engine may have acted on the request, with an unknown result.
+    /// True if the engine may have worked on the request, with an unknown result.
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
             // Of one that answered it is known what came of it.
@@ -65,12 +65,12 @@ impl Fault {
         }
     }
 
-    /// True if connecting failed.
+    /// True if connecting to the engine failed, so that nothing was sent.
     pub(crate) fn is_of_connecting(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Certificate(_) | Self::ConnectTimeout)
     }
 
-    /// True if either the engine or the request may be the cause.
+    /// True if it is unclear whether the engine or the request caused the fault.
     pub(crate) fn is_unclear(&self) -> bool {
         match self {
             // One that is only busy says so with these.
@@ -79,7 +79,7 @@ impl Fault {
         }
     }
 
-    /// The fault's place among [`NAMES`].
+    /// Position of the fault's name in [`NAMES`].
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Connect(_) | Self::ConnectTimeout => 0,
@@ -99,7 +99,7 @@ impl Fault {
     }
 }
 
-/// Names of all faults, in order of their numbers.
+/// Names of all faults, in the order of [`Fault::number`].
 pub(crate) const NAMES: [&str; 13] = [
     "connect",
     "closed",

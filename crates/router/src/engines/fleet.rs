@@ -18,10 +18,10 @@ use crate::config::{Config, EngineConfig, Role};
 use crate::engines::{DrainedBy, Engine, HealthState, Models, Turn};
 use crate::error::Error;
 
-/// The fleet: all engines, and changes of them.
+/// All engines, and operations that change them.
 pub(crate) struct Fleet {
     engines: ArcSwap<EngineTable>,
-    /// Dialect that all engines have, if it is the same; then models need not be compared.
+    /// Dialect of the engines, if all have the same one; then models need not be compared.
     dialect: ArcSwap<Option<Dialect>>,
     changes: Mutex<()>,
     config: Arc<Config>,
@@ -29,11 +29,11 @@ pub(crate) struct Fleet {
     tls: Arc<ClientConfig>,
 }
 
-/// All engines at one moment, in order of their names.
+/// All engines at one moment, sorted by name.
 #[derive(Default)]
 pub(crate) struct EngineTable {
     all: Vec<Arc<Engine>>,
-    /// Hash table of their positions, counted from 1: 0 for a free slot.
+    /// Hash table with the engines' positions, counted from 1; 0 for a free slot.
     slots: Box<[u32]>,
 }
 
@@ -47,7 +47,7 @@ impl EngineTable {
         Self { all, slots }
     }
 
-    /// Returns the engine with a name.
+    /// Returns the engine with this name.
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<Engine>> {
         for slot in slots_of(name, self.slots.len()) {
             let engine = self.all.get((self.slots[slot] as usize).checked_sub(1)?)?;
@@ -58,7 +58,8 @@ impl EngineTable {
         None
     }
 
-    /// Returns the decision core's number of a rank, which was bound when the engine was registered.
+    /// Returns the number of a rank in the decision core, which was assigned when the engine was registered; None if
+    /// there is no such rank.
     pub(crate) fn number(&self, worker: &str, rank: u32) -> Option<u32> {
         let engine = self.get(worker)?;
         engine.ids.get()?.get(engine.config.ranks.place(rank)?).map(|id| id.0)
@@ -73,42 +74,42 @@ impl Deref for EngineTable {
     }
 }
 
-/// Slots of a name in a table of `size` slots, a power of two, in the order of their use.
+/// Slots to try for a name in a hash table of `size` slots, a power of two, in this order.
 fn slots_of(name: &str, size: usize) -> impl Iterator<Item = usize> {
     let first = xxh3_64(name.as_bytes()) as usize;
     (0..size).map(move |step| first.wrapping_add(step) & (size - 1))
 }
 
-/// The ways in which the engines of a model prepare its chats.
+/// Dialects in which the engines of a model render chats.
 pub(crate) struct Dialects {
     pub(crate) main: Dialect,
     pub(crate) others: Vec<Dialect>,
-    /// The model of a request that names none, if engines have only one.
+    /// The model of requests that name none, if the engines have only one; None otherwise.
     pub(crate) only_model: Option<String>,
 }
 
-/// The engines to ask about a prompt.
+/// Engines to which a request about a prompt, such as to tokenize it, is sent.
 pub(crate) struct ToAsk {
-    /// The least loaded engine whose route can be used.
+    /// The least loaded engine whose route is usable; None if there is none.
     pub(crate) now: Option<Arc<Engine>>,
     /// Engines that are asked in the background, to test whether their route works again.
     pub(crate) due: Vec<Arc<Engine>>,
 }
 
-/// Origin of a new engine.
+/// Party that adds an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
-    /// The operator of the router.
+    /// The operator of the router, by its configuration or command.
     Operator,
-    /// A client over HTTP: it cannot replace an engine at another URL, gets the key of all engines only on request, and
-    /// adds a limited number.
+    /// A client over HTTP. It cannot replace an engine at another URL, its engines get the key of all engines only on
+    /// request, and their number is limited.
     Client,
 }
 
-/// The engines that a change of the fleet added and replaced.
+/// The engine that a change of the fleet added, and the one it replaced.
 pub(crate) struct FleetChange {
     pub(crate) added: Arc<Engine>,
-    /// The engine of that name that it replaces.
+    /// The previous engine of the same name; None if the name is new.
     pub(crate) replaced: Option<Arc<Engine>>,
 }
 
@@ -126,18 +127,18 @@ impl Fleet {
         Ok(Self { engines, dialect, changes: Mutex::default(), config, shards, tls })
     }
 
-    /// The TLS configuration that checks the certificates of all that requests or questions go to.
+    /// The TLS configuration for outgoing connections, which verifies the certificates of engines and services.
     pub(crate) fn tls(&self) -> &Arc<ClientConfig> {
         &self.tls
     }
 
-    /// All engines.
+    /// All engines of the fleet now.
     #[must_use]
     pub(crate) fn engines(&self) -> Guard<Arc<EngineTable>> {
         self.engines.load()
     }
 
-    /// Returns the engine with a name.
+    /// Returns the engine with this name.
     #[must_use]
     pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
         self.engines.load().get(name).cloned()
@@ -148,7 +149,7 @@ impl Fleet {
         self.compare_dialects();
     }
 
-    /// Notes the dialect of all engines, if they have one, when an engine's kind and version are known.
+    /// Updates the common dialect of all engines, after an engine's kind and version have become known.
     pub(crate) fn compare_dialects(&self) {
         let engines = self.engines.load();
         let first = engines.first().map(|engine| engine.dialect()).unwrap_or_default();
@@ -176,7 +177,7 @@ impl Fleet {
         Dialects { main: found.next().unwrap_or_default(), others: found.collect(), only_model }
     }
 
-    /// The model that all engines have, as far as they say what they serve; none if they have others besides.
+    /// The model that all engines have, as far as they list their models; None if there are several.
     fn only_model(&self) -> Option<String> {
         let engines = self.engines.load();
         let models = engines.iter().map(|engine| engine.models.load_full());
@@ -188,19 +189,21 @@ impl Fleet {
         first.all(|other| other == one).then_some(one)
     }
 
-    /// The model that requests under a name count as: itself, or what it adapts. None if no engine lists it.
+    /// The model under which requests for this name are counted: the model itself, or the base model of an adapter.
+    /// None if no engine lists the name.
     pub(crate) fn counted_as(&self, name: &str) -> Option<String> {
         self.engines.load().iter().find_map(|engine| engine.models.load().counted_as(name).map(str::to_owned))
     }
 
-    /// True if all engines that serve a model call images by the `uuid` that a request has for them.
+    /// True if all engines that serve a model identify images by the `uuid` in a request; false if there are none.
     pub(crate) fn takes_image_ids(&self, model: Option<&str>) -> bool {
         let engines = self.engines.load();
         let mut serving = engines.iter().filter(|engine| engine.models.load().may_serve(model)).peekable();
         serving.peek().is_some() && serving.all(|engine| engine.takes_image_ids())
     }
 
-    /// An engine that serves a model, prepares its chats in this way and is up: the one with the fewest requests.
+    /// The engine with the fewest requests in flight among those that serve a model, render its chats in this dialect
+    /// and are up; None if there is none.
     pub(crate) fn one_for(&self, model: Option<&str>, dialect: Dialect) -> Option<Arc<Engine>> {
         let engines = self.engines.load();
         let serving = engines.iter().filter(|engine| engine.prepares(model, dialect));
@@ -208,13 +211,15 @@ impl Fleet {
         serving.min_by_key(|engine| (!engine.lists(model), engine.counts.in_flight.load(Relaxed))).cloned()
     }
 
-    /// Returns the name by which engines of a dialect know a model that clients call by another one.
+    /// Returns the engines' own name of a model, if it differs from the name `model` that clients use. Only engines of
+    /// the dialect count.
     pub(crate) fn own_name(&self, model: &str, dialect: Dialect) -> Option<String> {
         let engine = self.one_for(Some(model), dialect)?;
         engine.models.load().own_name(model).map(str::to_owned)
     }
 
-    /// Returns the engine to ask at a path, other than `other`, and those whose route is due for a test.
+    /// Returns the engine to ask about a prompt at a path, and engines whose route is due for a test. `other`: an
+    /// engine that is left out.
     pub(crate) fn to_ask(
         &self,
         model: Option<&str>,
@@ -239,13 +244,13 @@ impl Fleet {
         ToAsk { now: best.map(|(_, engine)| engine.clone()), due }
     }
 
-    /// True if prefill has engines of its own.
+    /// True if there are separate prefill engines.
     pub(crate) fn is_split(&self) -> bool {
         self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
     }
 
-    /// True if a request could be sent: an engine is up, its models are known, and so is how prefill engines hand
-    /// blocks over.
+    /// True if requests can be served: some engine is up and its models are known; and if there are separate prefill
+    /// and decode engines, how they hand blocks over is known too.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
         // Silence may be a few requests' doing: one client must not take the whole router out of service.
@@ -260,8 +265,8 @@ impl Fleet {
         engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
     }
 
-    /// Adds an engine, or replaces the one with its name. `before` is called with both, while requests still find the
-    /// old one.
+    /// Adds an engine, or replaces the one of the same name. `before` is called with the old and the new engine while
+    /// requests still find the old one.
     pub(crate) fn set(
         &self,
         mut config: EngineConfig,
@@ -305,7 +310,7 @@ impl Fleet {
         Ok(FleetChange { added: engine, replaced })
     }
 
-    /// Takes an engine out. What runs there goes on.
+    /// Removes an engine. Requests that run there continue.
     pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
         let _lock = self.changes.lock();
         let mut engines = self.engines.load().to_vec();
@@ -318,7 +323,8 @@ impl Fleet {
     }
 }
 
-/// Returns the TLS configuration that checks the certificates of others. `setting`: what names the file of authorities.
+/// Returns a TLS configuration that verifies the certificates of servers. `setting`: name of the setting for the file
+/// with authorities `ca`, for errors.
 pub(crate) fn client_tls(setting: &str, ca: Option<&Path>) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     // Where the systems that we run on keep the authorities that they trust.

@@ -1,5 +1,5 @@
-//! Tells whether an engine takes requests, by evidence: what came of requests, what it answers when asked, what it said
-//! itself.
+//! Health of an engine: decides whether the engine takes requests, from the outcome of requests, from health checks,
+//! and from the engine's own statements.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -11,39 +11,40 @@ use super::health_check::Sleep;
 use crate::clock::millis;
 use crate::config::HealthConfig;
 
-/// Milliseconds for which events are missing before that counts: an engine that comes back answers before its events come.
+/// Time, in milliseconds, for which events must be missing to count as missing: an engine that comes back answers
+/// before its event streams do.
 const MISSED_FOR: u64 = 1_000;
 
-/// Milliseconds after an engine was down for which missing events do not count: by then its streams have been connected to
-/// again, unless that fails.
+/// Time, in milliseconds, after an engine was down during which missing events do not count; by then its streams are
+/// normally connected again.
 const RECONNECTED_WITHIN: u64 = 5_000;
 
-/// Reason that stands against sending an engine requests.
+/// Reason for which no requests are sent to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HealthState {
-    /// Nothing stands against it.
+    /// No reason: the engine takes requests.
     Up,
-    /// The health check is not answered.
+    /// The engine does not answer the health check.
     Down,
-    /// Requests failed in a row; the engine is left alone for a while.
+    /// Several requests in a row failed; the engine is left out for a while.
     Failing,
-    /// The engine has requests and has not said a byte for long.
+    /// The engine has requests and has not sent a byte for long.
     Silent,
-    /// The engine works, but does not answer the health check.
+    /// The engine works, but does not answer the health check in time.
     Busy,
-    /// The engine asked to be left alone for a while.
+    /// The engine asked for a pause.
     Paused,
     /// The engine sleeps: its weights are offloaded until it is woken.
     Asleep,
-    /// An operator takes the engine out.
+    /// The operator or discovery drains the engine.
     Draining,
 }
 
 impl HealthState {
-    /// All names, each once.
+    /// Names of all states, each once.
     pub(crate) const NAMES: [&str; 7] = ["up", "down", "failing", "silent", "busy", "asleep", "draining"];
 
-    /// The name in answers and metrics.
+    /// Name of the state in answers and metrics.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -62,18 +63,18 @@ impl HealthState {
 /// Outcome of a health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// The engine is well.
+    /// The health check was successful.
     Well,
-    /// The engine works, and did not answer in time. That is no reason to take away what it works on.
+    /// The engine works, but did not answer in time. Its requests are not taken away.
     Busy(String),
-    /// The health check failed or could not connect; twice in a row means down.
+    /// The health check failed or could not connect; two failures in a row mean that the engine is down.
     Unwell(String),
-    /// The engine is dead.
+    /// The engine is dead, for this reason.
     Dead(String),
 }
 
 impl Finding {
-    /// The reason why the engine is not well.
+    /// The reason why the engine is not well; None if it is well.
     pub(crate) fn why_not(&self) -> Option<&str> {
         match self {
             Self::Well => None,
@@ -82,49 +83,50 @@ impl Finding {
     }
 }
 
-/// Party that may want an engine to get no new requests. It gets them again when neither wants that.
+/// Party that can drain an engine. The engine gets new requests again when neither party drains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainedBy {
     /// The operator of the router, or a client with the admin key.
     Operator = 1,
-    /// The source of the engine: its pod is not ready, or ends.
+    /// The source that discovered the engine, as its pod is not ready or terminates.
     Discovery = 2,
 }
 
-/// The evidence of how an engine does.
+/// Health of an engine, with the evidence for it.
 #[derive(Debug)]
 pub(crate) struct Health {
     config: HealthConfig,
-    /// Requests that failed in a row.
+    /// Number of successive failed requests.
     failures: AtomicU32,
-    /// Requests that got no answer in a row, for which they themselves may be the cause.
+    /// Number of successive requests without an answer for which the requests themselves may be the cause.
     doubts: AtomicU32,
-    /// Wakes the task of the health check.
+    /// Wakes the task that makes health checks.
     doubted: Notify,
-    /// Number of times in a row that the engine was left alone.
+    /// Number of successive times that the engine was left out.
     opened: AtomicU32,
-    /// Time until which the engine gets no requests; 0 if it gets them.
+    /// Time until which the engine is left out, in milliseconds of the router's clock; 0 if it is not left out.
     open_until: AtomicU64,
-    /// True if a request is out to see if the engine works again.
+    /// True if a trial request is under way, to see whether the engine works again.
     trial: AtomicBool,
-    /// Questions in a row that found it unwell.
+    /// Number of successive health checks that failed.
     unwell: AtomicU32,
-    /// True if it has not answered the last question in time, and works.
+    /// True if the engine works, but has not answered the last health check in time.
     late: AtomicBool,
     pub(crate) sleep: Sleep,
     down: AtomicBool,
-    /// Number of times that the engine went down. `went_down` wakes those who wait for that.
+    /// Number of times that the engine went down. `went_down` wakes the tasks that wait for the next time.
     downs: AtomicU32,
     went_down: Notify,
     silent: AtomicBool,
     busy_until: AtomicU64,
-    /// Time at which the last health check began that found the engine well.
+    /// Time at which the last successful health check began, in milliseconds of the router's clock.
     well_at: AtomicU64,
-    /// Time since which the engine's events are missing while it is not down; 0 if they are not.
+    /// Time since which the engine's events are missing although it is not down, in milliseconds; 0 if they are not
+    /// missing.
     events_missing_since: AtomicU64,
-    /// Time at which the engine was last seen to be down; 0 if it never was.
+    /// Time at which the engine was last seen to be down, in milliseconds; 0 if it never was.
     last_down: AtomicU64,
-    /// One bit for each that wants it drained: see [`DrainedBy`].
+    /// One bit for each party that drains the engine: see [`DrainedBy`].
     draining: AtomicU32,
 }
 
@@ -178,20 +180,20 @@ impl Health {
         }
     }
 
-    /// Returns the time for which the engine asked to be left alone, from now on.
+    /// Returns the rest of the pause that the engine asked for.
     pub(crate) fn busy_for(&self) -> Duration {
         Duration::from_millis(self.busy_until.load(Relaxed).saturating_sub(millis()))
     }
 
-    /// Notes that a request goes to the engine. If that was left alone before, no other one goes there until this one
-    /// has ended.
+    /// Records that a request is sent to the engine. If the engine was left out before, this request is a trial, and no
+    /// other one is sent until it has ended.
     pub(crate) fn sent(&self) {
         if self.open_until.load(Relaxed) != 0 {
             self.trial.store(true, Relaxed);
         }
     }
 
-    /// Notes that the engine has answered a request.
+    /// Records that the engine has answered a request.
     pub(crate) fn note_answer(&self) {
         self.silent.store(false, Relaxed);
         if self.doubts.load(Relaxed) != 0 {
@@ -205,7 +207,7 @@ impl Health {
         }
     }
 
-    /// Records a failed request. True if the engine is left alone from now on.
+    /// Records a failed request. True if the engine is left out from now on.
     pub(crate) fn note_failure(&self) -> bool {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         let was_trial = self.trial.swap(false, Relaxed);
@@ -225,8 +227,8 @@ impl Health {
         self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// Records a request without an answer, which may be the request's own fault: several in a row cause a health
-    /// check, which decides.
+    /// Records a request without an answer for which the request itself may be the cause. Several in a row cause a
+    /// health check, which decides.
     pub(crate) fn doubt(&self) {
         if self.trial.swap(false, Relaxed) {
             // No success: that it has failed before is all that is known.
@@ -237,22 +239,22 @@ impl Health {
         }
     }
 
-    /// Waits until requests give a reason for a health check.
+    /// Waits until a health check is requested, because of doubtful requests or by `check_soon`.
     pub(crate) async fn wait_for_doubt(&self) {
         self.doubted.notified().await;
     }
 
-    /// Notes that a request has ended before it said anything of the engine.
+    /// Records that a request ended without telling whether the engine works.
     pub(crate) fn unknown(&self) {
         self.trial.store(false, Relaxed);
     }
 
-    /// Notes that a question is not answered in time by an engine that works. True if that is new.
+    /// Records that a working engine does not answer a health check in time. True if that is new.
     pub(crate) fn note_late(&self) -> bool {
         !self.late.swap(true, Relaxed)
     }
 
-    /// Notes what came of a question. True if the engine goes down or is up again by that.
+    /// Records the outcome of a health check. True if the engine goes down or becomes well by this outcome.
     pub(crate) fn note_check(&self, found: &Finding) -> bool {
         match found {
             Finding::Well => {
@@ -281,7 +283,7 @@ impl Health {
         }
     }
 
-    /// Notes that the engine is dead. True if that is new.
+    /// Records that the engine is down. True if that is new.
     fn go_down(&self) -> bool {
         if self.down.swap(true, Relaxed) {
             return false;
@@ -298,12 +300,12 @@ impl Health {
         self.down.load(Relaxed)
     }
 
-    /// Number of times that the engine went down so far.
+    /// Number of times that the engine has gone down so far.
     pub(crate) fn downs(&self) -> u32 {
         self.downs.load(Acquire)
     }
 
-    /// Waits until the number of times that the engine went down is not `downs` any more.
+    /// Waits until the number of times that the engine went down differs from `downs`.
     pub(crate) async fn is_down_since(&self, downs: u32) {
         loop {
             let notified = self.went_down.notified();
@@ -314,24 +316,25 @@ impl Health {
         }
     }
 
-    /// Notes that a health check that began at `began` found the engine well.
+    /// Records a successful health check. `began`: when the check began, in milliseconds of the router's clock.
     pub(crate) fn note_well(&self, began: u64) {
         self.well_at.store(began, Relaxed);
     }
 
-    /// True if a health check that began at this time or later found the engine well, or if health checks are off.
+    /// True if a health check that began at time `at` (in milliseconds of the router's clock) or later was successful,
+    /// or if health checks are off.
     pub(crate) fn is_well_since(&self, at: u64) -> bool {
         self.config.interval.is_zero() || self.well_at.load(Relaxed) >= at
     }
 
-    /// Causes a health check.
+    /// Requests a health check now.
     pub(crate) fn check_soon(&self) {
         self.doubted.notify_one();
     }
 
-    /// Notes whether the engine's events are missing. True if that is a fault of the events alone: the engine has answered
-    /// a health check since, and they are missing for a moment already. Until then the engine itself may be gone, or just
-    /// back. Causes a health check when they are first missed.
+    /// Records whether the engine's events are missing at time `now`, in milliseconds. True if the events alone are at
+    /// fault: they have been missing for [`MISSED_FOR`], and the engine has answered a health check since. Otherwise
+    /// the engine itself may be gone or just back. Requests a health check when events first go missing.
     pub(crate) fn lacks_only_events(&self, missing: bool, now: u64) -> bool {
         if self.is_down() {
             self.last_down.store(now, Relaxed);
@@ -356,22 +359,22 @@ impl Health {
         is_reconnected && now.saturating_sub(since) >= MISSED_FOR && self.well_at.load(Relaxed) >= since
     }
 
-    /// Records whether the engine has been silent for too long. True if it has only just become so.
+    /// Records whether the engine has been silent for too long. True if that is new.
     pub(crate) fn set_silent(&self, silent: bool) -> bool {
         !self.silent.swap(silent, Relaxed) && silent
     }
 
-    /// Notes that the engine asks to be left alone for a while.
+    /// Records that the engine asked for a pause of this length.
     pub(crate) fn set_busy(&self, pause: Duration) {
         self.busy_until.fetch_max(millis() + pause.as_millis() as u64, Relaxed);
     }
 
-    /// True if someone wants the engine drained.
+    /// True if some party drains the engine.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Relaxed) != 0
     }
 
-    /// Records whether one of those who may drain the engine wants it drained. True if any of them does.
+    /// Records whether one party drains the engine. Returns whether any party does.
     pub(crate) fn set_draining(&self, by: DrainedBy, draining: bool) -> bool {
         let bit = by as u32;
         let after = if draining {

@@ -1,11 +1,12 @@
-//! Health check of an engine, and what follows from its answer or silence; its signs of life, and whether it sleeps.
+//! Health check of an engine and its evaluation; the engine's signs of life; and whether it sleeps.
 //!
-//! SGLang answers at `/health` when its scheduler has put something out, and with 503 after 20 s without; an engine whose
-//! process has much to do answers late. So a question stays open beyond its time-out, and as long as anything of the
-//! engine moves (its streams, its events, its metrics, an answer at a path that costs nothing) it is busy, not dead.
+//! SGLang answers at `/health` when its scheduler has produced output, and with 503 after 20 s without output; a
+//! process under load answers late. A health check therefore stays open beyond its time limit, and as long as anything
+//! comes from the engine (streams, events, metrics, an answer at a path that costs it nothing) the engine is busy, not
+//! dead.
 //!
-//! An engine that computes may answer no question for as long as that takes: SGLang's `/health` waits until the scheduler
-//! has put something out. How long is long for one engine is learnt from what it did before.
+//! An engine may not answer at all while it computes: SGLang's `/health` waits until the scheduler has produced output.
+//! How long that may take is learnt for each engine from its past.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,16 +18,16 @@ use crate::config::{Handover, HealthConfig};
 use crate::engines::json_fields::{self, pick};
 use crate::engines::{Engine, Fault, Finding, Kind, status};
 
-/// The path at which SGLang answers without its scheduler.
+/// Path at which SGLang answers without its scheduler.
 const SGLANG_ALIVE: &str = "/ping";
 
-/// Time between two questions beside one that is not answered.
+/// Pause between two probes while a health check is unanswered.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Times in a row that a connection beside a question is refused before the engine counts as gone.
+/// Number of successive probes whose connection is refused after which the engine counts as gone.
 const REFUSALS: u32 = 2;
 
-/// Sends a health check, and waits for the answer as long as the engine shows signs of life.
+/// Makes a health check, and waits for the answer as long as the engine shows signs of life.
 pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
     let (started, started_at) = (Instant::now(), millis());
     let mut answer = pin!(status(engine, &health.path));
@@ -93,17 +94,17 @@ pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
     }
 }
 
-/// True for the statuses with which gateways tell of an engine that they cannot reach.
+/// True for the HTTP statuses by which a gateway reports that it cannot reach the engine.
 pub(crate) fn is_from_gateway(status: u16) -> bool {
     matches!(status, 502..=504)
 }
 
-/// The path of a question that engines answer whatever their schedulers do.
+/// Path at which the engine answers whatever its scheduler does.
 fn alive_path(engine: &Engine) -> &'static str {
     if engine.handover() == Some(Handover::Sglang) { SGLANG_ALIVE } else { Kind::VERSION_PATH }
 }
 
-/// Judges the answer to a health check, or its failure, by the time it took.
+/// Evaluates the answer to a health check, or its failure. `took`: time from the check to the answer.
 fn judge(health: &HealthConfig, engine: &Engine, answer: Result<u16, Fault>, took: Duration) -> Finding {
     let is_late = took > health.timeout;
     let is_moving = || engine.is_at_work() && engine.stillness().0 <= engine.signs.limit_at_work(health.timeout);
@@ -130,14 +131,14 @@ fn judge(health: &HealthConfig, engine: &Engine, answer: Result<u16, Fault>, too
     }
 }
 
-/// The path at which vLLM tells whether it sleeps.
+/// Path at which vLLM reports whether it sleeps.
 pub(crate) const SLEEP_PATH: &str = "/is_sleeping";
 
 const UNKNOWN: u8 = 0;
 const AWAKE: u8 = 1;
 const ASLEEP: u8 = 2;
 
-/// An engine's statements on whether it sleeps.
+/// State of sleep of an engine, by its own reports.
 #[derive(Debug, Default)]
 pub(crate) struct Sleep {
     by_route: AtomicU8,
@@ -145,7 +146,7 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// True if the engine states that it sleeps.
+    /// True if the engine reports that it sleeps.
     pub(crate) fn is_asleep(&self) -> bool {
         match self.by_route.load(Relaxed) {
             UNKNOWN => self.by_metrics.load(Relaxed) == ASLEEP,
@@ -153,22 +154,24 @@ impl Sleep {
         }
     }
 
-    /// The route or metric by which the engine states that it sleeps.
+    /// The route or metric by which the engine reports that it sleeps.
     pub(crate) fn source(&self) -> &'static str {
         if self.by_route.load(Relaxed) == ASLEEP { "GET /is_sleeping" } else { "vllm:engine_sleep_state" }
     }
 
-    /// Notes what the engine said when it was asked; none if that says nothing. True if it is awake by that.
+    /// Records the engine's answer at [`SLEEP_PATH`]; None if the answer does not tell. True if the engine has just
+    /// woken up.
     pub(crate) fn note_route(&self, said: Option<bool>) -> bool {
         self.note(&self.by_route, said)
     }
 
-    /// Notes what the engine's metrics say; none if they do not. True if it is awake by that.
+    /// Records the state of sleep in the engine's metrics; None if they do not tell. True if the engine has just woken
+    /// up.
     pub(crate) fn note_metrics(&self, said: Option<bool>) -> bool {
         self.note(&self.by_metrics, said)
     }
 
-    /// Forgets what the engine said: who comes back from the dead is awake.
+    /// Drops what the engine reported, as an engine that was down is awake when it comes back.
     pub(crate) fn forget(&self) {
         self.by_route.store(UNKNOWN, Relaxed);
         self.by_metrics.store(UNKNOWN, Relaxed);
@@ -186,7 +189,7 @@ impl Sleep {
     }
 }
 
-/// Reads an answer of [`SLEEP_PATH`]. None: it does not say.
+/// Parses an answer at [`SLEEP_PATH`]; None if the answer does not tell whether the engine sleeps.
 pub(crate) fn read(status: u16, body: &[u8]) -> Option<bool> {
     if status != 200 {
         return None;
@@ -195,38 +198,41 @@ pub(crate) fn read(status: u16, body: &[u8]) -> Option<bool> {
     json_fields::read(said)
 }
 
-/// The least silence of an engine at work that is death, in time-outs of a question, and at all.
+/// Minimum silence of an engine at work that means death, as a multiple of a health check's time limit.
 const TIMEOUTS: u32 = 20;
+/// Minimum silence of an engine at work that means death.
 const LEAST: Duration = Duration::from_secs(10);
 
-/// A silence is too long if it exceeds the longest one that ended by this factor.
+/// Factor by which a silence of an engine must exceed its longest earlier silence to count as death.
 const TIMES: u32 = 2;
 
-/// Signs of life of an engine other than bytes of its answers to requests, which its counts have.
+/// Signs of life of an engine besides the bytes of its answers, and the lengths of its silences. Times are in
+/// milliseconds of the router's clock.
 #[derive(Debug, Default)]
 pub(crate) struct Signs {
-    /// Time of the last sign.
+    /// Time of the last sign of life.
     last: AtomicU64,
-    /// Requests that the engine last said to have.
+    /// Number of requests that the engine last reported to have.
     reported: AtomicU64,
-    /// Time of the last sign of any kind, and the length of the silence since, as of the last look.
+    /// Time of the last sign of any kind, as of the last update.
     seen: AtomicU64,
+    /// Length of the silence since the last sign, as of the last update, in milliseconds.
     silence: AtomicU64,
-    /// The longest silence of the engine at work that a sign ended.
+    /// Longest silence of the engine at work that was ended by a sign, in milliseconds.
     longest: AtomicU64,
-    /// Longest time of a successful health check.
+    /// Longest time to the answer of a successful health check, in milliseconds.
     slowest: AtomicU64,
-    /// The longest question that was given up since it last said so.
+    /// Longest time after which a health check was given up since the last successful one, in milliseconds.
     given_up: AtomicU64,
 }
 
 impl Signs {
-    /// Notes a sign of life.
+    /// Records a sign of life now.
     pub(crate) fn note(&self) {
         self.note_at(millis());
     }
 
-    /// Notes a sign of life some time ago.
+    /// Records a sign of life that came this long ago.
     pub(crate) fn note_ago(&self, ago: Duration) {
         self.note_at(millis().saturating_sub(ago.as_millis() as u64));
     }
@@ -235,35 +241,36 @@ impl Signs {
         self.last.fetch_max(at, Relaxed);
     }
 
-    /// Time of the last sign.
+    /// Time of the last sign of life, in milliseconds of the router's clock.
     pub(crate) fn last(&self) -> u64 {
         self.last.load(Relaxed)
     }
 
-    /// Notes how many requests the engine says it has, by its metrics.
+    /// Records the number of requests that the engine's metrics report.
     pub(crate) fn note_reported(&self, requests: f64) {
         self.reported.store(requests as u64, Relaxed);
     }
 
-    /// Requests that the engine last said to have.
+    /// Number of requests that the engine last reported to have.
     pub(crate) fn reported(&self) -> u64 {
         self.reported.load(Relaxed)
     }
 
-    /// Records the time of a successful health check.
+    /// Records a successful health check. `took`: time to its answer.
     pub(crate) fn note_answer(&self, took: Duration) {
         self.note();
         self.slowest.fetch_max(took.as_millis() as u64, Relaxed);
         self.given_up.store(0, Relaxed);
     }
 
-    /// Notes that a question was given up after so long: the next one is open for longer, as the answer may take longer.
+    /// Records that a health check was given up after this time. The next one is allowed more time, as the answer may
+    /// take longer.
     pub(crate) fn note_given_up(&self, after: Duration) {
         self.given_up.fetch_max(after.as_millis() as u64, Relaxed);
     }
 
-    /// Looks again: the last sign of any kind was at `last`; `silence` is how long the engine has been at work without one.
-    /// Learns how long silences are that end.
+    /// Updates the longest silence. `last`: time of the last sign of any kind; `silence`: time since then if the engine
+    /// is at work, else 0.
     pub(crate) fn look(&self, last: u64, silence: Duration) {
         let before = self.silence.swap(silence.as_millis() as u64, Relaxed);
         if self.seen.swap(last, Relaxed) < last {
@@ -271,13 +278,13 @@ impl Signs {
         }
     }
 
-    /// The time without any sign after which an engine at work is dead.
+    /// Silence after which an engine at work counts as dead. `timeout`: time limit of a health check.
     pub(crate) fn limit_at_work(&self, timeout: Duration) -> Duration {
         let longest = Duration::from_millis(self.longest.load(Relaxed).max(self.slowest.load(Relaxed)));
         (timeout * TIMEOUTS).max(longest * TIMES).max(LEAST)
     }
 
-    /// The time without any sign after which an engine without work is dead.
+    /// Silence after which an engine without work counts as dead. `timeout`: time limit of a health check.
     pub(crate) fn limit_idle(&self, timeout: Duration) -> Duration {
         let longest = Duration::from_millis(self.slowest.load(Relaxed).max(self.given_up.load(Relaxed)));
         (timeout.max(longest) * TIMES).min(self.limit_at_work(timeout))

@@ -1,4 +1,4 @@
-//! Single fields of a JSON object as raw text, without parsing the others.
+//! Access to single fields of a JSON object as raw text, without parsing the others.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Returns the fields of these names; of several with one name the last. None if the text is no JSON object.
+/// Returns the fields with these names, the last one of each name. None if the text is no JSON object.
 pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
     let mut found = [None; N];
     each_field(text, |name, value| {
@@ -18,14 +18,14 @@ pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Opti
     Some(found)
 }
 
-/// Calls `see` with each field of an object. None if the text is no JSON object.
+/// Calls `see` with the name and value of each field of a JSON object. None if the text is no JSON object.
 pub(crate) fn each_field<'a>(text: &'a [u8], see: impl FnMut(&str, &'a RawValue)) -> Option<()> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     reader.deserialize_map(Fields(see)).ok()?;
     reader.end().ok()
 }
 
-/// Calls `see` with each item of a list. None if the text is no JSON list.
+/// Calls `see` with each item of a JSON list. None if the text is no JSON list.
 pub(crate) fn each_item<'a>(list: &'a RawValue, see: impl FnMut(&'a RawValue)) -> Option<()> {
     struct Items<F>(F);
 
@@ -47,14 +47,14 @@ pub(crate) fn each_item<'a>(list: &'a RawValue, see: impl FnMut(&'a RawValue)) -
     serde_json::Deserializer::from_str(list.get()).deserialize_seq(Items(see)).ok()
 }
 
-/// Parses a raw value; none if it is of another type.
+/// Parses a raw JSON value; None if it is missing or of another type.
 pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
 struct Fields<F>(F);
 
-/// The name of a field, borrowed unless it has escapes.
+/// Name of a JSON field, borrowed unless it has escapes.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 

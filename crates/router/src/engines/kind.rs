@@ -5,33 +5,33 @@ use kvatlas_prompt::Dialect;
 use crate::config::Handover;
 use crate::engines::json_fields::{pick, read};
 
-/// The kind of an engine's server.
+/// Kind of an engine, with properties that depend on its kind and version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) handover: Handover,
-    /// The way in which engines of its kind and version prepare chats.
+    /// Dialect in which engines of this kind and version render chats.
     pub(crate) dialect: Dialect,
-    /// True if it calls images by the `uuid` that a request has for them.
+    /// True if the engine identifies images by the `uuid` in a request.
     pub(crate) takes_image_ids: bool,
-    /// True if it can be told what to load, and to pull blocks from another engine.
+    /// True if a request can tell the engine which blocks to load, and to pull blocks from another engine.
     pub(crate) pulls: bool,
-    /// The port at which SGLang's prefill engines meet their decode engines.
+    /// Bootstrap port at which SGLang's prefill engines meet their decode engines; None if unknown.
     pub(crate) bootstrap_port: Option<u16>,
-    /// Context length in tokens, where SGLang states it.
+    /// Context length in tokens, if SGLang states it.
     pub(crate) max_len: Option<u32>,
-    /// True if SGLang cuts prompts that are too long (`--allow-auto-truncate`).
+    /// True if SGLang truncates prompts that are too long (`--allow-auto-truncate`).
     pub(crate) cuts_prompts: bool,
 }
 
 impl Kind {
-    /// Paths at which SGLang tells of itself. vLLM has the first of them only in its development mode, where other things
-    /// are in it.
+    /// Paths at which SGLang describes itself. vLLM has only the first of them, in its development mode, with other
+    /// contents.
     pub(crate) const PATHS: [&str; 2] = ["/server_info", "/get_server_info"];
 
-    /// The path at which vLLM tells its version.
+    /// Path at which vLLM states its version.
     pub(crate) const VERSION_PATH: &str = "/version";
 
-    /// Makes the kind of an engine that is not SGLang, by its answer about its version.
+    /// Makes the kind of an engine that is not SGLang, from its answer at [`Self::VERSION_PATH`].
     pub(crate) fn vllm(answer: &[u8]) -> Self {
         let version = pick(answer, ["version"]).and_then(|[version]| read::<String>(version));
         let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version.as_deref());
@@ -41,7 +41,7 @@ impl Kind {
         Self { handover, dialect, takes_image_ids, pulls, bootstrap_port: None, max_len: None, cuts_prompts: false }
     }
 
-    /// Reads what was answered at one of these paths. None: it is not SGLang's.
+    /// Parses an answer at one of [`Self::PATHS`]; None if it is not SGLang's.
     pub(crate) fn sglang(answer: &[u8]) -> Option<Self> {
         const SIGNS: [&str; 3] = ["disaggregation_mode", "kv_events", "kv_events_config"];
         const OTHERS: [&str; 4] = ["disaggregation_bootstrap_port", "version", "context_length", "allow_auto_truncate"];
@@ -57,17 +57,17 @@ impl Kind {
     }
 }
 
-/// True if this version of vLLM identifies images by the `uuid` in a request: all since 0.11.
+/// True if this version of vLLM identifies images by the `uuid` in a request: 0.11 and later.
 pub(crate) fn takes_image_ids(version: &str) -> bool {
     is_since(version, (0, 11))
 }
 
-/// True if engines of this version of vLLM can pull blocks from each other: all since 0.28.
+/// True if engines of this version of vLLM can pull blocks from each other: 0.28 and later.
 pub(crate) fn pulls(version: &str) -> bool {
     is_since(version, (0, 28))
 }
 
-/// True if a version names a release of this number or a later one.
+/// True if a version string names release `first` or a later one.
 fn is_since(version: &str, first: (u32, u32)) -> bool {
     let mut numbers = version.trim_start_matches('v').split('.').map_while(|number| number.parse::<u32>().ok());
     let release = (numbers.next(), numbers.next());

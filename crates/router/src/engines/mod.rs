@@ -1,4 +1,4 @@
-//! Engines: where they are, how they do, and connections to them.
+//! Engines: addresses, connections, health and known properties.
 
 mod address;
 mod agreement;
@@ -58,7 +58,7 @@ use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Handover, Role};
 use crate::error::Error;
 
-/// An engine.
+/// An engine as the router knows it: settings, state, counters and connections.
 pub(crate) struct Engine {
     /// The engine's name.
     pub name: Arc<str>,
@@ -66,48 +66,50 @@ pub(crate) struct Engine {
     pub address: Address,
     /// The engine's settings.
     pub config: EngineConfig,
-    /// The address at which other engines pull blocks from it.
+    /// Address at which other engines pull blocks from the engine; None if they cannot.
     pub(crate) pull: Option<PullAddress>,
-    /// The routes at which the engine is asked about prompts.
+    /// State of the routes at which the engine is asked about prompts, such as `/tokenize`.
     pub(crate) side_routes: Arc<SideRoutes>,
     /// The models that the engine serves.
     pub models: ArcSwap<Models>,
-    /// True if the engine was asked for its models, with or without success.
+    /// True if the engine was asked for its models, with or without success, or they are configured.
     pub(crate) is_known: AtomicBool,
-    /// True once the engine has counted other tokens of a prompt than the router.
+    /// True once the engine has counted the tokens of a prompt differently from the router.
     pub(crate) makes_other_tokens: AtomicBool,
-    /// Agreement with the router on how many tokens prompts have.
+    /// Agreement between engine and router on the token counts of prompts.
     pub(crate) token_agreement: Arc<TokenAgreement>,
-    /// Kind of the engine, once it has answered.
+    /// Kind of the engine; None until it is known.
     pub(crate) kind: ArcSwapOption<Kind>,
     pub(crate) health: Arc<Health>,
-    /// True if the blocks known of the engine may be gone, as only a sequence number says that it has not restarted.
+    /// True if the blocks known of the engine may be gone, as only a sequence number indicates that the engine has not
+    /// restarted.
     pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
-    /// Counts of how the engine's last requests ended.
+    /// Outcomes of the engine's recent requests.
     pub(crate) recent: Arc<Recent>,
     pub(crate) signs: Arc<Signs>,
-    /// Reason for being down or busy.
+    /// Reason why the engine is down or busy; None if it is neither.
     pub(crate) why_not: Arc<Mutex<Option<String>>>,
     /// Time at which the engine was added.
     pub(crate) added: Instant,
-    /// The account of the engine, as seen last.
+    /// State of the engine when last examined.
     pub(crate) record: Arc<Mutex<EngineRecord>>,
-    /// Requests of the last minute that it did not take.
+    /// Requests of the last minute that the engine refused as busy.
     pub(crate) busy_answers: Mutex<BusyAnswers>,
-    /// Speed beside its peers, if it is slow.
+    /// Speed compared with the engine's peers, if it is slow; None otherwise.
     pub(crate) slowness: Mutex<Option<SpeedGap>>,
     pub(crate) refused: Mutex<RefusedEvents>,
-    /// Belief in the blocks of each rank, by its number, once it has reported cached tokens.
+    /// Trust in the announced blocks of each rank, by the rank's number in the decision core, once the engine has
+    /// reported cached tokens.
     pub(crate) beliefs: Mutex<BTreeMap<WorkerId, CacheBelief>>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
-    /// The value of the `Authorization` header that the engine wants.
+    /// Value of the `Authorization` header for requests to the engine; None for no header.
     pub(crate) authorization: Option<String>,
-    /// Ids of the engine's ranks in the decision core, once it is registered.
+    /// Numbers of the engine's ranks in the decision core; unset until it is registered.
     pub(crate) ids: OnceLock<Box<[WorkerId]>>,
-    /// The engine's name, as a header's value.
+    /// The engine's name as the value of a header.
     pub(crate) header: HeaderValue,
 }
 
@@ -175,14 +177,14 @@ impl Engine {
         })
     }
 
-    /// The name and the address of an engine.
+    /// The name and the address of the engine with these settings.
     pub(crate) fn place(config: &EngineConfig) -> Result<(String, Address), Error> {
         let address: Address = config.url.parse()?;
         let default_name = || format!("{}{}", address.authority, address.base);
         Ok((config.name.clone().unwrap_or_else(default_name), address))
     }
 
-    /// All names in an engine's settings, each with the setting.
+    /// All names in an engine's settings, each with the name of its setting.
     fn names<'a>(config: &'a EngineConfig, name: &'a str) -> impl Iterator<Item = (&'static str, &'a str)> {
         let lists = [("models", &config.models), ("aliases", &config.aliases), ("adapters", &config.adapters)];
         let listed = lists.into_iter().flat_map(|(setting, names)| names.iter().map(move |name| (setting, &**name)));
@@ -190,7 +192,7 @@ impl Engine {
         single.into_iter().filter_map(|(setting, name)| Some((setting, name?))).chain(listed)
     }
 
-    /// True if it gets the key of all engines, unless it has its own.
+    /// True if the engine gets the key of all engines, unless it has one of its own.
     pub(crate) fn uses_key(&self) -> bool {
         self.config.use_key != Some(false)
     }
@@ -220,12 +222,12 @@ impl Engine {
         }
     }
 
-    /// Protocol for handing blocks over; none until it is known.
+    /// Protocol by which the engine hands blocks over; None until it is known.
     pub(crate) fn handover(&self) -> Option<Handover> {
         self.config.handover.or_else(|| self.kind.load().as_ref().map(|kind| kind.handover))
     }
 
-    /// Dialect of chat prompts; that of the newest vLLM until the kind is known.
+    /// Dialect in which the engine renders chats; the newest vLLM's until the engine's kind is known.
     pub(crate) fn dialect(&self) -> Dialect {
         let Some(handover) = self.handover() else { return Dialect::default() };
         match (&self.config.version, self.kind.load().as_ref()) {
@@ -234,7 +236,8 @@ impl Engine {
         }
     }
 
-    /// True if it can tokenize prompts for engines of a dialect: it is up, has this dialect, and is no prefill engine.
+    /// True if the engine can tokenize prompts for engines of a dialect: it has this dialect, may serve the model, is
+    /// up, and is no prefill engine.
     pub(crate) fn prepares(&self, model: Option<&str>, dialect: Dialect) -> bool {
         self.config.role != Role::Prefill
             && self.dialect() == dialect
@@ -242,12 +245,13 @@ impl Engine {
             && self.models.load().may_serve(model)
     }
 
-    /// True if the engine lists a model, or none was named.
+    /// True if the engine lists the model, or if `model` is None.
     pub(crate) fn lists(&self, model: Option<&str>) -> bool {
         model.is_none_or(|model| self.models.load().serving(model) == Serving::Listed)
     }
 
-    /// True if it identifies images by the `uuid` in a request, by its stated or configured version.
+    /// True if the engine identifies images by the `uuid` in a request, according to its reported or configured
+    /// version.
     pub(crate) fn takes_image_ids(&self) -> bool {
         match (&self.config.version, self.config.handover, self.kind.load().as_ref()) {
             (None, _, Some(kind)) => kind.takes_image_ids && self.handover() == Some(kind.handover),
@@ -257,8 +261,8 @@ impl Engine {
         }
     }
 
-    /// True if it can be told what to load, and to pull from others: its operator has set the address at which others
-    /// pull from it, and its version, reported or configured, can do that.
+    /// True if requests can tell the engine to pull blocks from others: the operator has set its pull address, and its
+    /// reported or configured version supports pulling.
     pub(crate) fn pulls(&self) -> bool {
         let knows_how = match (&self.config.version, self.handover()) {
             (Some(version), Some(Handover::Vllm)) => pulls(version),
@@ -268,7 +272,7 @@ impl Engine {
         knows_how && self.pull.is_some()
     }
 
-    /// Takes the engine's list of its models; what it denied a short while ago still counts. True if the list is news.
+    /// Takes over the engine's list of its models; recent denials remain. True if the list has changed.
     pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
         let models = Models::new(&self.config, Some(said));
         let is_new = self.models.load().names != models.names;
@@ -278,12 +282,12 @@ impl Engine {
         is_new
     }
 
-    /// Records that the engine denied having a model.
+    /// Records that the engine answered that it does not have a model.
     pub(crate) fn note_denied(&self, model: &str) {
         self.models.rcu(|before| before.denying(model));
     }
 
-    /// Context length for a model in tokens; none if unknown, or if the engine cuts longer prompts.
+    /// Context length for a model in tokens; None if unknown, or if the engine truncates longer prompts.
     pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
         let kind = self.kind.load();
         if kind.as_ref().is_some_and(|kind| kind.cuts_prompts) {
@@ -292,18 +296,18 @@ impl Engine {
         self.models.load().max_len(model).or_else(|| kind.as_ref()?.max_len)
     }
 
-    /// True unless a request is surely too long for the engine. `room`: the tokens that its context must have; 0 where
-    /// they were not counted.
+    /// False if a request certainly does not fit into the engine's context. `room`: number of tokens that the request
+    /// needs; 0 if not counted.
     pub(crate) fn has_room(&self, model: Option<&str>, room: u32) -> bool {
         room == 0 || self.makes_other_tokens.load(Relaxed) || self.max_len(model).is_none_or(|most| room <= most)
     }
 
-    /// Bootstrap port of an SGLang engine.
+    /// Bootstrap port of an SGLang engine; None if unknown.
     pub(crate) fn bootstrap_port(&self) -> Option<u16> {
         self.config.bootstrap_port.or_else(|| self.kind.load().as_ref().and_then(|kind| kind.bootstrap_port))
     }
 
-    /// Returns a connection to the engine, kept or new.
+    /// Returns a connection to the engine, an idle or a new one. `shard`: the thread whose idle connections are used.
     pub(crate) async fn connection(&self, shard: usize) -> Result<Connection, Fault> {
         match self.pool.take(shard) {
             Some(connection) => Ok(connection),
@@ -318,7 +322,7 @@ impl Engine {
         Connection::connect(&self.address, self.tls.as_ref(), self.connect_timeout).await
     }
 
-    /// Notes that a request goes to the engine.
+    /// Records that a request is sent to the engine.
     pub(crate) fn sent(&self) {
         self.health.sent();
         self.counts.waiting.fetch_add(1, Relaxed);
@@ -338,7 +342,7 @@ impl Engine {
         }
     }
 
-    /// Notes that something came from the engine.
+    /// Records that something has arrived from the engine.
     pub(crate) fn note_sign_of_life(&self) {
         let now = millis();
         // Written once a millisecond at most: all threads read and write it.
@@ -347,18 +351,19 @@ impl Engine {
         }
     }
 
-    /// True if the engine has requests, of this router or, as its metrics say, of others.
+    /// True if the engine has requests, from this router or, as its metrics report, from others.
     pub(crate) fn is_at_work(&self) -> bool {
         self.counts.in_flight.load(Relaxed) > 0 || self.signs.reported() > 0
     }
 
-    /// Returns the time for which nothing at all has come from the engine, and the time of what came last.
+    /// Returns the time since the last sign of life of any kind, and the time of that sign in milliseconds of
+    /// the router's clock.
     pub(crate) fn stillness(&self) -> (Duration, u64) {
         let last = self.counts.last_byte.load(Relaxed).max(self.signs.last());
         (Duration::from_millis(millis().saturating_sub(last)), last)
     }
 
-    /// Returns the time for which the engine has had requests and said nothing.
+    /// Returns the time for which the engine, having requests, has not sent a byte; zero without requests.
     pub(crate) fn silence(&self) -> Duration {
         if self.counts.in_flight.load(Relaxed) == 0 {
             return Duration::ZERO;

@@ -1,4 +1,5 @@
-//! The models that an engine serves: what it lists, what its configuration adds, and what its answers have denied.
+//! The models that an engine serves: those that it lists, those that its configuration adds, and those that its answers
+//! have denied.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,68 +11,72 @@ use crate::clock::millis;
 use crate::config::EngineConfig;
 use crate::engines::json_fields::{self, each_field, each_item, pick};
 
-/// Milliseconds for which an engine is not asked for a model that it said it does not have, if others may have it.
+/// Time, in milliseconds, for which an engine gets no requests for a model that it has denied, if other engines may
+/// have the model.
 const DENIED_FOR: u64 = 30_000;
 
-/// Denied models that are kept in mind: clients make names up.
+/// Maximum number of denied models that are remembered, as clients may send any names.
 const MOST_DENIED: usize = 64;
 
-/// Certainty that an engine serves a model.
+/// Knowledge on whether an engine serves a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
-    /// The engine lists it, or its configuration does.
+    /// The engine or its configuration lists the model.
     Listed,
-    /// The engine has not said which models it serves.
+    /// The engine has not listed its models.
     Unknown,
     /// The engine recently answered that it does not have the model.
     Denied,
-    /// The engine serves others.
+    /// The engine lists its models, and this one is not among them.
     Not,
 }
 
 /// The models and adapters that an engine serves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Models {
-    /// Models and adapters in the engine's order, then those from its configuration.
+    /// Models and adapters in the order of the engine's list, then those that the configuration adds.
     pub names: Vec<Model>,
-    /// True if these are all that it serves.
+    /// True if the list is complete; false if the engine has not listed its models and none are configured.
     is_whole: bool,
-    /// The shortest `max_len` of them; 0 if one is not known.
+    /// The shortest context length of the models, in tokens; 0 if one is unknown.
     least_len: u32,
-    /// Models that the engine has denied to have, and until when that counts.
+    /// Models that the engine has denied, each with the time until which that counts, in milliseconds of the router's
+    /// clock.
     denied: Vec<(String, u64)>,
 }
 
-/// Models that an engine may list, bytes of the name of one, and plain fields of its entry that are kept.
+/// Maximum number of models in an engine's list; further ones are left out.
 pub(crate) const MAX_MODELS: usize = 1000;
+/// Maximum length of a model's name, in bytes.
 pub(crate) const MAX_NAME: usize = 256;
+/// Maximum number of fields of a model's entry that are kept.
 const MAX_FIELDS: usize = 32;
 
-/// An engine's list of its models.
+/// An engine's list of its models, as parsed.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub(crate) models: Vec<Model>,
-    /// Entries beyond the most, or with a name that is too long.
+    /// Number of entries left out: beyond [`MAX_MODELS`], or with a name that is too long.
     pub(crate) left_out: u64,
 }
 
 /// A model or an adapter that an engine serves.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Model {
-    /// The name that clients use.
+    /// Name by which clients request the model.
     pub name: String,
-    /// For an adapter: the model that it adapts.
+    /// For an adapter: its base model; None for a model.
     pub parent: Option<String>,
-    /// The entry in the engine's own `/v1/models`.
+    /// The model's entry in the engine's `/v1/models`, or one in the same form.
     pub card: Value,
-    /// For a name that the configuration adds: the engine's own.
+    /// For an alias added by the configuration: the engine's own name of the model; None otherwise.
     own_name: Option<String>,
-    /// Tokens of the longest prompt with its answer.
+    /// Context length in tokens, for prompt and answer together; None if unknown.
     max_len: Option<u32>,
 }
 
 impl Model {
-    /// Reads an entry of an engine's list: its plain fields only.
+    /// Parses an entry of an engine's list; keeps only fields that are not nested. None if it has no id.
     fn read(entry: &RawValue) -> Option<Self> {
         let mut card = Map::new();
         let mut max_len = None;
@@ -90,7 +95,7 @@ impl Model {
         Some(Self { name, parent, card: card.into(), own_name: None, max_len })
     }
 
-    /// Makes the entry of a name that the engine does not list.
+    /// Makes the entry of a model that the engine does not list. `of`: a model whose context length applies.
     fn named(name: &str, of: Option<&Self>) -> Self {
         let mut card = json!({ "id": name, "object": "model", "owned_by": "kvatlas" });
         let max_len = of.and_then(|of| of.max_len);
@@ -102,7 +107,8 @@ impl Model {
 }
 
 impl Models {
-    /// The models of an engine with this configuration. `said`: its answer at `/v1/models`; none if it has not said yet.
+    /// The models of an engine with this configuration. `said`: models in its answer at `/v1/models`; None without an
+    /// answer.
     pub(crate) fn new(config: &EngineConfig, said: Option<Vec<Model>>) -> Self {
         let said = said.unwrap_or_default();
         let is_whole = !said.is_empty() || !config.models.is_empty();
@@ -154,7 +160,7 @@ impl Models {
         Self { names, is_whole, least_len, denied: Vec::new() }
     }
 
-    /// Reads an engine's answer at `/v1/models`; none if it does not say any.
+    /// Parses an engine's answer at `/v1/models`; None if it lists no models.
     pub(crate) fn read(body: &[u8]) -> Option<Listing> {
         let [list] = pick(body, ["data"])?;
         let mut said = Listing { models: Vec::new(), left_out: 0 };
@@ -169,7 +175,7 @@ impl Models {
         self.names.iter().find(|known| known.name == model)
     }
 
-    /// Tells whether the engine serves a model, as far as that is known.
+    /// Returns what is known on whether the engine serves a model.
     pub(crate) fn serving(&self, model: &str) -> Serving {
         let serving = match self.find(model) {
             Some(_) => Serving::Listed,
@@ -179,12 +185,13 @@ impl Models {
         if self.denies(model) { Serving::Denied } else { serving }
     }
 
-    /// The model that requests under a name count as: itself, or what it adapts. None if the engine does not list it.
+    /// The model under which requests for this name are counted: the model itself, or the base model of an adapter.
+    /// None if the engine does not list the name.
     pub(crate) fn counted_as(&self, name: &str) -> Option<&str> {
         self.find(name).map(|known| known.parent.as_deref().unwrap_or(&known.name))
     }
 
-    /// True if requests for a model can go to the engine.
+    /// True unless the engine's complete list lacks the model; true if `model` is None.
     pub(crate) fn may_serve(&self, model: Option<&str>) -> bool {
         model.is_none_or(|model| !self.is_whole || self.find(model).is_some())
     }
@@ -193,29 +200,28 @@ impl Models {
         !self.denied.is_empty() && self.denied.iter().any(|(name, until)| name == model && *until > millis())
     }
 
-    /// The model behind a name: itself, or what it adapts or is another name of.
+    /// The engine's own model for a name: the base model of an adapter, the model of an alias, else `model` itself.
     pub(crate) fn base<'a>(&'a self, model: &'a str) -> &'a str {
         let behind = self.find(model).and_then(|known| known.parent.as_deref().or(known.own_name.as_deref()));
         behind.unwrap_or(model)
     }
 
-    /// Returns the engine's own name of a model, if it differs from the clients'.
+    /// Returns the engine's own name of a model, if it differs from the name `model` that clients use; None otherwise.
     pub(crate) fn own_name(&self, model: &str) -> Option<&str> {
         self.find(model)?.own_name.as_deref()
     }
 
-    /// True if `tokens` fit into the context of every model.
+    /// True if this number of tokens fits into the context of every model.
     pub(crate) fn have_room(&self, tokens: u32) -> bool {
         tokens <= self.least_len
     }
 
-    /// Context length for a model in tokens; that of the first model if a request names none. None if the engine has
-    /// not said it.
+    /// Context length for a model in tokens; of the first model if `model` is None. None if unknown.
     pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
         model.map_or_else(|| self.names.first(), |model| self.find(model))?.max_len
     }
 
-    /// The same after the engine has denied a model.
+    /// A copy in which the engine also denies this model.
     pub(crate) fn denying(&self, model: &str) -> Self {
         let now = millis();
         let mut denied: Vec<_> =
@@ -227,14 +233,14 @@ impl Models {
         Self { denied, ..self.clone() }
     }
 
-    /// The same, with what `before` has heard denied, but for models that are new in this list.
+    /// This list with the denials of `before`, except for models that only this list has.
     pub(crate) fn after(mut self, before: &Self) -> Self {
         let is_new = |name: &str| self.find(name).is_some() && before.find(name).is_none();
         self.denied = before.denied.iter().filter(|(name, _)| !is_new(name)).cloned().collect();
         self
     }
 
-    /// The same with an adapter that the engine has just loaded.
+    /// A copy with an adapter that the engine has just loaded.
     pub(crate) fn with_adapter(&self, name: &str) -> Self {
         let mut models = self.clone();
         models.denied.retain(|(denied, _)| denied != name);
@@ -249,7 +255,7 @@ impl Models {
         models
     }
 
-    /// The same without an adapter that the engine has just let go.
+    /// A copy without an adapter that the engine has just unloaded.
     pub(crate) fn without(&self, name: &str) -> Self {
         let mut models = self.clone();
         models.names.retain(|model| model.name != name || model.parent.is_none());
@@ -257,7 +263,7 @@ impl Models {
     }
 }
 
-/// True if an engine's refusal says that it has no model, or no adapter, of the name that the request has.
+/// True if an engine's error answer states that it does not have the requested model or adapter.
 pub(crate) fn denies_model(status: u16, body: &[u8]) -> bool {
     let Some([error, ..]) = pick(body, ["error"]) else { return false };
     let is_there = |raw: &&RawValue| raw.get() != "null";

@@ -1,25 +1,26 @@
-//! Questions of the router's own to an engine, each on a connection of its own.
+//! The router's own requests to an engine, each on a separate connection.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Connection, Engine, Fault, Framing, Head};
 
-/// The longest answer of an engine that is read as a whole, to a request or to a question about a prompt: the tokens of a
-/// long one take megabytes.
+/// Maximum size, in bytes, of an engine's answer that is read as a whole: to a forwarded request, or to one about a
+/// prompt, whose tokens can take megabytes.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// The longest answer of an engine about itself, in one word or so.
+/// Maximum size of an engine's short answer about itself, in bytes.
 pub(crate) const SHORT: usize = 256 << 10;
 
-/// The longest answer of an engine about itself that is a list: a thousand adapters of vLLM, or the settings of each rank of
-/// SGLang.
+/// Maximum size of an engine's answer about itself that is a list, in bytes: a thousand adapters of vLLM, or the
+/// settings of each rank of SGLang.
 pub(crate) const LIST: usize = 1 << 20;
 
-/// Most bytes of an engine's metrics, and of one line, which are read one at a time.
+/// Maximum size of an engine's metrics, in bytes.
 const METRICS: usize = 16 << 20;
+/// Maximum length of a line of an engine's metrics, in bytes.
 const LINE: usize = 16 << 10;
 
-/// Returns the status and body of an engine's answer about itself, of at most `most` bytes.
+/// Sends a GET request to an engine; returns the status and the body, of at most `most` bytes.
 pub(crate) async fn get(engine: &Engine, path: &str, most: usize) -> Result<(u16, Vec<u8>), String> {
     let (connection, answer) = begin(engine, hyper::Method::GET, path, b"").await.map_err(|fault| fault.to_string())?;
     let mut body = Vec::new();
@@ -27,7 +28,8 @@ pub(crate) async fn get(engine: &Engine, path: &str, most: usize) -> Result<(u16
     Ok((answer.status.as_u16(), body))
 }
 
-/// The status of what an engine answers to a question about itself, whose lines are shown one after another if all is well.
+/// Sends a GET request to an engine; returns the status, and calls `see` with each line of the body if the status is
+/// 200.
 pub(crate) async fn lines(engine: &Engine, path: &str, mut see: impl FnMut(&str)) -> Result<u16, String> {
     let (connection, answer) = begin(engine, hyper::Method::GET, path, b"").await.map_err(|fault| fault.to_string())?;
     let status = answer.status.as_u16();
@@ -43,13 +45,13 @@ pub(crate) async fn lines(engine: &Engine, path: &str, mut see: impl FnMut(&str)
     Ok(status)
 }
 
-/// The status that an engine answers with to a question of the router's own.
+/// Sends a GET request to an engine; returns only the status.
 pub(crate) async fn status(engine: &Engine, path: &str) -> Result<u16, Fault> {
     let (_, answer) = begin(engine, hyper::Method::GET, path, b"").await?;
     Ok(answer.status.as_u16())
 }
 
-/// The status and body of what an engine answers to a question by any method, with a body in JSON.
+/// Sends a request with a JSON body to an engine; returns the status and the body.
 pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>), String> {
     let method = hyper::Method::from_bytes(method.as_bytes()).map_err(|error| error.to_string())?;
     let (connection, answer) = begin(engine, method, path, body).await.map_err(|fault| fault.to_string())?;
@@ -57,7 +59,7 @@ pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) 
     Ok((answer.status.as_u16(), body))
 }
 
-/// The head of what an engine answers to a question, and the connection on which its body comes.
+/// Sends a request to an engine; returns the connection and the head of the answer.
 async fn begin(engine: &Engine, method: hyper::Method, path: &str, body: &[u8]) -> Result<(Connection, Head), Fault> {
     let mut connection = engine.new_connection().await?;
     let key = engine.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
@@ -72,7 +74,7 @@ async fn begin(engine: &Engine, method: hyper::Method, path: &str, body: &[u8]) 
     Ok((connection, answer))
 }
 
-/// Calls a function with the pieces of a body; counts a body that is too long.
+/// Reads a body of at most `most` bytes, and calls `see` with each piece; counts a body that is too long.
 async fn read(
     engine: &Engine,
     mut connection: Connection,
@@ -93,7 +95,7 @@ async fn read(
     Ok(())
 }
 
-/// All of a body, and the connection on which it came.
+/// Reads a whole body; returns the connection as well, for reuse.
 pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> Result<(Connection, Vec<u8>), String> {
     let mut body = Vec::new();
     while let Some(data) = std::future::poll_fn(|context| connection.poll_data(context, &mut framing)).await {
@@ -105,7 +107,7 @@ pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> R
     Ok((connection, body))
 }
 
-/// Splits a stream of pieces into lines; lines that are too long are dropped.
+/// Splitter of text that arrives in pieces into lines; lines that are too long are dropped.
 #[derive(Default)]
 struct Lines {
     open: Vec<u8>,

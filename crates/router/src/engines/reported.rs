@@ -1,26 +1,26 @@
-//! Reads what engines say of themselves at `/metrics`: vLLM's names and SGLang's.
+//! Parser of engines' metrics at `/metrics`, by the names of vLLM and SGLang.
 
 use std::collections::BTreeMap;
 
 use kvatlas_routing::Load;
 
-/// Most ranks in an engine's metrics.
+/// Maximum number of ranks in an engine's metrics.
 const MAX_RANKS: usize = 1024;
 
-/// An engine's words on itself in its metrics, read line by line.
+/// Figures from an engine's metrics, parsed line by line.
 #[derive(Debug, Default)]
 pub(crate) struct EngineMetrics {
     loads: BTreeMap<u32, Load>,
-    /// Tokens of the cache and of one page, where SGLang says them.
+    /// By rank: size of the cache and of one page in tokens, where SGLang states them.
     tokens: BTreeMap<u32, (Option<f64>, Option<f64>)>,
     is_awake: bool,
     is_asleep: bool,
-    /// Lines about more ranks than an engine can have.
+    /// Number of lines dropped because they are about too many ranks.
     pub(crate) left_out: u64,
 }
 
 impl EngineMetrics {
-    /// Reads one line.
+    /// Parses one line of the metrics.
     pub(crate) fn add(&mut self, line: &str) {
         if !line.starts_with("vllm:") && !line.starts_with("sglang:") {
             return;
@@ -61,12 +61,13 @@ impl EngineMetrics {
         }
     }
 
-    /// Tells whether the engine is asleep. None: it does not say. It is not as long as one of its ranks is awake.
+    /// Returns whether the engine is asleep, which it is not while one of its ranks is awake; None if the metrics do
+    /// not tell.
     pub(crate) fn is_asleep(&self) -> Option<bool> {
         (self.is_awake || self.is_asleep).then_some(!self.is_awake)
     }
 
-    /// The loads by data-parallel rank.
+    /// The load of each data-parallel rank, by its id in the metrics.
     pub(crate) fn into_loads(self) -> BTreeMap<u32, Load> {
         let mut loads = self.loads;
         for (rank, (all, page)) in self.tokens {
@@ -78,7 +79,7 @@ impl EngineMetrics {
     }
 }
 
-/// Splits a line into its name, its labels without their braces, and its value.
+/// Splits a line into the metric's name, its labels without braces, and its value; None if malformed.
 fn parts(line: &str) -> Option<(&str, &str, f64)> {
     let (name, rest) = match line.find('{') {
         Some(at) => {
@@ -95,7 +96,7 @@ fn parts(line: &str) -> Option<(&str, &str, f64)> {
     value.is_finite().then_some((name, labels, value))
 }
 
-/// The value of a label, which these engines' have without escapes.
+/// The value of a label, which has no escapes in these engines' metrics; None if the label is missing.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     let mut rest = labels;
     loop {

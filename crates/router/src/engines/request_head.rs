@@ -1,4 +1,4 @@
-//! Heads of requests to engines, without headers that are only for the router.
+//! Heads of requests to engines, and of their answers: headers that concern only the router or one hop are left out.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// True for headers of one hop (RFC 9110, 7.6.1), which are written anew.
+/// True for hop-by-hop headers (RFC 9110, 7.6.1), which the router does not pass on.
 fn is_for_one_hop(name: &HeaderName) -> bool {
     // One comparison of numbers for each known name.
     *name == CONNECTION
@@ -33,7 +33,7 @@ fn is_for_one_hop(name: &HeaderName) -> bool {
         || *name == PROXY_CONNECTION
 }
 
-/// Beginnings of names by which a client could give a request another path, method, host or origin behind the router.
+/// Prefixes of header names by which a client could change a request's path, method, host or origin behind the router.
 const REWRITING: [&str; 8] = [
     "x-forwarded",
     "x-original-",
@@ -45,8 +45,8 @@ const REWRITING: [&str; 8] = [
     "x-real-",
 ];
 
-/// Headers that only a proxy may write: what engines, and proxies before them, may take for the request's own path, method,
-/// host or client.
+/// True for headers that only a proxy may set: those that engines, and proxies before them, may take for the request's
+/// own path, method, host or client.
 fn is_for_proxies(name: &HeaderName) -> bool {
     let name = name.as_str();
     if !matches!(name.as_bytes().first(), Some(b'x' | b'f' | b'c' | b't' | b'p')) {
@@ -83,7 +83,7 @@ fn is_for_proxies(name: &HeaderName) -> bool {
     (dashed.starts_with("x-") && REWRITING.iter().any(|beginning| dashed.starts_with(beginning))) || is_other()
 }
 
-/// The names that a `Connection` header declares to be for one hop.
+/// The header names that a `Connection` header declares to be hop-by-hop.
 fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     let mut names = Vec::new();
     for value in headers.get_all(CONNECTION) {
@@ -97,7 +97,7 @@ fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     names
 }
 
-/// Removes the router's own keys from a request's headers: no engine gets to know them.
+/// Removes the router's own keys from a request's headers, so that no engine sees them.
 pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     if !gate.asks_for_key_to_change() {
         return;
@@ -110,8 +110,8 @@ pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     }
 }
 
-/// Headers of an answer that say something of the server as a whole to a browser, or to a proxy in front of the router: an
-/// engine has no say in that.
+/// True for headers of an answer by which a server instructs a browser, or a proxy in front of the router, about the
+/// whole server; engines may not set these.
 fn is_for_the_server(name: &HeaderName) -> bool {
     let name = name.as_str();
     let beginnings = ["access-control-", "cross-origin-", "content-security-policy", "x-sendfile"];
@@ -175,7 +175,8 @@ fn is_for_the_server(name: &HeaderName) -> bool {
     )
 }
 
-/// Makes an answer of an engine's harmless where a browser shows it: it comes from the origin of the router's own page.
+/// Removes and adds headers so that an engine's answer is harmless when a browser displays it, as it comes from the
+/// same origin as the router's own page.
 fn make_harmless(headers: &mut HeaderMap) {
     let unwanted: Vec<HeaderName> = headers.keys().filter(|name| is_for_the_server(name)).cloned().collect();
     for name in unwanted {
@@ -194,7 +195,7 @@ fn make_harmless(headers: &mut HeaderMap) {
     }
 }
 
-/// True for types that no browser shows as a page.
+/// True for content types that no browser displays as a page.
 fn is_data(kind: &[u8]) -> bool {
     // Of several types, browsers take the last.
     if kind.contains(&b',') {
@@ -204,7 +205,7 @@ fn is_data(kind: &[u8]) -> bool {
     kind.eq_ignore_ascii_case(b"application/json") || kind.eq_ignore_ascii_case(b"text/event-stream")
 }
 
-/// Removes headers of one hop from an answer, and those that only the router may set.
+/// Removes hop-by-hop headers from an answer, and those that only the router may set.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     make_harmless(headers);
     if headers.contains_key(CONNECTION) {
@@ -218,20 +219,20 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// A request, apart from its body.
+/// A request to an engine, without its body.
 pub(crate) struct EngineRequest<'a> {
     pub(crate) method: &'a Method,
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
-    /// The request's name, where the client gave it none.
+    /// Request id to add; None if the client has sent one.
     pub(crate) id: Option<&'a HeaderValue>,
     /// True if the answer's body must not be compressed.
     pub(crate) plain: bool,
 }
 
 impl EngineRequest<'_> {
-    /// Writes the head of the request to an engine, and to one of its ranks if it has several. `trace`: lines with a trace
-    /// context, in place of the client's.
+    /// Writes the request's head. `rank`: the engine's rank to name in a header; `body`: size of the body in bytes;
+    /// `trace`: header lines with a trace context, which replace the client's.
     pub(crate) fn write(
         &self,
         engine: &Engine,

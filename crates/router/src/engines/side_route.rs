@@ -1,8 +1,9 @@
-//! Routes of an engine that the router itself asks about prompts, and whether they are of use at present.
+//! Routes of an engine at which the router asks about prompts, such as `/tokenize`, and whether they are usable at
+//! present.
 //!
-//! No engine promised them: one that was started without a flag refuses them, an old one lacks them, a proxy before it
-//! answers with a page, and after a restart all may be different. So a route that was of no use is left alone for a
-//! while, and tried again beside the requests.
+//! Engines need not have these routes: a missing flag disables them, an old version lacks them, a proxy may answer with
+//! a page, and all of that may change with a restart. So a route that failed is not used for a while, and then tested
+//! beside the requests.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -12,52 +13,52 @@ use memchr::memmem;
 
 use crate::clock::millis;
 
-/// Milliseconds after which a route that is left alone is tried again.
+/// Time, in milliseconds, after which a failed route is tested again.
 const PAUSE: u64 = 10_000;
 
-/// Consecutive answers without tokens, each possibly by chance, after which a route is no longer used.
+/// Number of successive answers without tokens, each possibly by chance, after which a route is no longer used.
 const CHANCES: u64 = 3;
 
-/// Outcomes of asking a route, for metrics.
+/// Names of the outcomes of requests to a side route, in the metrics.
 pub(crate) const OUTCOMES: [&str; 5] = ["tokens", "refused", "rejected", "failed", "late"];
 
-/// The outcome of asking a route, in the order of [`OUTCOMES`].
+/// Outcome of a request to a side route, in the order of [`OUTCOMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Tokens,
-    /// The engine lacks the route, refuses it, or answers with something else.
+    /// The engine lacks the route, refuses it, or answers with something other than tokens.
     Refused,
-    /// The engine does not take this request, which says nothing of the route.
+    /// The engine rejects this request, which says nothing about the route.
     Rejected,
-    /// The engine failed, or is busy.
+    /// The engine failed or is busy.
     Failed,
-    /// The engine said nothing in time.
+    /// The engine did not answer in time.
     Late,
 }
 
-/// Answer to whether a route is to be asked now.
+/// Answer to whether a side route is to be used now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The route works.
+    /// The route works and can be used now.
     Now,
-    /// The route failed, and is due for a test by the caller.
+    /// The route failed before and is due for a test, which the caller makes.
     Trial,
     No,
 }
 
-/// A route of an engine that is asked about prompts.
+/// A route of an engine at which the router asks about prompts.
 #[derive(Debug)]
 pub(crate) struct SideRoute {
-    /// Time of the next test; 0 while the route works.
+    /// Time of the next test, in milliseconds of the router's clock; 0 while the route works.
     again_at: AtomicU64,
-    /// Answers in a row without tokens that may have been chance.
+    /// Number of successive answers without tokens that may have been chance.
     misses: AtomicU64,
     /// Number of answers without tokens after which the route is no longer used.
     chances: u64,
     outcomes: [AtomicU64; OUTCOMES.len()],
 }
 
-/// The routes of an engine that are asked about prompts.
+/// All routes of an engine at which the router asks about prompts.
 #[derive(Debug)]
 pub(crate) struct SideRoutes {
     tokenize: SideRoute,
@@ -74,7 +75,7 @@ impl Default for SideRoutes {
 }
 
 impl SideRoutes {
-    /// The route at a path.
+    /// The route at this path.
     pub(crate) fn of(&self, path: &str) -> &SideRoute {
         match path {
             MESSAGES_RENDER_PATH => &self.messages,
@@ -83,12 +84,12 @@ impl SideRoutes {
         }
     }
 
-    /// All routes, with their paths.
+    /// All routes, each with its path.
     pub(crate) fn all(&self) -> [(&'static str, &SideRoute); 3] {
         [TOKENIZE_PATH, MESSAGES_RENDER_PATH, RESPONSES_RENDER_PATH].map(|path| (path, self.of(path)))
     }
 
-    /// Forgets what was seen: the engine may be another one now.
+    /// Drops all findings about the routes, as the engine may be another one now.
     pub(crate) fn forget(&self) {
         for (_, route) in self.all() {
             route.again_at.store(0, Relaxed);
@@ -98,7 +99,7 @@ impl SideRoutes {
 }
 
 impl SideRoute {
-    /// Tells whether the route is to be asked now. Of those who ask while it is due to be tried, one does it.
+    /// Returns whether the route is to be used now. When a test is due, only one caller gets [`Turn::Trial`].
     pub(crate) fn turn(&self) -> Turn {
         let (again_at, now) = (self.again_at.load(Relaxed), millis());
         match again_at {
@@ -111,7 +112,7 @@ impl SideRoute {
         }
     }
 
-    /// Notes what came of asking. True if the route is left alone from now on.
+    /// Records the outcome of a request to the route. True if the route is not used from now on.
     pub(crate) fn note(&self, outcome: Outcome) -> bool {
         self.outcomes[outcome as usize].fetch_add(1, Relaxed);
         let misses = match outcome {
@@ -129,14 +130,14 @@ impl SideRoute {
         misses >= self.chances && self.again_at.swap(millis() + PAUSE, AcqRel) == 0
     }
 
-    /// Counts of each of [`OUTCOMES`].
+    /// Number of requests to the route by outcome, each with its name in [`OUTCOMES`].
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = (&'static str, u64)> {
         OUTCOMES.into_iter().zip(self.outcomes.each_ref().map(|count| count.load(Relaxed)))
     }
 }
 
 impl Outcome {
-    /// The outcome of an answer that has no tokens.
+    /// The outcome for an answer without tokens, by the status and the body.
     pub(crate) fn without_tokens(status: u16, body: &[u8]) -> Self {
         match status {
             // A model or an adapter that the engine does not have is not a route that it does not have.

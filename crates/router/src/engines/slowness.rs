@@ -1,77 +1,81 @@
-//! Speeds of engines beside their peers: the factor by which one is slower than the median of the others.
+//! Comparison of engines' speeds: the factor by which one is slower than the median of its peers.
 
 use std::collections::BTreeMap;
 
-/// Factor from which an engine counts as slow, and the one below which it does not any more.
+/// Factor from which an engine counts as slow.
 const SLOW: f64 = 3.0;
+/// Factor below which a slow engine no longer counts as slow.
 const WELL: f64 = 2.0;
 
-/// Requests of an engine from which its speed is compared.
+/// Minimum number of requests sent to an engine for its speed to be compared.
 const LEAST_REQUESTS: u64 = 5;
 
-/// Least wait for the first token of the prompt that an engine computes, in seconds, and as a multiple of what its peers
-/// need for it, from which it counts as slow before it has answered.
+/// Minimum wait for the first token of the current prompt, in seconds, for the engine to count as slow before it has
+/// answered.
 const LATE_AFTER: f64 = 2.0;
+/// Minimum wait for the first token, as a multiple of the time that the engine's peers need for the current prompt, for
+/// the engine to count as slow before it has answered.
 const LATE: f64 = 10.0;
-/// Tokens that each prompt counts at least, so that short ones prove nothing.
+/// Minimum number of tokens that a prompt is taken to have, so that short prompts prove nothing.
 const SHORT: f64 = 256.0;
-/// Share of a cache in use from which a prompt may wait for room.
+/// Share of the cache in use from which a prompt may be waiting for room.
 const FULL: f64 = 0.9;
-/// Milliseconds for which a prompt that was late counts.
+/// Time, in milliseconds, for which a late prompt makes its engine count as slow.
 const COUNTS_FOR: u64 = 60_000;
 
-/// Speed of an engine as far as it was seen, for comparison with its peers.
+/// Observed speed of an engine, for comparison with its peers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SeenSpeed {
-    /// Role and models of the engine: only engines alike in that are peers.
+    /// Role and models of the engine as text; engines with equal texts are peers.
     pub(crate) kind: String,
-    /// Prompt tokens computed a second, by its weight.
+    /// Prompt tokens computed a second, divided by the engine's weight.
     pub(crate) prefill_rate: f64,
-    /// Seconds of a step, by its weight.
+    /// Duration of a decoding step in seconds, multiplied by the engine's weight.
     pub(crate) step_time: f64,
-    /// Requests sent to it.
+    /// Number of requests sent to the engine.
     pub(crate) requests: u64,
-    /// The prompt that it computes, if it does.
+    /// The prompt that the engine is computing; None if there is none.
     pub(crate) current: Option<CurrentPrompt>,
 }
 
-/// Prompt that an engine computes, and has not given the first token of.
+/// A prompt that an engine is computing: its first token has not come yet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CurrentPrompt {
-    /// Tokens that are not in its cache.
+    /// Number of prompt tokens that are not in the engine's cache.
     pub(crate) tokens: f64,
-    /// Seconds since it was the prompt's turn.
+    /// Seconds since the engine could begin with the prompt.
     pub(crate) elapsed: f64,
-    /// Share of the cache in use, by the engine's metrics; `NAN` if that is not known.
+    /// Share of the cache in use, from the engine's metrics; `NAN` if unknown.
     pub(crate) kv_usage: f64,
 }
 
-/// Speed of a slow engine beside its peers.
+/// Speed of a slow engine compared with its peers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SpeedGap {
     pub(crate) factor: f64,
     pub(crate) peers: usize,
     pub(crate) of_prompts: bool,
-    /// The prompt that was late, if that is what shows it.
+    /// The late prompt that shows the slowness; None if the average speed shows it.
     pub(crate) late: Option<LatePrompt>,
 }
 
-/// Prompt whose first token was late beside what its engine's peers need.
+/// A prompt whose first token is late compared with what the engine's peers need.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LatePrompt {
     tokens: f64,
-    /// Seconds that it had taken when it was last seen.
+    /// Seconds that the prompt had taken when last seen.
     elapsed: f64,
-    /// Seconds that peers need.
+    /// Seconds that peers need for the prompt.
     usual: f64,
-    /// Time at which it was first seen to be late, in milliseconds.
+    /// Time at which the prompt was first seen to be late, in milliseconds of the router's clock.
     pub(crate) since: u64,
-    /// Time at which it was last seen to be late, in milliseconds.
+    /// Time at which the prompt was last seen to be late, in milliseconds of the router's clock.
     seen: u64,
 }
 
 impl SpeedGap {
-    /// Returns the gap to show: what is seen now, or a prompt that was late a moment ago. `before`: the gap shown so far.
+    /// Returns the gap to report: `found`, seen now, or else a prompt that was late recently. `before`: the gap
+    /// reported so far; `now`: time in milliseconds.
     pub(crate) fn going_on(found: Option<Self>, before: Option<Self>, now: u64) -> Option<Self> {
         let kept = before.filter(|gap| gap.late.is_some_and(|late| now.saturating_sub(late.seen) < COUNTS_FOR));
         match (found, kept) {
@@ -83,7 +87,7 @@ impl SpeedGap {
         }
     }
 
-    /// The reason in words.
+    /// The reason for counting as slow, as text.
     pub(crate) fn reason(&self) -> String {
         if let Some(LatePrompt { tokens, elapsed, usual, .. }) = self.late {
             return format!(
@@ -98,7 +102,8 @@ impl SpeedGap {
     }
 }
 
-/// Returns the engines that are slow, by position. `was`: those that were before; `now`: the time in milliseconds.
+/// Returns the slow engines, by their position in `speeds`. `was`: whether each was slow before; `now`: time in
+/// milliseconds.
 pub(crate) fn slow_ones(speeds: &[SeenSpeed], was: &[bool], now: u64) -> BTreeMap<usize, SpeedGap> {
     let mut slow = BTreeMap::new();
     for (at, own) in speeds.iter().enumerate() {
@@ -128,7 +133,7 @@ pub(crate) fn slow_ones(speeds: &[SeenSpeed], was: &[bool], now: u64) -> BTreeMa
 }
 
 impl SeenSpeed {
-    /// The prompt that it computes, if that takes much longer than at peers that compute `rate` tokens a second.
+    /// The current prompt, if it takes much longer than at peers that compute `rate` tokens a second; None otherwise.
     fn late(&self, rate: f64, now: u64) -> Option<LatePrompt> {
         let CurrentPrompt { tokens, elapsed, kv_usage } = self.current?;
         let usual = tokens.max(SHORT) / rate;

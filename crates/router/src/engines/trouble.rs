@@ -1,5 +1,5 @@
-//! The kinds of trouble that an engine can have, the words for each and what to do about it; and the state of an engine's
-//! events, with the worst trouble with them.
+//! Kinds of conditions that an engine can have, with text and advice for each; and the state of an engine's event
+//! streams, with their worst condition.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::Engine;
 use super::diagnosis::EventsState;
 
-/// Address of the runbooks: a page for each condition, by its name.
+/// Base URL of the runbooks, which have a page for each condition, by its name.
 const RUNBOOKS: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/runbooks";
 
-/// Events that were refused longer ago are of no concern any more.
+/// Time for which refused events count as a condition.
 const REFUSED_LATELY: Duration = Duration::from_secs(600);
 
-/// The kinds of trouble that an engine can have, the worst first.
+/// Kinds of conditions that an engine can have, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trouble {
     Down,
@@ -42,18 +42,18 @@ pub(crate) enum Trouble {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) ill: Trouble,
-    /// Reason in words, with figures.
+    /// Reason for the condition as text, with figures.
     pub(crate) reason: String,
-    /// Time since which the engine has had this condition.
+    /// Time since which the engine has had the condition.
     pub(crate) since: SystemTime,
 }
 
-/// Events of an engine that were refused so far, and when the last one was.
+/// Number of an engine's events that were refused so far, and the time of the last increase.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {
-    /// All kinds, the worst first.
+    /// All kinds of conditions, the worst first.
     pub(crate) const ALL: [Self; 15] = [
         Self::Down,
         Self::Asleep,
@@ -72,7 +72,7 @@ impl Trouble {
         Self::Partial,
     ];
 
-    /// The name in answers, metrics and logs, and of its runbook.
+    /// Name of the condition in answers, metrics and logs, and of its runbook.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Down => "down",
@@ -93,7 +93,7 @@ impl Trouble {
         }
     }
 
-    /// The name in a sentence: "the engine is …".
+    /// The condition as the end of the sentence "the engine is …".
     pub(crate) fn phrase(self) -> &'static str {
         match self {
             Self::NoEvents => "without events",
@@ -102,7 +102,7 @@ impl Trouble {
         }
     }
 
-    /// Advice to the operator.
+    /// Advice to the operator about the condition.
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::Down => "check that the engine runs and that the router reaches it; it is used again when it answers",
@@ -144,12 +144,12 @@ impl Trouble {
 }
 
 impl Condition {
-    /// A condition that begins now.
+    /// Makes a condition that begins now. `reason`: text with figures.
     pub(crate) fn new(ill: Trouble, reason: impl Into<String>) -> Self {
         Self { ill, reason: reason.into(), since: SystemTime::now() }
     }
 
-    /// Returns the condition as answers show it.
+    /// Returns the condition as JSON for answers of the router.
     pub(crate) fn to_json(&self) -> Value {
         let name = self.ill.name();
         json!({
@@ -164,7 +164,7 @@ impl Condition {
 }
 
 impl RefusedEvents {
-    /// True if the number of refused events, now `refused`, has grown lately.
+    /// Takes over the number of refused events; true if it has grown within [`REFUSED_LATELY`].
     pub(crate) fn is_new(&mut self, refused: u64) -> bool {
         if refused > self.0 {
             *self = Self(refused, Some(Instant::now()));
@@ -173,10 +173,10 @@ impl RefusedEvents {
     }
 }
 
-/// Time within which a new engine is looked up by discovery, before it counts as one that is not followed.
+/// Time that discovery has to register a new engine before the engine counts as not followed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// States of a stream, the worst first: the worst of an engine's streams is the engine's.
+/// States of a stream, the worst first; an engine has the worst state of its streams.
 const STATES: [State; 9] = [
     State::Stale,
     State::Conflict,
@@ -189,7 +189,7 @@ const STATES: [State; 9] = [
     State::Live,
 ];
 
-/// Returns the state of an engine's events, and the worst trouble with them.
+/// Returns the state of an engine's event streams, and their worst condition; None if all is well.
 pub(super) fn look(service: &Follower, engine: &Engine) -> (EventsState, Option<Condition>) {
     let said = |ill, reason: String| Some(Condition::new(ill, reason));
     let reported = registration(service, engine);
@@ -217,7 +217,7 @@ pub(super) fn look(service: &Follower, engine: &Engine) -> (EventsState, Option<
     (state(name), lost.or_else(|| of_contents(service, engine, keyspace)).or_else(|| overdue(service, &streams)))
 }
 
-/// Returns what discovery says of an engine that it could not register as it is now, in words.
+/// Returns the state and the reason, as text, of an engine that discovery could not register; None if it is registered.
 fn registration(service: &Follower, engine: &Engine) -> Option<(EngineState, String)> {
     let views = service.fleet().engines();
     let is_of = |view: &&kvatlas_follow::fleet::EngineView| *view.worker == *engine.name;
@@ -229,7 +229,7 @@ fn registration(service: &Follower, engine: &Engine) -> Option<(EngineState, Str
     Some((view.state, view.reason.as_deref().map_or_else(default, str::to_owned)))
 }
 
-/// Returns the trouble with a stream that gives nothing usable now.
+/// Returns the condition of a stream that delivers nothing usable now; None if it does.
 fn without_events(service: &Follower, stream: &Stream) -> Option<Condition> {
     let error = stream.status.last_error();
     let with = |words: &str| match &error {
@@ -255,14 +255,15 @@ fn without_events(service: &Follower, stream: &Stream) -> Option<Condition> {
     }
 }
 
-/// Returns the trouble with an engine whose events were asked for and are late, and not yet given up.
+/// Returns the condition of an engine that is late to answer at its replay socket, but not yet given up; None
+/// otherwise.
 fn overdue(service: &Follower, streams: &[(u32, std::sync::Arc<Stream>)]) -> Option<Condition> {
     let late = |(_, stream): &(u32, std::sync::Arc<Stream>)| service.fleet().overdue(stream).is_some();
     let is_late = streams.iter().any(late);
     is_late.then(|| Condition::new(Trouble::Overdue, "it has not answered at its replay socket in time"))
 }
 
-/// Returns the trouble with the contents of an engine's events.
+/// Returns the condition caused by the contents of an engine's events; None if all is well.
 fn of_contents(service: &Follower, engine: &Engine, keyspace: &Keyspace) -> Option<Condition> {
     let (mut refused, mut wrong_size, mut lost, mut is_partial) = (0, 0, 0, false);
     let (mut other_size, mut is_other_size, mut other_topics) = (None, false, 0);
@@ -309,7 +310,8 @@ fn of_contents(service: &Follower, engine: &Engine, keyspace: &Keyspace) -> Opti
     is_partial.then(|| Condition::new(Trouble::Partial, reason))
 }
 
-/// True if another stream has the same address and a topic of its own: then what this one leaves out is that one's.
+/// True if another stream has the same address and a topic of its own; then batches that this stream skips belong to
+/// that one.
 fn shares_address(service: &Follower, stream: &Stream) -> bool {
     let its = &stream.registration;
     let workers = service.fleet().workers();

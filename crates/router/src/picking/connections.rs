@@ -1,8 +1,8 @@
-//! Connections of gateways: accepted, limited in number, spread over threads, and brought to speak TLS if they are to, with
-//! the certificate that gateways are shown.
+//! Connections of gateways to the picker: accepted, limited in number, distributed over threads, and secured with TLS
+//! if configured.
 //!
-//! Gateways speak TLS with a picker unless told otherwise, and mostly do not check who it is: so a certificate made at the
-//! start will do where no file is given.
+//! Gateways use TLS towards a picker by default, and mostly do not verify its certificate. So a certificate created at
+//! the start is sufficient if no file is configured.
 
 use std::io;
 use std::net::TcpStream as StdStream;
@@ -24,43 +24,43 @@ use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use crate::config::Config;
 use crate::error::Error;
 
-/// Longest time that a gateway may take to begin with TLS.
+/// Time limit for the TLS handshake of a gateway.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Pause after a connection that could not be accepted, as the system has no more files.
+/// Pause after a failure to accept a connection, such as for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
 trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// A connection of a gateway, with or without TLS. It is counted until dropped.
+/// A connection of a gateway to the picker, with or without TLS; counted until dropped.
 pub(super) struct GatewayConnection {
     stream: Box<dyn Duplex>,
     _counted: ConnectionCount,
 }
 
-/// A connection that has just come, for the thread that serves it.
+/// An accepted connection on its way to the thread that serves it.
 pub(super) struct NewConnection {
     stream: StdStream,
     counted: ConnectionCount,
 }
 
-/// Count of a connection, in all and at its thread, until dropped.
+/// Count of a connection, in total and for its thread, until dropped.
 struct ConnectionCount {
     _place: OwnedSemaphorePermit,
     _at_thread: Arc<()>,
 }
 
-/// A thread that serves connections, as the one that accepts them knows it.
+/// Handle of a thread that serves connections, for the task that accepts them.
 pub(super) struct ServingThread {
     to: mpsc::UnboundedSender<NewConnection>,
-    /// There is one more of these for each of its connections.
+    /// Counter of the thread's connections, as each holds one further strong reference.
     load: Arc<()>,
 }
 
 impl ServingThread {
-    /// A thread, and where its connections come from.
+    /// Makes the handle of a thread, and the receiver of the thread's connections.
     pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<NewConnection>) {
         let (to, incoming) = mpsc::unbounded_channel();
         (Self { to, load: Arc::new(()) }, incoming)
@@ -100,7 +100,7 @@ pub(super) async fn accept(
     }
 }
 
-/// Brings the connections of a thread to speak TLS, if they are to, and passes them on.
+/// Makes the TLS handshakes of a thread's new connections, if TLS is configured, and passes the connections on to `to`.
 pub(super) async fn open_all(
     mut incoming: mpsc::UnboundedReceiver<NewConnection>,
     tls: Option<Arc<GatewayTls>>,
@@ -172,19 +172,19 @@ impl AsyncWrite for GatewayConnection {
     }
 }
 
-/// The protocol that gRPC is spoken in.
+/// ALPN name of the protocol that gRPC uses.
 const ALPN: &str = "h2";
 
-/// The certificate that gateways are shown.
+/// The TLS certificate of the server for gateways.
 pub(super) enum GatewayTls {
-    /// One made at the start.
+    /// A self-signed certificate made at the start.
     Own(Arc<TlsAcceptor>),
-    /// Files, read again when they change.
+    /// A certificate from files, which are read again when they change.
     Files(Arc<Gate>),
 }
 
 impl GatewayTls {
-    /// Reads or makes the certificate; None if gateways speak without TLS.
+    /// Loads or makes the certificate; None if TLS is not configured.
     ///
     /// # Errors
     /// [`Error::Start`] if a file cannot be used.
@@ -208,7 +208,7 @@ impl GatewayTls {
         Ok(Some(Self::Files(Arc::new(Gate::new(&files, &[ALPN])?))))
     }
 
-    /// The acceptor of connections that are made now.
+    /// The TLS acceptor for new connections.
     pub(super) fn acceptor(&self) -> Option<Arc<TlsAcceptor>> {
         match self {
             Self::Own(acceptor) => Some(acceptor.clone()),
@@ -216,7 +216,7 @@ impl GatewayTls {
         }
     }
 
-    /// Reads the files again whenever they change, for as long as the server lives.
+    /// Reads the certificate's files again whenever they change, without end; returns at once if there are no files.
     pub(super) async fn watch(&self) {
         if let Self::Files(gate) = self {
             gate.watch().await;
@@ -226,7 +226,7 @@ impl GatewayTls {
     /// Reads the files again.
     ///
     /// # Errors
-    /// [`Error::Start`] if one of them cannot be used: the old ones stay in force.
+    /// [`Error::Start`] if a file cannot be used; the previous certificate stays in use.
     pub(super) fn reload(&self) -> Result<(), Error> {
         match self {
             Self::Own(_) => Ok(()),
@@ -235,7 +235,7 @@ impl GatewayTls {
     }
 }
 
-/// Makes a certificate signed by itself, and its key, both kept in memory alone.
+/// Makes a self-signed certificate and its key, which are kept only in memory.
 fn own() -> Result<TlsAcceptor, Error> {
     let failed =
         |error: &dyn std::fmt::Display| Error::start(format!("cannot make a certificate for gateways: {error}"));

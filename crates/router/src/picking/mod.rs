@@ -1,8 +1,9 @@
-//! Requests behind a gateway, which asks over gRPC for an engine and forwards the request itself.
+//! Endpoint picker for gateways: a gateway asks over gRPC for an engine and forwards the request itself.
 //!
-//! Route, access, body, facts, decision and counts are those of requests that the router forwards. What the router would
-//! do to a request on its way (other model names, names for pictures, retries, prefill engines) is not done here: the
-//! gateway sends what the client sent, and what the engine is told to load and to pull.
+//! Routing, access control, parsing of bodies, decisions and counts are the same as for requests that the router
+//! forwards. The router's changes to a request (other model names, ids for images, retries, prefill engines) are not
+//! made: the gateway sends the client's request, together with the fields that tell the engine which blocks to load and
+//! to pull.
 
 mod connections;
 mod server;
@@ -36,13 +37,13 @@ use crate::requests::reserved;
 use crate::requests::routes::{self, ForwardRule, Responder, Route, RouteMatch};
 use crate::requests::task::Task;
 
-/// Engines that a gateway may try after the first one.
+/// Maximum number of fallback engines for a gateway, after the first one.
 const FALL_BACKS: usize = 2;
 
-/// Engines that decisions name behind the first one: more than a gateway is given, as some may be out of its reach.
+/// Number of fallback engines that a decision names: more than a gateway is given, as it may not reach all of them.
 const NAMED: usize = 8;
 
-/// Picks engines for a gateway as the router chooses them.
+/// Picks engines for a gateway, by the same decisions as for forwarded requests.
 pub(crate) struct EnginePicker {
     app: Arc<App>,
 }
@@ -138,8 +139,8 @@ impl EnginePicker {
         Ok(Pick { endpoints, headers, body, watcher: Some(Box::new(FlightWatcher::new(flight, reading))) })
     }
 
-    /// Chooses an engine that the gateway can reach. While none is up, the request waits for one as any other does, and
-    /// the gateway with it.
+    /// Chooses an engine that the gateway can reach. While none is up, the request waits for one, and the gateway waits
+    /// for the picker.
     async fn choose_engine(
         &self,
         request: &RequestToPick,
@@ -185,7 +186,7 @@ impl EnginePicker {
     }
 }
 
-/// Makes a request's head of the headers and pseudo headers that the gateway shows. The host is left out: it is the
+/// Builds a request's head from the headers and pseudo-headers sent by the gateway. The host is left out, as it is the
 /// gateway's.
 fn head_of(request: &RequestToPick) -> Result<Request<()>, Refusal> {
     let text = |name: &str| request.header(name).unwrap_or_default();
@@ -205,8 +206,8 @@ fn wrong(what: &str) -> Refusal {
     Refusal::bad("malformed_request", format!("the gateway shows no usable {what}"))
 }
 
-/// The route of a request that goes to an engine, which may be below a prefix: gateways match their routes by it, and take
-/// it off after the pick. The head then has the path that the engine gets.
+/// Finds the route of a request to an engine. The path may have a prefix, by which gateways select their route and
+/// which they remove after the pick; it is removed from `head`.
 fn find_below(head: &mut Request<()>, listed: &[String]) -> Result<(&'static Route, ForwardRule), Refusal> {
     let (path, method) = (head.uri().path().to_owned(), head.method().clone());
     let unknown = match find(&method, &path, listed) {
@@ -224,7 +225,7 @@ fn find_below(head: &mut Request<()>, listed: &[String]) -> Result<(&'static Rou
     Err(unknown)
 }
 
-/// The route of a request that goes to an engine.
+/// Finds the route of a request to an engine; an error if the router itself answers the path.
 fn find(method: &Method, path: &str, listed: &[String]) -> Result<(&'static Route, ForwardRule), Refusal> {
     match routes::find(method, path, listed) {
         RouteMatch::Route(route) => match route.to {
@@ -241,7 +242,7 @@ fn find(method: &Method, path: &str, listed: &[String]) -> Result<(&'static Rout
     }
 }
 
-/// True if an engine may take a request as the client sent it, and the gateway has it.
+/// True if an engine accepts a request as the client sent it, and is among the gateway's endpoints.
 fn may_take(engine: &Engine, facts: &RequestFacts, request: &RequestToPick) -> bool {
     let is_renamed = || {
         let name = facts.body.model.as_deref().filter(|_| !engine.config.aliases.is_empty());
@@ -250,13 +251,13 @@ fn may_take(engine: &Engine, facts: &RequestFacts, request: &RequestToPick) -> b
     endpoint_of(engine).is_some_and(|endpoint| request.allows(&endpoint)) && !is_renamed()
 }
 
-/// The address of an engine as a gateway names it, `IP:port`; None if it has a name instead, or a path.
+/// The engine's address as a gateway names it, `IP:port`; None if the URL has a host name or a path.
 fn endpoint_of(engine: &Engine) -> Option<String> {
     let ip: IpAddr = engine.address.host.parse().ok().filter(|_| engine.address.base.is_empty())?;
     Some(SocketAddr::new(ip, engine.address.port).to_string())
 }
 
-/// Headers that the engine needs beside the client's.
+/// Headers that the gateway must add for the engine.
 fn headers_for(placement: &Placement, is_prompt: bool) -> Vec<(String, String)> {
     let mut headers = Vec::new();
     if let Some(rank) = placement.rank {
@@ -272,21 +273,21 @@ fn headers_for(placement: &Placement, is_prompt: bool) -> Vec<(String, String)> 
     headers
 }
 
-/// Refusal of a request whose body the gateway does not show.
+/// Refusal of a request whose body the gateway did not send.
 fn no_body() -> Refusal {
     let message = "the gateway asks for an engine before it shows the body: set its request_body_mode to \
                    FULL_DUPLEX_STREAMED, or to BUFFERED with room for the whole body";
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "body_not_shown", message)
 }
 
-/// Refusal of a request that only an engine out of the gateway's reach could take.
+/// Refusal of a request that only an engine not among the gateway's endpoints could answer.
 fn out_of_reach(engine: &Engine) -> Refusal {
     let message =
         format!("engine {} has what the request continues, and is not among the gateway's endpoints", engine.name);
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_worker", message).again_after(Duration::from_secs(1))
 }
 
-/// Makes of a refusal what the gateway sends to the client.
+/// Converts a refusal into the answer that the gateway sends to the client.
 fn show(refusal: &Refusal, dialect: Dialect) -> PickRefusal {
     let response = refusal.response(dialect);
     let is_sent = |name: &HeaderName| *name != hyper::header::CONTENT_TYPE && *name != hyper::header::CONNECTION;
@@ -300,7 +301,7 @@ fn show(refusal: &Refusal, dialect: Dialect) -> PickRefusal {
     PickRefusal { status: refusal.status.as_u16(), headers, body }
 }
 
-/// Memory for one body.
+/// Memory reserved for the body of one request.
 pub(crate) struct GatewayRoom {
     app: Arc<App>,
     dialect: Dialect,
@@ -340,7 +341,8 @@ impl BodyRoom for GatewayRoom {
     }
 }
 
-/// Notes an answer as if the router passed it on. If it is dropped before the answer's end, the client gave it up.
+/// Records an engine's answer as if the router had passed it on. If dropped before the answer's end, the request counts
+/// as cancelled by the client.
 struct FlightWatcher {
     flight: Flight,
     reading: AnswerFormat,

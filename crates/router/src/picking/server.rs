@@ -1,4 +1,4 @@
-//! [`PickerServer`]: the gRPC servers for gateways and for probes of their health, on threads of their own.
+//! [`PickerServer`]: the gRPC servers for gateways and for their health probes, on separate threads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,45 +20,44 @@ use super::connections::{GatewayTls, NewConnection, ServingThread, accept, open_
 use crate::app::App;
 use crate::error::Error;
 
-/// Time after which the picker takes requests though not all is known: probes that ask for its own service restart it
-/// otherwise.
+/// Time after the start from which the picker takes requests even if not all engines are known, as health probes would
+/// otherwise restart it.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Time between two looks at what is known.
+/// Interval for updating the health service.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// New connections that may wait for the server.
+/// Maximum number of new connections of a serving thread that wait to be served.
 const CONNECTIONS: usize = 16;
 
-/// A running server for gateways.
+/// The running gRPC server for gateways.
 pub(crate) struct PickerServer {
     address: SocketAddr,
     tls: Option<Arc<GatewayTls>>,
-    /// Accepts connections and answers probes.
+    /// Runtime that accepts connections and answers health probes.
     aside: Runtime,
-    /// Serve gateways, each on a runtime of its own: what belongs to a request wakes no other thread.
+    /// Threads that serve gateways, each with its own runtime, so that a request never wakes another thread.
     threads: Vec<JoinHandle<()>>,
-    /// Disconnected when all threads have ended.
+    /// Disconnected when all serving threads have ended.
     ended: Receiver<()>,
     stage: watch::Sender<ServingStage>,
 }
 
-/// Order to the serving threads.
+/// Instruction to the serving threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ServingStage {
     Serve,
-    /// Take no more streams, and answer the open ones.
+    /// Accept no more streams, and finish the open ones.
     Finish,
-    /// End now.
+    /// End at once.
     End,
 }
 
 impl PickerServer {
-    /// Starts to listen.
+    /// Starts the servers.
     ///
     /// # Errors
-    /// [`Error::Start`] if an address cannot be listened at, a certificate cannot be used, or there are no threads to be
-    /// had.
+    /// [`Error::Start`] if an address cannot be bound, a certificate cannot be used, or a thread cannot be started.
     pub(crate) fn start(app: &Arc<App>, address: SocketAddr) -> Result<Self, Error> {
         let no_thread = |error: std::io::Error| Error::start(format!("cannot start the threads for gateways: {error}"));
         let aside = Builder::new_multi_thread()
@@ -132,20 +131,21 @@ impl PickerServer {
         Ok(Self { address, tls, aside, threads, ended, stage })
     }
 
-    /// Address at which gateways are listened to.
+    /// Address at which the server for gateways listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Reads the certificate again.
+    /// Reads the TLS certificate again.
     ///
     /// # Errors
-    /// [`Error::Start`] if it cannot be used: the old one stays in force.
+    /// [`Error::Start`] if the certificate cannot be used; the previous one stays in use.
     pub(crate) fn reload(&self) -> Result<(), Error> {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }
 
-    /// Takes no more streams, and answers the open ones. False if that took longer than `timeout`.
+    /// Accepts no more streams, and finishes the open ones. False if that took longer than `timeout`. `end`: time limit
+    /// for stopping the runtime.
     pub(crate) fn drain(self, timeout: Duration, end: Duration) -> bool {
         self.stage.send_replace(ServingStage::Finish);
         let in_time = matches!(self.ended.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected));
@@ -158,7 +158,7 @@ impl PickerServer {
     }
 }
 
-/// Parts that a serving thread works with.
+/// Everything that a serving thread works with.
 struct ServingWork {
     incoming: mpsc::UnboundedReceiver<NewConnection>,
     tls: Option<Arc<GatewayTls>>,
@@ -170,7 +170,7 @@ struct ServingWork {
 }
 
 impl ServingWork {
-    /// Serves the connections of a thread until all have ended.
+    /// Serves a thread's connections until all have ended.
     async fn run(self) {
         let (mut finish, mut end) = (self.stages.clone(), self.stages);
         let (sender, connections) = mpsc::channel(CONNECTIONS);
@@ -189,7 +189,8 @@ impl ServingWork {
     }
 }
 
-/// Tells the health service how far the router is. Engines that come later, or go, change nothing: requests wait for them.
+/// Keeps the health service up to date with the router's stage. Once it is ready, engines that come or go change
+/// nothing, as requests wait for engines.
 async fn report(app: Arc<App>, health: PickerHealth) {
     let began = Instant::now();
     let mut stage = HealthStage::Starting;

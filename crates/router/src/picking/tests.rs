@@ -1,4 +1,4 @@
-//! Picks of a router in front of simulated engines.
+//! Tests of the picker, in a router in front of simulated engines.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;

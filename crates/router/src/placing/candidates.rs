@@ -1,4 +1,4 @@
-//! Finds the engines that may take a request, and the blocks of its prompt that they hold by the index of this process.
+//! Selection of the engines that may take a request, and lookup of its prompt's blocks in this process's index.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use crate::engines::{Engine, HealthState, Serving};
 use crate::requests::facts::{DialectBlocks, RequestFacts};
 use crate::requests::task::Task;
 
-/// Returns the ranks that may take a request, at least one.
+/// Returns the ranks that may take a request, at least one. `tried`: engines that are left out.
 pub(super) fn candidates(
     fleet: &Fleet,
     facts: &RequestFacts,
@@ -100,7 +100,7 @@ pub(super) fn candidates(
     Err(refused(core::Refusal::NoWorker).again_after(pause.unwrap_or(Duration::from_secs(1))))
 }
 
-/// True if an engine that has not been asked may serve a request's model.
+/// True if an engine other than `asked` may serve the request's model.
 pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, facts: &RequestFacts, task: Task, asked: &[&Arc<Engine>]) -> bool {
     let (Some(model), None) = (facts.body.model.as_deref(), &facts.hints.only_engine) else { return false };
     fleet.engines().iter().any(|engine| {
@@ -113,7 +113,7 @@ pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, facts: &RequestFacts, task:
     })
 }
 
-/// Refusal of a request that fits into no engine's context; `most` is the longest, in tokens.
+/// Refusal of a request that fits into no engine's context; `most` is the longest context, in tokens.
 fn too_long(facts: &RequestFacts, task: Task, most: u32) -> Refusal {
     let (prompt, answer) = (facts.prompt.tokens, facts.room(task.is_prefill()) - facts.prompt.tokens);
     // The words by which clients of both APIs know it, and shorten the prompt or the answer.
@@ -133,7 +133,7 @@ fn too_long(facts: &RequestFacts, task: Task, most: u32) -> Refusal {
     Refusal::bad("context_length_exceeded", message).about(facts.body.prompt_field)
 }
 
-/// Returns a rank of the only engine that can take the request, if it is draining.
+/// Returns a rank of the only engine that can take the request, if it is draining; None otherwise.
 pub(super) fn keeper(fleet: &Fleet, facts: &RequestFacts) -> Option<core::WorkerId> {
     let engine = fleet.engine(facts.hints.only_engine.as_deref()?)?;
     if engine.health.standing() != HealthState::Draining {
@@ -163,7 +163,8 @@ pub(super) fn refused(why: core::Refusal) -> Refusal {
     Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
 }
 
-/// Finds how much of a prompt each rank holds: of the prompt that its engine makes of the request.
+/// Looks up how many leading blocks of a prompt each rank holds. For an engine whose dialect is among `others`, the
+/// blocks of the prompt in that dialect are looked up.
 pub(super) fn look_up(
     keyspace: &Keyspace,
     hashes: &[u64],
@@ -188,30 +189,30 @@ pub(super) fn look_up(
     }
 }
 
-/// The blocks of a prompt that an engine held, and what it had lost by then.
+/// The blocks of a prompt that an engine held at one moment, and a counter of the blocks lost by then.
 pub(super) struct HeldThen {
     stream: Arc<Stream>,
     lost: u64,
-    /// Blocks that can be taken from its cache; none if that is not known to be comparable.
+    /// Number of blocks held that the engine can take from its cache; None if not comparable with what it will report.
     pub(super) blocks: Option<u32>,
 }
 
 impl HeldThen {
-    /// Records the blocks held now; none if the rank is not followed, or its stream is not trusted.
+    /// Records the blocks held now; None if the rank's events are not followed, or its stream is not trusted.
     pub(super) fn new(keyspace: &Keyspace, worker: &str, rank: u32, blocks: Option<u32>) -> Option<Self> {
         let stream = keyspace.stream(worker, rank).filter(|stream| stream.status.is_trusted())?;
         let blocks = blocks.filter(|_| !stream.status.upper_bound.load(Relaxed));
         Some(Self { lost: lost(&stream), stream, blocks })
     }
 
-    /// True if the engine may have lost blocks since.
+    /// True if the engine may have lost blocks since then.
     pub(super) fn may_be_gone(&self) -> bool {
         lost(&self.stream) != self.lost || !self.stream.status.is_trusted()
     }
 }
 
-/// A number that changes when a stream's engine loses blocks, or may have. Events of other cache groups say little of which
-/// prompts they shorten.
+/// A number that changes whenever the engine of a stream loses blocks, or may have lost some. Events of other cache
+/// groups count too, as it is unclear which prompts they shorten.
 fn lost(stream: &Stream) -> u64 {
     let (status, counters) = (&stream.status, &stream.status.counters);
     let all = [&counters.removed_blocks, &counters.clears, &counters.resets, &counters.group_events, &status.epoch];

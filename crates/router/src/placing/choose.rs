@@ -1,4 +1,4 @@
-//! Choice of an engine for a request: the lookup of its blocks, the decision, and the reservation in one step.
+//! Choice of an engine for a request: lookup of the prompt's blocks, decision, and reservation in one step.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,15 +27,16 @@ use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
 thread_local! {
-    /// The results of a lookup, kept for their memory.
+    /// Buffer for the results of a lookup, reused to avoid allocation.
     static HELD: RefCell<Vec<RankDepths>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Attempts to place a request whose chosen engine has left meanwhile, and the pause between them.
+/// Maximum number of attempts to place a request when the chosen engine has just been removed.
 const TRIES: usize = 5;
+/// Pause before the next attempt to place a request.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A decision, and what comes with it.
+/// A decision with its explanation, bounds and warm-up.
 struct ExplainedDecision {
     decision: core::Decision,
     /// Terms that were weighed for it.
@@ -49,20 +50,20 @@ struct ExplainedDecision {
 /// Explanation of the candidates for a request.
 pub(crate) struct Outlook {
     pub(crate) explained: Explanation,
-    /// Blocks that each candidate holds; none without an index.
+    /// Number of blocks that each candidate holds; None without an index.
     pub(crate) held: Option<Vec<core::Depth>>,
-    /// The words of the service above sites on them.
+    /// Bounds on the candidates' cached tokens, from the service that indexes many sites; None without it.
     pub(crate) bounds: Option<Arc<Bounds>>,
 }
 
-/// Result for a request to place.
+/// Result of the attempt to choose an engine.
 enum ChoiceResult {
     Placed(ExplainedDecision),
     Waits(core::RequestId, mpsc::UnboundedReceiver<WaitUpdate>),
     NoWorker,
 }
 
-/// A request that waits in the router. If it is dropped, so is its place in the queue.
+/// Place in the queue of a request that waits in the router; freed when dropped.
 struct Ticket<'a> {
     places: &'a Places,
     id: Option<core::RequestId>,
@@ -79,7 +80,7 @@ impl Drop for Ticket<'_> {
 }
 
 impl Places {
-    /// Chooses an engine for a request, other than `tried` if possible.
+    /// Chooses an engine for a request, and reserves a place there. `tried`: engines that are left out.
     pub(crate) async fn choose(
         &self,
         shard: usize,
@@ -123,7 +124,8 @@ impl Places {
         Err(not_placed(facts, core::Refusal::NoWorker))
     }
 
-    /// Places a request at a draining engine that keeps what the request continues.
+    /// Places a request at a draining engine that stores what the request continues; None if the engine has just been
+    /// removed.
     fn place_at(&self, facts: &RequestFacts, task: Task, rank: core::WorkerId) -> Option<core::Decision> {
         HELD.with_borrow_mut(|held| {
             let looked = self.look_up(facts, held);
@@ -157,8 +159,8 @@ impl Places {
         }
     }
 
-    /// Waits in the queue until an engine has room. A client that goes away gives the place back. None: all that might
-    /// have taken it are gone, before it could be told of others.
+    /// Waits in the queue until an engine has room; the place is freed if the client leaves. None: all candidates were
+    /// removed before new ones could be determined.
     async fn wait(
         &self,
         facts: &RequestFacts,
@@ -199,7 +201,7 @@ impl Places {
         }
     }
 
-    /// Looks up which engines hold a prompt. True if there was an index to ask.
+    /// Looks up how many blocks of a prompt each rank holds. True if there is an index for the request's model.
     fn look_up(&self, facts: &RequestFacts, held: &mut Vec<RankDepths>) -> bool {
         let Some(keyspace) = facts.prompt.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
         let engines = self.fleet.engines();
@@ -269,7 +271,7 @@ impl Places {
         }
     }
 
-    /// Explains the candidates for a request, without effect.
+    /// Explains how the candidates for a request compare, without placing it.
     pub(crate) async fn explain(&self, shard: usize, facts: &RequestFacts) -> Result<Outlook, Refusal> {
         let allowed = candidates(&self.fleet, facts, Task::Generate, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
@@ -296,7 +298,7 @@ impl Places {
         Ok(Outlook { explained: named(router, found), held, bounds })
     }
 
-    /// Makes the placement that was decided. None: the engine has gone meanwhile.
+    /// Makes the placement for a decision. None if the engine has been removed meanwhile.
     fn placement(
         &self,
         ExplainedDecision { decision, terms, bounds: said, warm_up }: ExplainedDecision,
@@ -387,13 +389,13 @@ impl Places {
     }
 }
 
-/// Counts a request that is not placed, and makes its refusal.
+/// Counts a request that could not be placed, and makes its refusal.
 fn not_placed(facts: &RequestFacts, why: core::Refusal) -> Refusal {
     facts.model.note_not_placed(why);
     refused(why)
 }
 
-/// Asks another process what engines hold of a prompt.
+/// Queries an index in another process for the blocks of a prompt that engines hold; None without an answer.
 async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &RequestFacts) -> Option<LookupResult> {
     let engines = fleet.engines().clone();
     let model = facts.body.model.as_deref().unwrap_or_default();
@@ -401,7 +403,7 @@ async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &Req
     elsewhere.look_up(shard, question, &engines).await
 }
 
-/// Fills the depths found by the index into the core's form; unknown if there was no index.
+/// Converts the depths found by the index to the decision core's form; they are unknown if `held` is None.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();
@@ -424,14 +426,14 @@ fn explain(
     named(router, found)
 }
 
-/// The candidates by their names and ranks.
+/// Converts an explanation of the decision core: candidates' numbers become names and ranks.
 fn named(router: &core::Router, found: core::Explanation) -> Explanation {
     let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
     let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
     Explanation { workers, cached_tokens: found.cached_tokens, transfers: found.transfers, terms: found.terms }
 }
 
-/// Notes what has to be noted of a request that goes to an engine.
+/// Updates the decision core and the predicted blocks for a request that was placed at an engine.
 fn placed(
     router: &mut core::Router,
     unheard: Option<&mut core::PredictedIndex>,

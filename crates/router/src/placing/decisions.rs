@@ -1,4 +1,4 @@
-//! The last decisions, for operators.
+//! The most recent decisions, for operators.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,81 +13,84 @@ use crate::answers::observe::Stop;
 use crate::clock::millis;
 use crate::requests::sessions::Turn;
 
-/// Time after the last view of decisions for which their terms are kept.
+/// Time after operators last viewed decisions for which the terms of new decisions are recorded.
 const WATCHED: Duration = Duration::from_secs(10);
 
-/// One decision, and what became of the request.
+/// One decision, and the outcome of the request.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// The decision core's number for the request.
+    /// Number of the request in the decision core.
     pub number: u64,
-    /// Seconds since 1970.
+    /// Time of the decision, in seconds since 1970.
     pub at: f64,
-    /// The model, if the request named one.
+    /// The request's model; None if the request named none.
     pub model: Option<String>,
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub tokens: u32,
-    /// Tokens of a block.
+    /// Block size in tokens.
     pub block_size: u32,
-    /// Content hashes of its blocks; empty if they are not known.
+    /// Content hashes of the prompt's blocks; empty if unknown.
     pub hashes: Arc<[u64]>,
-    /// The engine.
+    /// Name of the chosen engine.
     pub worker: Arc<str>,
-    /// Data-parallel rank of the engine.
+    /// Data-parallel rank of the chosen engine.
     pub rank: u32,
-    /// Prompt tokens that were expected in its cache.
+    /// Number of prompt tokens expected in the engine's cache.
     pub cached: u32,
-    /// Tokens of `cached` that the index did not know of.
+    /// Number of tokens of `cached` that are predicted and not in the index.
     pub predicted: u32,
-    /// Parts that the engine was to load and to pull.
+    /// Parts of the prompt that the engine was to load from host memory or to pull from another engine; None if it was
+    /// not told to.
     pub transfer: Option<Transfer>,
-    /// The reason for the choice, in a word.
+    /// Name of the reason for the choice.
     pub why: &'static str,
-    /// Microseconds that the decision took.
+    /// Duration of the decision in microseconds.
     pub micros: u32,
-    /// Prompt tokens that the service above sites said the engine, a site, had at least and at most.
+    /// Minimum and maximum number of prompt tokens cached at the chosen site, as reported by the service that indexes
+    /// many sites; None without it.
     pub bounds: Option<(u32, u32)>,
-    /// Candidates with their terms, if decisions were viewed lately.
+    /// Candidates with their terms; None unless operators had viewed decisions lately.
     pub terms: Option<Explanation>,
-    /// The request as a part of its session, if that is known.
+    /// Position of the request in its session; None if unknown.
     pub(crate) turn: Option<Arc<Turn>>,
-    /// The outcome of the request, once it has ended.
+    /// Outcome of the request, once it has ended.
     pub ended: OnceLock<Outcome>,
 }
 
-/// The candidates of a decision, and the terms that were weighed.
+/// The candidates of a decision, and the terms by which they were compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Explanation {
-    /// The candidates: name and rank.
+    /// Name and rank of each candidate.
     pub workers: Vec<(Arc<str>, u32)>,
-    /// Prompt tokens that each was expected to have in its cache.
+    /// Number of prompt tokens expected in the cache of each candidate.
     pub cached_tokens: Vec<u32>,
-    /// Parts that each would load and pull; empty if there is nothing to load or pull.
+    /// Parts of the prompt that each candidate would load and pull; empty if no candidate would.
     pub transfers: Vec<Option<Transfer>>,
-    /// The policy's terms, if it has any.
+    /// Terms of the policy for each candidate; None if the policy has none.
     pub terms: Option<Terms>,
 }
 
-/// The outcome of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
-    /// `finished`, `failed` or `cancelled`.
+    /// Kind of end: `finished`, `failed` or `cancelled`.
     pub how: &'static str,
-    /// Prompt tokens in its cache, as the engine says.
+    /// Number of cached prompt tokens, as reported by the engine; None if not reported.
     pub cached: Option<u32>,
-    /// Prompt tokens as the engine counts them, where that proves that it makes other tokens of the prompt.
+    /// Number of prompt tokens as counted by the engine, if this proves that it tokenizes differently from the router;
+    /// None otherwise.
     pub counted: Option<u32>,
-    /// Tokens generated.
+    /// Number of generated tokens; None if not reported.
     pub output: Option<u32>,
-    /// The reason for which the answer ended, if it said so.
+    /// Reason for the answer's end; None if not stated.
     pub(crate) stop: Option<Stop>,
-    /// Seconds from the decision to the first token of a stream.
+    /// Seconds from the decision to the first token of a streamed answer; None if there was none.
     pub first_token: Option<f64>,
-    /// Seconds from the decision to the end.
+    /// Seconds from the decision to the request's end.
     pub took: f64,
 }
 
-/// The last decisions.
+/// The most recent decisions.
 pub(crate) struct Decisions {
     most: usize,
     ring: Mutex<VecDeque<Arc<Record>>>,
@@ -99,12 +102,12 @@ impl Decisions {
         Self { most, ring: Mutex::default(), watched_until: AtomicU64::new(0) }
     }
 
-    /// True if any decisions are kept.
+    /// True if decisions are recorded at all.
     pub(crate) fn are_kept(&self) -> bool {
         self.most > 0
     }
 
-    /// True if decisions were viewed lately.
+    /// True if operators viewed decisions within the last [`WATCHED`].
     #[must_use]
     pub(crate) fn are_watched(&self) -> bool {
         let until = self.watched_until.load(Relaxed);
@@ -119,7 +122,8 @@ impl Decisions {
         ring.push_back(record);
     }
 
-    /// The last ones, the newest first; from now on for a while the terms are kept too.
+    /// Returns up to `most` recent decisions, the newest first. For a while from now on, the terms of new decisions are
+    /// recorded too.
     #[must_use]
     pub(crate) fn last(&self, most: usize) -> Vec<Arc<Record>> {
         self.watched_until.store(millis() + WATCHED.as_millis() as u64, Relaxed);
@@ -128,7 +132,7 @@ impl Decisions {
 }
 
 impl Record {
-    /// Returns the decision in JSON, for programs and pages.
+    /// Returns the decision as JSON, for programs and pages.
     #[must_use]
     pub(crate) fn to_json(&self) -> Value {
         let ended = self.ended.get().map(|ended| {
@@ -164,13 +168,13 @@ impl Record {
 }
 
 impl Explanation {
-    /// Names of the terms, in their order: the last one is what was compared.
+    /// Names of the terms, in their order; the last one is the total by which candidates were compared.
     #[must_use]
     pub(crate) fn term_names(&self) -> &[&'static str] {
         self.terms.as_ref().map(|terms| &*terms.names).unwrap_or_default()
     }
 
-    /// A list with an object for each candidate, its terms by name.
+    /// Returns a JSON list with an object for each candidate, its terms by name.
     #[must_use]
     pub(crate) fn to_json(&self) -> Value {
         let rows = self.workers.iter().zip(&self.cached_tokens).enumerate();
@@ -194,7 +198,7 @@ impl Explanation {
     }
 }
 
-/// Description of a transfer in JSON.
+/// Returns a transfer (loading and pulling of blocks) as JSON.
 fn transfer_json(transfer: &Transfer) -> Value {
     json!({
         "action": transfer.action.as_str(),
@@ -206,7 +210,7 @@ fn transfer_json(transfer: &Transfer) -> Value {
     })
 }
 
-/// Seconds since 1970.
+/// Seconds since 1970, now.
 pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

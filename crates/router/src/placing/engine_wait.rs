@@ -1,4 +1,4 @@
-//! The wait of a request for an engine while none is up, and its refusal if that was in vain.
+//! Waiting of a request while no engine is up, and its refusal after waiting in vain.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,10 +17,10 @@ use crate::engines::{Engine, HealthState};
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
-/// Time after which a client that waited in vain may try again.
+/// Delay after which a client may retry when its request waited in vain.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Engines that a refusal names.
+/// Maximum number of engines named in a refusal.
 const NAMED: usize = 4;
 
 impl Places {
@@ -29,8 +29,8 @@ impl Places {
         !self.no_engine.patience.is_zero()
     }
 
-    /// The refusal of a request that only engines could take that are not seen to live, all but `excluded`; None if one
-    /// lives, or there is none that could take it.
+    /// Makes the refusal of a request if all engines that could take it, except `excluded`, show no sign of life; None
+    /// if one does, or if there are no such engines.
     pub(crate) fn all_down(&self, facts: &RequestFacts, task: Task, excluded: &[Arc<Engine>]) -> Option<Refusal> {
         let engines = self.fleet.engines();
         let is_reached = |engine: &Arc<Engine>| !excluded.iter().any(|other| Arc::ptr_eq(engine, other));
@@ -47,12 +47,12 @@ impl Places {
             .then(|| refused(core::Refusal::NoWorker))
     }
 
-    /// Waits until an engine may take a request. `place`: its place in the queue, assigned by the first call; `tried`:
-    /// engines that failed; `may_scout`: whether it may be sent to an engine that stands down, to find out; `why`: the
-    /// refusal without a wait.
+    /// Waits until an engine may take a request. `place`: place in the queue, assigned by the first call; `tried`:
+    /// engines that failed; `may_scout`: whether the request may be tried at an engine that is down or failing; `why`:
+    /// the refusal if the request does not wait.
     ///
     /// # Errors
-    /// The request is not to wait, or has waited for as long as it may: this is its refusal.
+    /// The refusal, if the request may not wait, or has waited for the longest permitted time.
     pub(crate) async fn wait_for_engine<'a>(
         &'a self,
         place: &mut Option<EngineWait<'a>>,
@@ -112,7 +112,8 @@ impl Places {
     }
 }
 
-/// Makes the refusal of a request without an available engine, with the state of each.
+/// Makes the refusal of a request for which no engine is available, with the state of each engine. `more`: further text
+/// for the message.
 fn refusal(fleet: &Fleet, facts: &RequestFacts, task: Task, more: &str) -> Refusal {
     let (code, message) = match states(fleet, facts, task) {
         None => ("no_engines", format!("the router has no engines{more}")),
@@ -124,7 +125,7 @@ fn refusal(fleet: &Fleet, facts: &RequestFacts, task: Task, more: &str) -> Refus
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, code, message).again_after(AGAIN)
 }
 
-/// The states of the engines that could take a request, in words. None: there are none.
+/// Describes the states of the engines that could take a request, as text; None if there are none.
 fn states(fleet: &Fleet, facts: &RequestFacts, task: Task) -> Option<String> {
     let engines = fleet.engines();
     let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, facts, task)).collect();
@@ -152,20 +153,20 @@ fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
     serving.peek().is_some() && serving.all(|engine| engine.health.standing() == HealthState::Asleep)
 }
 
-/// Engines that could take a request, by the best of them.
+/// Best availability among the engines that could take a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// An engine is available.
+    /// Some engine is up.
     Up,
-    /// All of them stand down, or failed the last time: one may be back.
+    /// All engines are down or failing; one may be back.
     Doubtful,
-    /// All of them asked to be left alone for a while.
+    /// All engines asked for a pause.
     Paused,
-    /// None of them takes requests.
+    /// No engine takes requests.
     None,
 }
 
-/// Returns the best availability among engines that could take a request, except `tried`.
+/// Returns the best availability among the engines that could take a request, except `tried`.
 fn availability(fleet: &Fleet, facts: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
     let engines = fleet.engines();
     let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));

@@ -1,4 +1,4 @@
-//! Changes of the fleet in the decision core, engines' load reports, and requests of other routers.
+//! Changes of the fleet in the decision core, load reports of engines, and requests reported by other routers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
 
 impl Places {
-    /// Adds an engine, or replaces the one with its name.
+    /// Adds an engine, or replaces the one of the same name.
     pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adder) -> Result<Arc<Engine>, Error> {
         // The decision core knows it before requests can find it: at no moment is there nobody of its name.
         let changed = self.fleet.set(config, adds, |replaced, added| self.add(replaced, added))?;
@@ -26,14 +26,15 @@ impl Places {
         Ok(changed.added)
     }
 
-    /// Removes an engine. What runs there goes on.
+    /// Removes an engine. Requests that run there continue.
     pub(crate) fn remove_engine(&self, name: &str) -> Result<Arc<Engine>, Error> {
         let removed = self.fleet.remove(name)?;
         self.remove(&removed);
         Ok(removed)
     }
 
-    /// Sends an engine no new requests, or new ones again if no other party wants it drained.
+    /// Drains an engine, so that it gets no new requests, or ends the draining by one party; new requests come again
+    /// when no party drains it.
     pub(crate) fn drain_engine(&self, name: &str, by: DrainedBy, drain: bool) -> Result<Arc<Engine>, Error> {
         let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
         let is_draining = engine.health.set_draining(by, drain);
@@ -42,8 +43,8 @@ impl Places {
         Ok(engine)
     }
 
-    /// Adds an engine to the decision core, in the place of `replaced`. Requests can find it after [`Self::is_back`].
-    /// If `replaced` is the same engine with other settings, its requests and what was learnt of it stay.
+    /// Adds an engine to the decision core, in place of `replaced`. Waiting requests find it after [`Self::is_back`].
+    /// If `replaced` is the same engine with other settings, its requests and what was learnt about it are kept.
     fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
@@ -73,19 +74,19 @@ impl Places {
         let _ = engine.ids.set(ids);
     }
 
-    /// Tells waiting requests that an engine is new or available again.
+    /// Notifies waiting requests that an engine is new or available again.
     pub(crate) fn is_back(&self) {
         self.core().fleet_changed();
         self.no_engine.call();
     }
 
-    /// Removes an engine that is gone.
+    /// Removes an engine from the decision core.
     fn remove(&self, engine: &Engine) {
         self.core().leave(engine, seconds(), |_| false);
         engine.ids.get().into_iter().flatten().for_each(|id| self.warm_ups.forget(*id));
     }
 
-    /// Makes an engine take nothing new, or lets it do so again.
+    /// Starts or ends draining an engine in the decision core.
     fn drain(&self, engine: &Engine, drain: bool) {
         let mut core = self.core();
         for id in engine.ids.get().into_iter().flatten() {
@@ -99,7 +100,7 @@ impl Places {
         self.no_engine.call();
     }
 
-    /// Reports the load of an engine's rank, by its position.
+    /// Reports the load of one of an engine's ranks to the decision core. `place`: position of the rank.
     pub(crate) fn report(&self, engine: &Engine, place: usize, load: &core::Load) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             let mut core = self.core();
@@ -117,7 +118,7 @@ impl Places {
         }
     }
 
-    /// Lets an engine pull from others, and them from it, if it is known to be able to. Notes its last sign of life.
+    /// Updates whether an engine can pull blocks from others and they from it, and the time of its last sign of life.
     pub(crate) fn keep_pulls(&self, engine: &Engine) {
         let group = engine.pulls().then(|| engine.config.pull_group.as_deref().unwrap_or_default());
         // One that takes no requests may still have what others pull.
@@ -134,7 +135,7 @@ impl Places {
         }
     }
 
-    /// Returns what each engine was seen to do, by its fastest rank, in the order of `engines`.
+    /// Returns the observed speed of each of `engines`, by its fastest rank.
     pub(crate) fn seen_speeds(&self, engines: &[Arc<Engine>]) -> Vec<SeenSpeed> {
         let mut core = self.core();
         let rows = core.router.candidates(seconds());
@@ -160,7 +161,7 @@ impl Places {
         engines.iter().map(of).collect()
     }
 
-    /// Sets whether the index can be trusted about an engine's rank, by its position.
+    /// Sets whether the index's knowledge of one of an engine's ranks can be trusted. `place`: position of the rank.
     pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             self.core().router.set_trusted(*id, trusted);
@@ -212,7 +213,7 @@ impl SharedRequests for Places {
 }
 
 impl Core {
-    /// Removes an engine's ranks, except the numbers for which `stays` is true.
+    /// Removes an engine's ranks, except those for whose ids `stays` is true.
     fn leave(&mut self, engine: &Engine, now: f64, stays: impl Fn(u32) -> bool) {
         let ids = engine.ids.get().into_iter().flatten();
         for (id, _) in ids.zip(engine.config.ranks.numbers()).filter(|(_, rank)| !stays(*rank)) {
@@ -225,7 +226,7 @@ impl Core {
 }
 
 impl Core {
-    /// Tells all waiting requests to determine their candidates anew.
+    /// Notifies all waiting requests to determine their candidates anew.
     pub(super) fn fleet_changed(&self) {
         for waiter in self.tickets.values() {
             // A request that has stopped listening gives its place back itself.

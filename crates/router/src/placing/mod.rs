@@ -1,13 +1,13 @@
 //! Placing of requests: the decision core, and the state around it.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `candidates.rs` | who may take a request, and which engines hold its prompt |
-//! | `choose.rs` | an engine for a request: looked up, decided, reserved |
-//! | `waiting.rs` | requests that wait in the router |
-//! | `placement.rs` | a request's place at an engine, and what becomes of it there |
-//! | `no_engine.rs`, `engine_wait.rs` | requests that wait because no engine is up: their queue, what the log says of that, and the wait of one |
-//! | `engines.rs` | engines come, go and report |
+//! | `candidates.rs` | the engines that may take a request, and those that hold its prompt |
+//! | `choose.rs` | choice of an engine for a request: lookup, decision, reservation |
+//! | `waiting.rs` | requests that wait for room at an engine |
+//! | `placement.rs` | a request's place at an engine, its progress and its end there |
+//! | `no_engine.rs`, `engine_wait.rs` | requests that wait because no engine is up: their queue, the log of the outage, and the wait of one request |
+//! | `engines.rs` | changes of the fleet, and load reports of engines |
 //! | `warm_up.rs` | engines that are new are brought blocks |
 
 mod candidates;
@@ -52,24 +52,24 @@ pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
 pub(crate) use placement::Placement;
 pub(crate) use warm_up::{WARM_UPS, WarmUp, WarmUpResult};
 
-/// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
+/// Number of blocks assumed for a cache whose capacity neither the configuration nor the engine states.
 const UNKNOWN_CACHE: usize = 16_384;
 
-/// Decides where requests go.
+/// Placing of requests: decides which engine gets each request.
 pub(crate) struct Places {
     core: Mutex<Core>,
     pub(super) fleet: Arc<Fleet>,
-    /// Another process that is asked what engines hold, if one is.
+    /// Client of an index in another process, which is queried for what engines hold; None if not configured.
     external_index: Option<Arc<ExternalIndex>>,
     counts: Arc<Counts>,
     /// Wakes the task that places waiting requests.
     room: Notify,
-    /// Requests for which no engine is up.
+    /// Queue of requests for which no engine is up.
     pub(crate) no_engine: NoEngine,
     pub(crate) decisions: Decisions,
-    /// File for records of decisions.
+    /// File to which decisions are recorded; None if not configured.
     pub(crate) recorder: Option<Recorder>,
-    /// Share of prompts that caches could hold.
+    /// Estimate of the share of prompts that caches could hold.
     reuse: ReuseMeter,
     pub(crate) warm_ups: WarmUps,
     policy: String,
@@ -79,21 +79,21 @@ pub(crate) struct Places {
 struct Core {
     router: core::Router,
     depths: core::Depths,
-    /// Index of what engines should hold by what was sent to them, where they do not tell.
+    /// Index of the blocks that engines should hold by the requests sent to them; None if engines publish events.
     unheard: Option<core::PredictedIndex>,
-    /// Requests that wait for a decision.
+    /// Requests that wait for a decision, by their numbers in the decision core.
     tickets: HashMap<u64, Waiter>,
 }
 
-/// Numbers of the decision core for a page.
+/// Figures of the decision core, for the page and the metrics.
 pub(crate) struct Summary {
     pub(crate) policy: String,
     pub(crate) in_flight: usize,
     pub(crate) waiting: usize,
-    /// Requests that wait because no engine is up.
+    /// Number of requests that wait because no engine is up.
     pub(crate) waiting_for_engine: usize,
     pub(crate) predicted_blocks: usize,
-    /// Prompts on their way that found no room among the predictions.
+    /// Number of prompts under way that were not predicted, as the table of predictions was full.
     pub(crate) predictions_dropped: u64,
     pub(crate) sessions: usize,
     pub(crate) peers: usize,
@@ -139,17 +139,17 @@ impl Places {
         })
     }
 
-    /// Lets placements from now on name up to `most` other engines ([`Placement::others`]).
+    /// Makes placements from now on name up to `most` other engines ([`Placement::others`]).
     pub(crate) fn name_others(&self, most: usize) {
         self.core().router.name_others(most);
     }
 
-    /// The engines that requests are placed at.
+    /// The engines at which requests are placed.
     pub(crate) fn fleet(&self) -> &Fleet {
         &self.fleet
     }
 
-    /// Parts of a prompt that the policy uses.
+    /// Forms of a prompt that the policy needs: hashes, text.
     pub(crate) fn wants(&self) -> PromptForms {
         self.wants
     }
@@ -158,7 +158,7 @@ impl Places {
         &self.policy
     }
 
-    /// Returns the numbers for a page.
+    /// Returns the figures for the page and the metrics.
     pub(crate) fn summary(&self) -> Summary {
         let core = self.core();
         Summary {
@@ -174,24 +174,24 @@ impl Places {
         }
     }
 
-    /// Returns what share of the prompts of the last hour one cache could hold, by its size.
+    /// Returns, as JSON, which share of the prompts of the last hour a single cache could hold, by the cache's size.
     pub(crate) fn reuse(&self) -> Value {
         self.reuse.to_json(self.fleet_blocks())
     }
 
-    /// Returns the hit rates that one cache as large as all the engines' would have, and one without limit; None as long
-    /// as the size or the prompts are not known.
+    /// Returns the hit rates of a single cache as large as those of all engines together, and of an unlimited one; None
+    /// while the size or the prompts are unknown.
     pub(crate) fn possible_hit_rates(&self) -> [Option<f64>; 2] {
         [self.fleet_blocks().and_then(|blocks| self.reuse.rate(blocks)), self.reuse.rate(f64::INFINITY)]
     }
 
-    /// Blocks that fit into the caches of all engines; None if one of them has not said.
+    /// Capacity of all engines' caches together, in blocks; None if the capacity of one is unknown.
     fn fleet_blocks(&self) -> Option<f64> {
         let blocks: f64 = self.core().router.candidates(seconds()).capacity_blocks.iter().sum();
         (blocks.is_finite() && blocks > 0.0).then_some(blocks)
     }
 
-    /// An engine's ranks, as the decision core has them.
+    /// Returns, as JSON, the state of an engine's ranks in the decision core.
     pub(crate) fn rows_of(&self, engine: &Engine) -> Value {
         let mut core = self.core();
         let transfers = transfers(&mut core);
@@ -223,7 +223,7 @@ impl Places {
         engine.ids.get().into_iter().flatten().zip(engine.config.ranks.numbers()).filter_map(of).collect()
     }
 
-    /// Learnt costs of loads and pulls.
+    /// Learnt costs of loading and pulling blocks.
     pub(crate) fn transfers(&self) -> Vec<LearntTransfer> {
         transfers(&mut self.core())
     }
@@ -247,22 +247,22 @@ fn transfers(core: &mut Core) -> Vec<LearntTransfer> {
     rows.collect()
 }
 
-/// Learnt cost of one kind of transfer of an engine's rank: the one record that all views show.
+/// Learnt cost of one kind of transfer for one rank of an engine: the record behind all views.
 pub(crate) struct LearntTransfer {
     pub(crate) engine: Arc<str>,
     pub(crate) rank: u32,
-    /// The rank that it pulls from.
+    /// Name and rank of the engine that blocks are pulled from; None for a load.
     pub(crate) source: Option<(Arc<str>, u32)>,
     pub(crate) cost: core::TransferCost,
 }
 
 impl LearntTransfer {
-    /// True if it is of this rank.
+    /// True if the cost is for this rank of this engine.
     pub(crate) fn is_of(&self, engine: &str, rank: u32) -> bool {
         *self.engine == *engine && self.rank == rank
     }
 
-    /// The record in JSON.
+    /// Returns the record as JSON.
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "kind": self.cost.kind,
@@ -280,7 +280,7 @@ fn open_record(path: &Path) -> Result<Recorder, Error> {
         .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
 }
 
-/// Returns a finite number for JSON; none for others.
+/// Returns a finite number for JSON; None for an infinite one or NaN.
 fn number(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }

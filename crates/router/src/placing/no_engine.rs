@@ -1,8 +1,8 @@
 //! Requests that wait because no engine is up: none is known yet, all refuse connections, or all are asleep.
 //!
-//! They are tried in order of arrival: whatever may change something gives the first one its turn, which passes it on when
-//! it has a place at an engine, or still finds none. As long as no engine is known to be up, one of them at a time tries
-//! those that stand down: health checks may be wrong, or off.
+//! The requests are tried in the order of arrival: any possible change gives the first one its turn, and it passes the
+//! turn on once it has a place at an engine or still finds none. While no engine is known to be up, one request at a
+//! time is tried at engines that are down or failing, as health checks may be wrong or off.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,67 +13,69 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Time for which the turn stays with a request that is being placed.
+/// Maximum time for which a request keeps its turn while it is being placed.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Interval for trying waiting requests again without a known change.
+/// Interval at which waiting requests are tried again without a known change.
 const CALLED: Duration = Duration::from_millis(500);
 
-/// Time after which another request may try engines that stand down.
+/// Time after which another request may be tried at engines that are down or failing.
 const SCOUT: Duration = Duration::from_secs(1);
 
-/// Outcomes of waits, as the metrics name them.
+/// Names of the outcomes of waiting, in the metrics.
 pub(crate) const OUTCOMES: [&str; 4] = ["placed", "timeout", "full", "left"];
 
-/// The requests that wait because no engine is up.
+/// The queue of requests that wait because no engine is up.
 pub(crate) struct NoEngine {
     pub(super) patience: Duration,
     pub(super) most: usize,
     queue: Mutex<Queue>,
     pub(super) outage: Outage,
-    /// Waits that ended, by [`OUTCOMES`].
+    /// Number of requests whose wait has ended, by the outcome ([`OUTCOMES`]).
     pub(crate) ended: [AtomicU64; OUTCOMES.len()],
 }
 
 #[derive(Default)]
 struct Queue {
-    /// The number of the next request.
+    /// Number of the next request to enter the queue.
     next: u64,
-    /// Waiting requests by number, each with its wake-up.
+    /// Waiting requests by number, each with the means to wake it.
     waiting: BTreeMap<u64, Arc<Notify>>,
-    /// Time at which they were last called because time had passed.
+    /// Time at which the first request was last woken without a known change.
     called: Option<Instant>,
-    /// The one that tries engines that stand down, and since when.
+    /// Number of the request that is being tried at engines that are down or failing, and the time since when; None if
+    /// there is none.
     scout: Option<(u64, Instant)>,
 }
 
-/// Place of a request in the queue for an engine, which it keeps if the engine that it tries cannot be reached.
+/// Place of a request in the queue, which it keeps if it tries an engine that cannot be reached.
 pub(crate) struct EngineWait<'a> {
     room: &'a NoEngine,
     pub(super) number: u64,
     pub(super) turn: Arc<Notify>,
     pub(super) started: Instant,
-    /// Outcome to count when it is dropped.
+    /// Outcome that is counted when the place is dropped.
     pub(super) outcome: usize,
 }
 
 impl NoEngine {
-    /// `patience`: how long a request may wait; `most`: how many may.
+    /// Makes an empty queue. `patience`: longest time that a request may wait; `most`: maximum number of waiting
+    /// requests.
     pub(crate) fn new(patience: Duration, most: usize) -> Self {
         Self { patience, most, queue: Mutex::default(), outage: Outage::default(), ended: Default::default() }
     }
 
-    /// Number of requests that wait.
+    /// Number of requests that wait because no engine is up.
     pub(crate) fn len(&self) -> usize {
         self.queue.lock().waiting.len()
     }
 
-    /// Wakes the first waiting request, after a change or some time.
+    /// Wakes the first waiting request, after a possible change.
     pub(crate) fn call(&self) {
         self.call_after(None);
     }
 
-    /// Wakes waiting requests periodically, and lets the outage be logged.
+    /// Wakes the first waiting request at intervals, and logs the outage when due.
     pub(crate) fn look(&self) {
         let is_time = {
             let mut queue = self.queue.lock();
@@ -97,7 +99,7 @@ impl NoEngine {
         }
     }
 
-    /// Gives a request a place in the queue.
+    /// Gives a request a place in the queue; None if the queue is full.
     pub(super) fn enter(&self) -> Option<EngineWait<'_>> {
         let mut queue = self.queue.lock();
         if queue.waiting.len() >= self.most {
@@ -108,7 +110,7 @@ impl NoEngine {
         Some(EngineWait { room: self, number, turn, started: Instant::now(), outcome: LEFT })
     }
 
-    /// True if this request may try engines that stand down now.
+    /// True if the request of this number may be tried at engines that are down or failing now.
     pub(super) fn may_scout(&self, number: u64) -> bool {
         let mut queue = self.queue.lock();
         let is_free = queue.scout.is_none_or(|(scout, since)| scout == number || since.elapsed() >= SCOUT);
@@ -125,7 +127,7 @@ pub(super) const FULL: usize = 2;
 const LEFT: usize = 3;
 
 impl EngineWait<'_> {
-    /// Runs the choice of an engine in the request's turn, which is then the next one's.
+    /// Chooses an engine during the request's turn, which then passes to the next request.
     pub(crate) async fn in_turn<T>(&self, mut choosing: std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
         let chosen = tokio::time::timeout(TURN, choosing.as_mut()).await;
         self.pass_on();
@@ -136,18 +138,18 @@ impl EngineWait<'_> {
         }
     }
 
-    /// Notes that an engine has taken the request.
+    /// Records that an engine has taken the request.
     pub(crate) fn placed(mut self) {
         self.outcome = PLACED;
         self.room.outage.place();
     }
 
-    /// Leaves the queue, to try an engine.
+    /// Leaves the queue for the attempt at an engine.
     pub(super) fn try_one(&self) {
         self.room.queue.lock().waiting.remove(&self.number);
     }
 
-    /// Waits in the queue, again if the request was not taken.
+    /// Enters the queue at the request's place, also again after a failed attempt.
     pub(super) fn stand_in_line(&self) {
         let mut queue = self.room.queue.lock();
         queue.waiting.insert(self.number, self.turn.clone());
@@ -176,13 +178,13 @@ impl Drop for EngineWait<'_> {
     }
 }
 
-/// Time between two lines about an outage.
+/// Interval between two log lines about an outage.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Time after which an outage is over: no request lacked an engine, and a waiting one was placed.
+/// Time without requests that lack an engine after which an outage counts as over, if a waiting request was placed.
 const CALM: Duration = Duration::from_secs(1);
 
-/// State of an outage.
+/// The present outage, with figures for the log; None if there is none.
 #[derive(Default)]
 pub(super) struct Outage(Mutex<Option<Numbers>>);
 
@@ -190,7 +192,7 @@ struct Numbers {
     since: Instant,
     /// Time of the last request that found no engine or was refused.
     last: Instant,
-    /// Time of the last line.
+    /// Time of the last log line.
     told: Instant,
     met: u64,
     refused: u64,
@@ -198,7 +200,7 @@ struct Numbers {
 }
 
 impl Outage {
-    /// Records a request without an engine; `states` describes the engines.
+    /// Records a request that found no engine, and logs the beginning of an outage. `states`: describes the engines.
     pub(super) fn begin(&self, patience: Duration, states: impl FnOnce() -> Option<String>) {
         let now = Instant::now();
         let mut outage = self.0.lock();
@@ -217,7 +219,7 @@ impl Outage {
         }
     }
 
-    /// Notes that a request is refused because of the outage.
+    /// Records that a request was refused because of the outage.
     pub(super) fn refuse(&self) {
         if let Some(numbers) = self.0.lock().as_mut() {
             numbers.refused += 1;
@@ -225,14 +227,14 @@ impl Outage {
         }
     }
 
-    /// Notes that an engine has taken a request that waited.
+    /// Records that an engine has taken a waiting request.
     pub(super) fn place(&self) {
         if let Some(numbers) = self.0.lock().as_mut() {
             numbers.placed += 1;
         }
     }
 
-    /// Logs an outage when that is due; `waiting`: number of waiting requests.
+    /// Logs the outage when a line is due. `waiting`: number of waiting requests.
     pub(super) fn look(&self, waiting: usize) {
         let now = Instant::now();
         let mut outage = self.0.lock();

@@ -32,16 +32,18 @@ const AT_MOST: HeaderName = HeaderName::from_static("x-kvatlas-at-most");
 const UNVERIFIED: HeaderName = HeaderName::from_static("x-kvatlas-unverified");
 const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 
-/// An engine that takes a request. It is reserved there until one of the ways to end it is called.
+/// An engine chosen for a request, with a reservation there, which lasts until the request is finished, failed or
+/// cancelled.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
-    /// The record of the request's model, and that model's counts at the engine.
+    /// Counters of the request's model.
     pub(super) model: Arc<ModelCounts>,
+    /// Counters of the request's model at the engine.
     pub(crate) counted: Arc<EngineModelCounts>,
-    /// Number by which requests name the engine's data-parallel rank, if it has several.
+    /// Number by which the request names the engine's data-parallel rank; None if the engine has only one.
     pub(crate) rank: Option<u32>,
-    /// Names of other engines that could take the request, the best one first, if decisions name some
-    /// ([`Places::name_others`](super::Places::name_others)).
+    /// Names of other engines that could take the request, the best one first; empty unless requested by
+    /// [`Places::name_others`](super::Places::name_others).
     pub(crate) others: Vec<Arc<str>>,
     pub(super) id: core::RequestId,
     pub(super) worker: core::WorkerId,
@@ -51,40 +53,42 @@ pub(crate) struct Placement {
     pub(super) decided: Instant,
     pub(super) micros: u32,
     pub(super) block_size: u32,
-    /// Tokens of the prompt that the service above sites said this one had, at least and at most.
+    /// Minimum and maximum number of prompt tokens cached at the chosen site, as reported by the service that indexes
+    /// many sites; None without it.
     pub(super) bounds: Option<(u32, u32)>,
-    /// Claim of the site, reported when the request ends. Whoever ends the request takes it.
+    /// Claim of the site about its cache, checked when the request ends. Ending the request takes it out.
     pub(super) claim: Mutex<Option<Claim>>,
-    /// Knowledge that the index may gain by the answer.
+    /// Evidence about the engine's cache that the answer may complete; None if there is none.
     pub(super) sent: Option<SentPrompt>,
-    /// The engine's holdings of the prompt by the index, if they are known.
+    /// The prompt's blocks that the engine held according to the index; None if unknown.
     pub(super) held_then: Option<HeldThen>,
-    /// True if the engine is a site, with a router of its own.
+    /// True if the engine is a site, with its own router.
     pub(super) is_at_site: bool,
-    /// Prompt tokens that the engine must count, if they are known.
+    /// Number of prompt tokens that the engine should report; None if unknown.
     pub(super) tokens: Option<u32>,
-    /// Media in the prompt, whose tokens the answer may reveal.
+    /// Media in the prompt, whose numbers of tokens the answer may reveal; None if there are none.
     pub(crate) media: Option<ModelMedia>,
-    /// Parts that the engine is to load and to pull.
+    /// Parts of the prompt that the engine shall load from host memory and pull from another engine; None if it is not
+    /// told to.
     pub(crate) transfer: Option<Box<core::Transfer>>,
     /// Request that lets another engine pull the prompt, if one is of use.
     pub(crate) warm_up: Option<Box<WarmUp>>,
-    /// The request as a part of its session.
+    /// Position of the request in its session; None if unknown.
     pub(super) turn: Option<Arc<Turn>>,
-    /// Prompt tokens expected not to be cached.
+    /// Number of prompt tokens expected not to be cached.
     pub(super) uncached: u32,
     pub(super) first_token: OnceLock<Instant>,
     pub(super) record: Option<Arc<Record>>,
 }
 
 impl Placement {
-    /// Returns what the span of an attempt says of the decision.
+    /// Returns the facts about the decision for the trace span of an attempt.
     pub(crate) fn sent_request<'a>(&'a self, policy: &'a str) -> DecidedAttempt<'a> {
         let took = Duration::from_micros(u64::from(self.micros));
         DecidedAttempt { engine: &self.engine, rank: self.rank, policy, why: self.why, took, cached: self.cached }
     }
 
-    /// Puts who answers, and why, into the headers of an answer.
+    /// Adds headers to an answer that name the engine and the reason for the choice.
     pub(crate) fn tell(&self, headers: &mut HeaderMap) {
         headers.insert(WORKER, self.engine.header.clone());
         headers.insert(CACHED, HeaderValue::from(self.cached));
@@ -107,17 +111,19 @@ impl Placement {
         }
     }
 
-    /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.
+    /// Number of prompt tokens that the engine is expected to compute; all of them for a prompt without hashes.
     pub(crate) fn uncached(&self, facts: &RequestFacts) -> u32 {
         if facts.prompt.hashes.is_empty() { facts.prompt.tokens } else { self.uncached }
     }
 
-    /// Prompt tokens that the engine counts, if that proves that it makes other tokens of the prompt.
+    /// Number of prompt tokens as counted by the engine, if this proves that it tokenizes differently from the router;
+    /// None otherwise.
     pub(super) fn mismatch(&self, usage: &Usage) -> Option<u32> {
         usage.prompt.filter(|counted| self.tokens.is_some_and(|tokens| tokens != *counted))
     }
 
-    /// Returns why what was cached is not what was expected, as a place in [`OFF_WHY`](crate::model_counts::OFF_WHY), and by how many tokens.
+    /// Returns the reason for which the cached tokens differ from the expected ones, as a position in
+    /// [`OFF_WHY`](crate::model_counts::OFF_WHY), and the difference in tokens.
     pub(super) fn off_by(&self, cached: u32, is_mismatch: bool) -> (usize, u32) {
         let off = cached.abs_diff(self.cached);
         let why = match cached.cmp(&self.cached) {
@@ -132,8 +138,8 @@ impl Placement {
         (why, off)
     }
 
-    /// Returns how far what the engine is said to hold is believed after its report of what it had cached of the prompt;
-    /// None if that cannot be compared.
+    /// Updates the trust in the engine's announced blocks by its report of cached tokens, and returns it; None if the
+    /// report cannot be compared with the blocks held.
     pub(super) fn judge(&self, usage: &Usage, cached: Option<u32>) -> Option<core::Belief> {
         let held_then = self.held_then.as_ref()?;
         let (held, cached) = (held_then.blocks.filter(|held| *held > 0)?, cached?);
@@ -149,7 +155,7 @@ impl Placement {
         Some(belief.belief())
     }
 
-    /// Notes in the request's session that its answer has ended.
+    /// Records in the request's session that its answer has ended.
     pub(crate) fn answered(&self, sessions: &Sessions, seen: &AnswerFacts) {
         if let Some(turn) = &self.turn {
             sessions.end(turn, self.id.0, seen.stop);
@@ -172,7 +178,7 @@ impl Placement {
 }
 
 impl Places {
-    /// Notes that the first token of a stream has come.
+    /// Records that the first token of a streamed answer has arrived.
     pub(crate) fn first_token(&self, placement: &Placement) {
         let _ = placement.first_token.set(Instant::now());
         let mut core = self.core();
@@ -186,7 +192,7 @@ impl Places {
         self.core().router.progress(placement.id, tokens, seconds());
     }
 
-    /// Records the successful end of a request.
+    /// Records the successful end of a request, in the decision core and in all counters.
     pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let cached = cached_of(placement, &seen.usage);
@@ -245,12 +251,12 @@ impl Places {
         self.put_down(placement);
     }
 
-    /// Notes that a request has failed at an engine.
+    /// Records that a request has failed at an engine.
     pub(crate) fn fail(&self, placement: &Placement) {
         self.end(placement, "failed");
     }
 
-    /// Notes that a client has given a request up.
+    /// Records that a client has cancelled a request.
     pub(crate) fn cancel(&self, placement: &Placement) {
         self.end(placement, "cancelled");
     }
@@ -268,7 +274,7 @@ impl Places {
         self.put_down(placement);
     }
 
-    /// Puts the request into the record of decisions, if one is kept.
+    /// Queues the request for the file of decisions, if there is one.
     fn put_down(&self, placement: &Placement) {
         if let (Some(recorder), Some(record)) = (&self.recorder, &placement.record) {
             recorder.push(record.clone());
@@ -276,8 +282,8 @@ impl Places {
     }
 }
 
-/// Prompt tokens that the engine had cached. vLLM says nothing where that is nothing: of one that has said something
-/// before, nothing is none.
+/// Number of prompt tokens that the engine had cached; None if unknown. vLLM reports none where there are none, so for
+/// an engine that has reported cached tokens before, a missing number means 0.
 fn cached_of(placement: &Placement, usage: &Usage) -> Option<u32> {
     let says = placement.engine.counts.cached_tokens() > 0;
     usage.cached.or_else(|| usage.prompt.filter(|_| says).map(|_| 0))

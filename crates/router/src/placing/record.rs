@@ -1,8 +1,8 @@
-//! A record of decisions in a file: a line of JSON for each request, written when it has ended. No prompt's text is in it,
-//! only the hashes of its blocks, which is enough to ask later what another policy would have done.
+//! File of decisions: a line of JSON for each request, written when the request has ended. A line has no text of the
+//! prompt, only the hashes of its blocks, which is enough to compute later what another policy would have done.
 //!
-//! Requests are pushed and never wait: a thread of its own formats and writes. If it cannot keep up, or the disk is full,
-//! lines are dropped and counted.
+//! Adding a request never waits: a separate thread formats and writes the lines. If it cannot keep up, or the disk is
+//! full, lines are dropped and counted.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -19,34 +19,34 @@ use serde_json::Value;
 use crate::answers::observe::Stop;
 use crate::placing::decisions::Record;
 
-/// Requests that may wait to be written.
+/// Maximum number of requests that wait to be written.
 const QUEUE: usize = 8192;
 
-/// Counts of records, by what has become of them.
+/// Number of records by outcome.
 #[derive(Debug, Default)]
 pub(crate) struct RecordCounts {
-    /// Records written to the file.
+    /// Number of records written to the file.
     pub written: AtomicU64,
-    /// Records dropped, as too many waited to be written.
+    /// Number of records dropped because too many were waiting to be written.
     pub dropped: AtomicU64,
-    /// Records lost, as the file could not be written.
+    /// Number of records lost because the file could not be written.
     pub failed: AtomicU64,
 }
 
 impl RecordCounts {
-    /// Each count by its name, as metrics and answers have it.
+    /// Each number with its name in metrics and answers.
     pub(crate) fn by_name(&self) -> [(&'static str, u64); 3] {
         [("written", &self.written), ("dropped", &self.dropped), ("failed", &self.failed)]
             .map(|(name, count)| (name, count.load(Relaxed)))
     }
 
-    /// Returns the counts as answers show them.
+    /// Returns the numbers as JSON for answers of the router.
     pub(crate) fn to_json(&self) -> Value {
         self.by_name().into_iter().map(|(name, count)| (name.to_owned(), Value::from(count))).collect()
     }
 }
 
-/// Writer of records to a file, on its own thread.
+/// Writer of records to a file, with its own thread.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     queue: Option<SyncSender<Arc<Record>>>,
@@ -58,7 +58,7 @@ impl Recorder {
     /// Opens the file at `path` for appending, or creates it.
     ///
     /// # Errors
-    /// It cannot be opened, or there is no thread to be had.
+    /// The file cannot be opened, or the thread cannot be started.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         // Who asked when, and what prompts share, is nobody else's to read.
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
@@ -74,14 +74,14 @@ impl Recorder {
         Ok(Self { queue: Some(queue), counts, thread: Some(thread) })
     }
 
-    /// Queues a record, which is written soon. Never waits.
+    /// Queues a record to be written soon. Never waits.
     pub(crate) fn push(&self, record: Arc<Record>) {
         if self.queue.as_ref().is_none_or(|queue| queue.try_send(record).is_err()) {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
     }
 
-    /// Counts of the records so far, by what has become of them.
+    /// Number of records so far, by outcome.
     #[must_use]
     pub(crate) fn counts(&self) -> &RecordCounts {
         &self.counts
@@ -89,7 +89,7 @@ impl Recorder {
 }
 
 impl Drop for Recorder {
-    /// Waits until all that was pushed is written.
+    /// Waits until all queued records are written.
     fn drop(&mut self) {
         self.queue = None;
         if let Some(thread) = self.thread.take() {
@@ -170,7 +170,7 @@ fn write_line(out: &mut Vec<u8>, record: &Record) {
     out.extend_from_slice(b"]}\n");
 }
 
-/// Seconds, to the microsecond: more digits would only make lines longer.
+/// Rounds seconds to the microsecond, to keep lines short.
 fn to_micros(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e6
 }

@@ -1,7 +1,8 @@
 //! The queue of requests that wait for room at an engine.
 //!
-//! Whatever may make room calls one task, which places those that wait, one at a time: it notes whose turn may come, looks
-//! their prompts up again without the lock, as what engines hold has changed since they came, and has the core decide.
+//! Anything that may make room wakes one task, which places the waiting requests one at a time: it determines which
+//! requests are next, looks up their prompts again without holding the lock, as engines' caches have changed meanwhile,
+//! and lets the decision core decide.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::remote::index::LookupResult;
 use crate::remote::sites::Bounds;
 use crate::requests::facts::{DialectBlocks, RequestFacts};
 
-/// The parts of a prompt that are needed to look it up again.
+/// The parts of a prompt that are needed to look up its blocks again.
 #[derive(Clone)]
 pub(super) struct Prompt {
     pub(super) model: Option<String>,
@@ -30,11 +31,11 @@ pub(super) struct Prompt {
     pub(super) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// Update for a request that waits for a decision.
+/// Message to a request that waits for a decision.
 pub(super) enum WaitUpdate {
-    /// The request waits no longer.
+    /// The waiting has ended, with this outcome.
     Decided(core::Outcome, Option<Arc<Bounds>>),
-    /// Other engines may take the request now.
+    /// The engines have changed, so that others may be able to take the request.
     FleetChanged,
 }
 
@@ -43,12 +44,12 @@ pub(super) struct Waiter {
     pub(super) told: mpsc::UnboundedSender<WaitUpdate>,
     pub(super) prompt: Prompt,
     pub(super) looked: Instant,
-    /// The bounds that the service above sites said last.
+    /// Bounds most recently reported by the service that indexes many sites; None without it.
     pub(super) bounds: Option<Arc<Bounds>>,
 }
 
 impl Waiter {
-    /// Returns the waiter, and where it hears of the decision.
+    /// Makes the waiter, and the receiver of messages to it.
     pub(super) fn new(
         facts: &RequestFacts,
         bounds: Option<Arc<Bounds>>,
@@ -65,22 +66,23 @@ impl Waiter {
     }
 }
 
-/// Interval for trying again without a known change: requests expire, and waits end.
+/// Interval for trying again without a known change, as requests expire and waits end.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Interval for asking an index in another process again, and the number of prompts asked at a time.
+/// Interval for querying an index in another process again for a waiting prompt.
 const ASKED_AGAIN: Duration = Duration::from_millis(100);
+/// Maximum number of prompts queried at once.
 const ASKED_AT_ONCE: usize = 8;
 
 impl Places {
-    /// Wakes the task that places waiting requests.
+    /// Wakes the task that places waiting requests, if any wait.
     pub(super) fn call(&self, core: &Core) {
         if !core.tickets.is_empty() {
             self.room.notify_one();
         }
     }
 
-    /// Places waiting requests, as long as the router lives.
+    /// Places waiting requests; never returns.
     pub(crate) async fn bind(&self) {
         let (mut standings, mut looked) = (Vec::new(), Instant::now());
         loop {
@@ -157,7 +159,7 @@ impl Places {
         is_placed
     }
 
-    /// Looks up the blocks that engines hold of each prompt.
+    /// Looks up the blocks that engines hold of each prompt; the numbers identify the requests.
     async fn look_up_all(&self, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
         let engines = self.fleet.engines().clone();
         let mut found = HashMap::new();

@@ -1,5 +1,5 @@
-//! LoRA adapters that a client loads and unloads: at every engine that should have them, or does, as a request for one
-//! may then go to any of these.
+//! Loading and unloading of LoRA adapters by clients: done at every engine concerned, as a request for an adapter may
+//! go to any of them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use crate::engines::fleet::Fleet;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, strip};
 use crate::engines::{Engine, Fault, Serving, whole};
 
-/// Size of a body up to which the adapter's name is read.
+/// Maximum size of a body, in bytes, in which the adapter's name is looked up.
 const LONGEST: usize = 64 << 10;
 
-/// A change of the adapters that engines have.
+/// A change of the adapters that engines have loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdapterChange {
     Load,
     Unload,
 }
 
-/// An engine's answer to a change.
+/// One engine's answer to a change.
 struct EngineAnswer {
     engine: Arc<Engine>,
     answer: Result<(StatusCode, HeaderMap, Vec<u8>), Fault>,
 }
 
 impl AdapterChange {
-    /// The change that a request asks for, by its method and path.
+    /// The change that a request makes, by its method and path; None if it makes none.
     pub(super) fn of(method: &Method, path: &str) -> Option<Self> {
         let path = if *method == Method::POST { path.strip_prefix("/v1").unwrap_or(path) } else { return None };
         match path {
@@ -44,7 +44,7 @@ impl AdapterChange {
         }
     }
 
-    /// True if an engine that answers so has what the change is for: it did so, or had it before.
+    /// True if an engine with this answer is in the desired state: it made the change, or was in that state before.
     fn is_done(self, status: StatusCode, body: &[u8]) -> bool {
         let text = String::from_utf8_lossy(body).to_lowercase();
         let says = |words: &[&str]| words.iter().any(|words| text.contains(words));
@@ -61,10 +61,10 @@ impl AdapterChange {
     }
 }
 
-/// Asks every engine concerned for a change of its adapters, all at once.
+/// Sends a change of the adapters to every engine concerned at the same time.
 ///
-/// To load one: all that serve the model which the request names, or all there are. To unload one: all that may have it, or
-/// all there are if none is known to.
+/// Loading concerns all engines that serve the model named in the request, or all engines if it names none. Unloading
+/// concerns all engines that may have the adapter, or all engines if none is known to have it.
 pub(super) async fn change(
     fleet: &Fleet,
     first_byte: Duration,
@@ -150,7 +150,7 @@ async fn ask(
     EngineAnswer { engine, answer }
 }
 
-/// Combines the engines' answers: a common one if all agree, else a list.
+/// Combines the engines' answers: the common answer if all agree, else a list.
 fn sum_up(what: AdapterChange, mut told: Vec<EngineAnswer>) -> Response<Answer> {
     let said = |told: &EngineAnswer| told.answer.as_ref().ok().map(|(status, _, body)| (*status, body.clone()));
     let first = told.first().and_then(said);

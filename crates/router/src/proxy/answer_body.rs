@@ -1,4 +1,4 @@
-//! An answer on its way from the engine to the client.
+//! Body of an engine's answer on its way to the client.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -15,51 +15,53 @@ use crate::answers::stored::Name;
 use crate::engines::{Connection, Fault, Framing};
 use crate::placing::Placement;
 
-/// The comment that is sent.
+/// Comment sent to a client that waits for the first token.
 pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 
 /// Longest time for which a possible error is held back.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// A time in which nothing comes from an engine.
+/// Action to take while nothing arrives from an engine.
 enum Silence {
+    /// Nothing is to be done yet.
     Short,
-    /// A client that waits for the first token has heard nothing for long.
+    /// A comment is due for a client that waits for the first token.
     WantsComment,
-    /// The engine is not waited for any longer.
+    /// The engine has been silent for too long, and the answer is given up.
     Stall,
 }
 
-/// An answer on its way. If it is dropped before its end, so is the connection to the engine, which ends the request
-/// there.
+/// Body of an engine's answer on its way to the client. If dropped before its end, the connection to the engine is
+/// closed, which cancels the request there.
 pub(crate) struct AnswerBody {
     connection: Option<Connection>,
     framing: Framing,
-    /// True if the connection can be used again after this.
+    /// True if the connection can be reused after this answer.
     keep: bool,
     shard: usize,
     observer: Observer,
     flight: Flight,
     stall: Duration,
     timer: Option<Pin<Box<Sleep>>>,
-    /// The end of the time for which the answer is held back.
+    /// Timer for the longest time that the answer is held back; None if nothing is held back.
     hold: Option<Pin<Box<Sleep>>>,
     heard: Instant,
     /// Time after which a client that waits for the first token gets a comment; 0 for never.
     comment: Duration,
-    /// The moment of the last comment.
+    /// Time of the last comment; None if none was sent.
     commented: Option<Instant>,
-    /// True once the client gets what comes.
+    /// True once the body is being sent to the client.
     goes_out: bool,
-    /// The prefill engine that works for the answer: it need not go on if the answer breaks off or is given up.
+    /// The prefill engine at work on the same request, which is stopped if the answer breaks off or is cancelled; None
+    /// if there is none.
     prefill: Option<Leg>,
-    /// The search for the name of an answer that the engine keeps.
+    /// Search for the id of an answer that the engine stores; None if it does not.
     name: Option<Name>,
-    /// The data that came first and has not gone out.
+    /// The first data, received before the body is sent to the client.
     first: Option<Bytes>,
-    /// The data that has still to go out when the engine's part is over.
+    /// Data to be sent after the engine's part is complete.
     last: Option<Bytes>,
-    /// True if something of the answer came: not comments.
+    /// True if a part of the answer, not only comments, has arrived.
     has_begun: bool,
     /// Error to report after the data received before the answer broke off.
     broken: Option<BodyError>,
@@ -120,17 +122,18 @@ impl AnswerBody {
         passing
     }
 
-    /// Starts a search for the answer's name, because the engine keeps the answer.
+    /// Starts a search for the answer's id, as the engine stores the answer.
     pub(crate) fn is_kept(&mut self) {
         self.name = Some(Name::default());
     }
 
-    /// Sends comments to a client that waits for the first token, each after this time; 0 for none.
+    /// Makes the body send comments to a client that waits for the first token, after each silence of this length; 0
+    /// for none.
     pub(crate) fn comments_after(&mut self, comment: Duration) {
         self.comment = comment;
     }
 
-    /// Notes that a prefill engine works for the answer.
+    /// Attaches the prefill engine that is at work on the same request.
     pub(crate) fn beside(&mut self, prefill: Leg) {
         if self.connection.is_some() {
             self.prefill = Some(prefill);
@@ -139,29 +142,28 @@ impl AnswerBody {
         }
     }
 
-    /// Waits until a part of the answer can be passed on, or it ends. As long as this has not come to an end the client
-    /// knows nothing of the answer, and another engine can still give one: also if the answer [is an
-    /// error](Self::failure).
+    /// Waits until a part of the answer can be passed on, or the answer ends. Until then the client has received
+    /// nothing, so that another engine can still answer, also if the answer [is an error](Self::failure).
     ///
     /// # Errors
-    /// The answer broke off before. Its flight goes on: [`AnswerBody::into_flight`].
+    /// The answer broke off before. Its flight can still be taken: [`AnswerBody::into_flight`].
     pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
         self.first = std::future::poll_fn(|context| self.poll_piece(context)).await.transpose()?;
         Ok(())
     }
 
-    /// The error that the answer began with, or is.
+    /// The error that the answer begins with or consists of; None if it does not.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.observer.failure().filter(|failure| failure.is_first)
     }
 
-    /// Notes that the engine has answered with this status, and with no error.
+    /// Records that the engine has answered with this status, and not with an error.
     pub(crate) fn note_answered(&mut self, status: u16) {
         self.flight.answered(status);
     }
 
-    /// Ends an answer that broke off before a part of it was passed on. True if there is something to pass on in case
-    /// that no other engine answers: events that said that work has begun.
+    /// Ends an answer that broke off before a part of it was passed on. True if some events, which only report that
+    /// work has begun, can be passed on in case that no other engine answers.
     pub(crate) fn give_up(&mut self, fault: &Fault) -> bool {
         let has_begun = self.observer.is_holding() && matches!(self.observer, Observer::Events(_));
         self.flight.note_failure(fault);
@@ -171,7 +173,7 @@ impl AnswerBody {
         has_begun
     }
 
-    /// True if less may go to the client than the engine sends.
+    /// True if a part of the engine's answer is hidden from the client, or may be.
     pub(crate) fn hides(&self) -> bool {
         self.observer.hides()
     }
@@ -180,7 +182,7 @@ impl AnswerBody {
         self.flight.placement()
     }
 
-    /// Returns the request at the engine. The connection there is closed.
+    /// Returns the request's flight at the engine, and closes the connection.
     pub(crate) fn into_flight(self) -> Flight {
         self.flight
     }
@@ -225,7 +227,7 @@ impl AnswerBody {
         }
     }
 
-    /// Returns the next piece that can be passed on.
+    /// Returns the next piece that can be passed on; None at the end.
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
         loop {
             let Some(connection) = &mut self.connection else {
@@ -276,12 +278,12 @@ impl AnswerBody {
         }
     }
 
-    /// True if nothing of an answer came that cannot be empty.
+    /// True if nothing has arrived of an answer that cannot be empty.
     fn is_empty(&self) -> bool {
         !self.has_begun && self.observer.expects_some()
     }
 
-    /// True if a beginning that may be of an error has been held back for long enough.
+    /// True if a possible error has been held back for the longest permitted time.
     fn is_held_for_long(&mut self, context: &mut Context<'_>) -> bool {
         let is_over = self.hold.get_or_insert_with(|| Box::pin(sleep(HOLD))).as_mut().poll(context).is_ready();
         if is_over {
@@ -290,7 +292,7 @@ impl AnswerBody {
         is_over
     }
 
-    /// Looks how long nothing has come.
+    /// Returns what to do about the time without data from the engine.
     fn silence(&mut self, context: &mut Context<'_>) -> Silence {
         let stall = (!self.stall.is_zero()).then(|| self.heard + self.stall);
         let waits = self.goes_out && !self.comment.is_zero() && self.observer.takes_comments();
@@ -315,7 +317,7 @@ impl AnswerBody {
         Silence::Short
     }
 
-    /// Ends an answer that is whole.
+    /// Ends a complete answer.
     fn whole(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         let rest = self.observer.rest();
@@ -332,7 +334,7 @@ impl AnswerBody {
         }
     }
 
-    /// Ends an answer that broke off. None if the client is told in the answer itself.
+    /// Ends an answer that broke off. Returns the error for the client, or None if an event in the answer reports it.
     fn broke(&mut self, fault: &Fault) -> Option<BodyError> {
         self.connection = None;
         (self.timer, self.hold) = (None, None);

@@ -1,9 +1,9 @@
-//! Counts how often a request is sent, judges engines by its failures, and sends a streamed request whose answer takes
-//! unusually long to begin to a second engine too.
+//! Attempts of a request: their number, the judgement of engines by failed attempts, and hedging, which sends a
+//! streamed request to a second engine if its answer takes unusually long to begin.
 //!
-//! An engine that closes a connection without an answer may have done what was asked, and may have died of it. So a request
-//! that changes something is not sent again once it has been sent, and one that only generates goes to one more engine.
-//! Which of the two is to blame is seen there: if the next engine answers, the first one has failed, and if not, the
+//! An engine that closes a connection without an answer may have executed the request, and may have crashed because of
+//! it. So a request with side effects is not sent again once it has been sent, and one that only generates text is sent
+//! to one more engine. The second attempt shows the cause: if it succeeds, the first engine has failed; if not, the
 //! request is the likelier cause.
 
 use std::sync::atomic::AtomicUsize;
@@ -24,27 +24,27 @@ use crate::engines::fleet::Fleet;
 use crate::engines::{Engine, Fault};
 use crate::model_counts::{GIVEN_UP, ModelCounts};
 
-/// Engines that a request is tried at because others do not have its model.
+/// Maximum number of engines tried for a request because others do not have its model.
 const MOST_WITHOUT: usize = 16;
 
-/// Number of times that a request is sent where it may have been acted on without an answer.
+/// Maximum number of times a request is sent where it may have been executed without an answer.
 const SENDS: u32 = 2;
 
 /// Reason why a request is not sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastAttempt {
-    /// The request may have been acted on, and would be twice.
+    /// The request may have been executed, and repeating it could execute it twice.
     NotRepeatable,
-    /// The request was sent twice in vain.
+    /// The request was sent twice without an answer.
     SentTwice,
-    /// The setting allows no more.
+    /// The configured number of retries is used up.
     NoRetriesLeft,
-    /// No other engine could take it.
+    /// No other engine can take the request.
     NoOtherEngine,
 }
 
 impl LastAttempt {
-    /// Counts and logs a request that gets no answer from an engine. `id`: its name.
+    /// Counts and logs a request that gets no answer from an engine. `id`: the request's id.
     pub(crate) fn count(self, counts: &Counts, model: &ModelCounts, id: Option<&HeaderValue>, why: &Refusal) {
         model.given_up[self as usize].fetch_add(1, Relaxed);
         let Some(left_out) = counts.given_up_lines[self as usize].take() else { return };
@@ -60,30 +60,32 @@ impl LastAttempt {
     }
 }
 
-/// A request's attempts to be answered.
+/// State of a request's attempts.
 pub(crate) struct Attempts {
     repeatable: bool,
-    /// Number of times that the request may still be tried, whatever happens.
+    /// Number of retries left.
     left: u32,
     /// Number of times that the request was sent and not answered.
     lost: u32,
-    /// Number of times that it may be tried again in all.
+    /// Maximum number of retries.
     retries: u32,
-    /// Engines that failed, and those of them that could not be reached.
+    /// Engines at which the request failed.
     tried: Vec<Arc<Engine>>,
+    /// Engines among `tried` that could not be reached.
     unreachable: Vec<Arc<Engine>>,
-    /// True before the first attempt, and if nothing was sent in the last one.
+    /// True before the first attempt, and if nothing was sent to an engine in the last one.
     is_unsent: bool,
-    /// True if another engine works on the request.
+    /// True if these are the attempts of a hedge: another engine works on the request too.
     is_beside: bool,
-    /// Engines that have failed if another one answers.
+    /// Engines that count as failed if another engine answers.
     suspects: Vec<Arc<Engine>>,
-    /// The engine that closed a kept connection the last time: it may be well.
+    /// The engine that closed a reused connection in the last attempt, and may be well; None if none did.
     stale: Option<Arc<Engine>>,
 }
 
 impl Attempts {
-    /// `retries`: how often it may be tried after the first time.
+    /// Makes the state before the first attempt. `repeatable`: whether the request may be executed twice; `retries`:
+    /// maximum number of retries.
     pub(crate) fn new(repeatable: bool, retries: u32) -> Self {
         Self {
             repeatable,
@@ -99,17 +101,17 @@ impl Attempts {
         }
     }
 
-    /// One attempt at another engine than this one, which still works on the request.
+    /// Makes the state of a hedge: one attempt at another engine than `engine`, which is still working on the request.
     pub(crate) fn beside(engine: Arc<Engine>) -> Self {
         Self { tried: vec![engine], is_beside: true, ..Self::new(true, 0) }
     }
 
-    /// Engines that are not asked again.
+    /// Engines that are not tried again.
     pub(crate) fn tried(&self) -> &[Arc<Engine>] {
         &self.tried
     }
 
-    /// True if the request may be tried again after this. Another engine is better, if there is one.
+    /// True if the request may be tried again after this fault, preferably at another engine.
     pub(crate) fn may_go_on_after(&self, fault: &Fault) -> bool {
         self.why_not(fault, self.lost + u32::from(fault.may_have_been_sent())).is_none()
     }
@@ -119,13 +121,13 @@ impl Attempts {
         self.tried.len() < MOST_WITHOUT
     }
 
-    /// True if only a new connection will do: whether an engine got what was sent on a kept one cannot be known.
+    /// True if a new connection is needed, as it is uncertain whether an engine receives what is sent on a reused one.
     pub(crate) fn needs_new_connection(&self) -> bool {
         !self.repeatable || self.lost > 0
     }
 
-    /// Notes that the request failed at `engine`, perhaps because of `suspect`, which is the same one or works for it.
-    /// Returns why the request is not sent again; None if it may be tried again.
+    /// Records that the request failed at `engine`, perhaps because of `suspect`, which is the same engine or its
+    /// prefill engine. Returns the reason why the request is not sent again; None if it may be tried again.
     pub(crate) fn note_failure(
         &mut self,
         engine: &Arc<Engine>,
@@ -147,7 +149,7 @@ impl Attempts {
         why_not
     }
 
-    /// Notes that the request failed at an engine.
+    /// Records that the request failed at an engine, which counts as failed if another one answers.
     pub(crate) fn lose(&mut self, engine: &Arc<Engine>, fault: &Fault) {
         self.lost += u32::from(fault.may_have_been_sent());
         let is_suspect = match fault {
@@ -159,33 +161,33 @@ impl Attempts {
         }
     }
 
-    /// True if the request may not be sent again.
+    /// True if the request must not be sent again.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost >= SENDS
     }
 
-    /// True if the request may wait for an engine: it has not been tried, or the last engine that was tried could not be
+    /// True if the request may wait for an engine: it has not been tried, or the last engine tried could not be
     /// reached.
     pub(crate) fn may_wait(&self) -> bool {
         self.is_unsent && !self.is_beside
     }
 
-    /// Lets engines that could not be reached be tried again, as if they had not been.
+    /// Resets the state so that engines that could not be reached are tried again.
     pub(crate) fn start_over(&mut self) {
         let unreachable = std::mem::take(&mut self.unreachable);
         self.tried.retain(|engine| !unreachable.iter().any(|other| Arc::ptr_eq(engine, other)));
         self.left = self.retries;
     }
 
-    /// Allows one more attempt at the engine that closed a kept connection, if no other can take the request. False if
-    /// there is no such engine.
+    /// Allows one more attempt at the engine that closed a reused connection, if no other can take the request. False
+    /// if there is no such engine.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(stale) = self.stale.take() else { return false };
         self.tried.retain(|engine| !Arc::ptr_eq(engine, &stale));
         true
     }
 
-    /// Records an answer: earlier engines without one have failed.
+    /// Records an answer: the suspects among earlier engines count as failed.
     pub(crate) fn answered(&mut self) {
         self.suspects.drain(..).for_each(|engine| engine.blame());
     }
@@ -201,18 +203,18 @@ impl Attempts {
     }
 }
 
-/// First tokens that must have been seen before anything is unusual.
+/// Minimum number of observed first tokens for hedging.
 const LEAST_SAMPLES: u64 = 100;
-/// Requests at engines for each that may be at two of them: 5 %.
+/// Minimum number of requests in flight for each open hedge; so at most 5 % of requests are hedged.
 const EACH: usize = 20;
 
-/// The time after which a request is sent to a second engine; none if that is off, or too little is known.
+/// The time after which a request is hedged; None if hedging is off, or too few first tokens were observed.
 pub(super) fn wait(config: &Config, counts: &Counts) -> Option<Duration> {
     let quantile = config.hedge_after;
     (quantile > 0.0).then(|| counts.first_token.quantile(quantile, LEAST_SAMPLES)).flatten()
 }
 
-/// Count of a request at two engines, until it is dropped.
+/// Count of an open hedge, until dropped.
 struct HedgeCount<'a>(&'a AtomicUsize);
 
 impl<'a> HedgeCount<'a> {
@@ -221,7 +223,7 @@ impl<'a> HedgeCount<'a> {
         Self::take(&counts.open_hedges, in_flight)
     }
 
-    /// Counts one more hedge, unless the open ones exceed their share of the requests in flight.
+    /// Counts one more hedge; None if that would exceed the permitted share of the requests in flight.
     fn take(open: &'a AtomicUsize, in_flight: usize) -> Option<Self> {
         let one_more =
             |open: usize| (open.saturating_mul(EACH) < in_flight.saturating_sub(open)).then(|| open.saturating_add(1));
@@ -236,7 +238,7 @@ impl Drop for HedgeCount<'_> {
     }
 }
 
-/// Runs a job, and after a while a second time at another engine. The answer that comes first is the answer; the other
+/// Runs a job, and after the time `after` a second time at another engine. The first answer is returned; the other
 /// request is cancelled.
 pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> Result<Response<Answer>, Refusal> {
     let began = OnceLock::new();

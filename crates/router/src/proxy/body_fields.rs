@@ -1,5 +1,4 @@
-//! Bodies with some fields set, and all others as they came: among them streams whose clients did not ask for their usage, as
-//! the router does.
+//! Request bodies with some fields set and all others unchanged, such as streams for which the router requests usage.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,13 +8,13 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-/// Fields of a body as raw JSON.
+/// Fields of a request body as raw JSON.
 pub(super) type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// Most fields of a body; one with more is passed on unchanged.
+/// Maximum number of fields in a body; a body with more is passed on unchanged.
 const MOST: usize = 4_096;
 
-/// Reads the fields of a body. None if it is no object, or has more than any request.
+/// Parses the fields of a body; None if it is no JSON object, or has too many fields.
 pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
     struct FewFields<'a>(Fields<'a>);
 
@@ -49,7 +48,7 @@ pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
     serde_json::from_slice::<FewFields<'_>>(body).ok().map(|fields| fields.0)
 }
 
-/// Makes the body with some fields set.
+/// Makes a body from these fields; those in `set` are replaced or added.
 pub(super) fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
     let set: Vec<(&str, Box<RawValue>)> = set
         .into_iter()
@@ -60,12 +59,12 @@ pub(super) fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N])
     serde_json::to_vec(&fields).ok().map(Bytes::from)
 }
 
-/// Bytes of the options at most: longer ones are none that an engine takes.
+/// Maximum size of `stream_options` in bytes; longer ones are replaced.
 const LONGEST_OPTIONS: usize = 4096;
 
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 
-/// Makes the body that asks for usage; None if it cannot be made. `has_options`: whether it has `stream_options`.
+/// Makes a body that requests usage; None if that is impossible. `has_options`: whether the body has `stream_options`.
 pub(crate) fn ask_for_usage(body: &[u8], has_options: bool) -> Option<Bytes> {
     if has_options {
         let fields = fields(body)?;

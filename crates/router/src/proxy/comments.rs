@@ -1,9 +1,9 @@
-//! Comments to the client of a stream that is long in coming: proxies in between close connections on which nothing moves.
+//! Comments to the client of a stream whose answer is slow to begin, as proxies in between close idle connections.
 //!
-//! A request that has no answer after a while, as it waits in the router or an engine computes its prompt, gets the head of
-//! a stream, and from then on a comment now and then, which clients pass over. What is done for the request goes on
-//! meanwhile, so that another engine can still take it. An engine's own head comes too late then, and what would have been
-//! a refusal is told as an event.
+//! A request that has no answer after a while, because it waits in the router or an engine computes its prompt, gets
+//! the head of a stream, and from then on a comment at intervals, which clients ignore. The work on the request
+//! continues, so that another engine can still take it. An engine's own head then comes too late, and a refusal is
+//! reported as an event.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use crate::counts::Counts;
 use crate::engines::json_fields::{pick, read};
 use crate::engines::request_head::REQUEST_ID;
 
-/// Header that has nginx pass on what comes at once.
+/// Header that makes nginx pass on data at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Bytes of a refusal that are read.
+/// Maximum number of bytes read from an engine's refusal.
 const MAX_REFUSAL: usize = 64 << 10;
 
-/// The work for a request, up to the first byte of an answer.
+/// The work on a request, up to the first byte of an answer.
 pub(super) type Work = Pin<Box<dyn Future<Output = Result<Response<Answer>, Refusal>> + Send>>;
 
-/// A stream to a client that has waited long.
+/// A stream to a client that has waited for long.
 struct EarlyStream {
     counts: Arc<Counts>,
-    /// The request's model, as the metrics call it.
+    /// The request's model, by its name in the metrics.
     model: Arc<str>,
     dialect: Dialect,
     every: Duration,
@@ -45,19 +45,19 @@ struct EarlyStream {
     state: State,
 }
 
-/// The state of what the client waits for.
+/// State of the work that the client is waiting for.
 enum State {
-    /// Nothing has come from an engine.
+    /// Nothing has arrived from an engine.
     Waiting(Work),
-    /// A refusal of an engine, with its text so far.
+    /// An engine refuses the request; its text is still being read.
     Refused(StatusCode, Answer, Vec<u8>),
-    /// An engine answers.
+    /// An engine's answer is being passed on.
     Passing(Answer),
     Over,
 }
 
-/// Returns the result of `work`; after `every`, a stream that begins with comments and ends with the result. `id`: the
-/// request's id; `model`: its model, as the metrics call it.
+/// Returns the result of `work`; if it is not ready within `every`, returns a stream that begins with comments and ends
+/// with the result. `id`: the request's id; `model`: the request's model, by its name in the metrics.
 pub(super) async fn run(
     counts: &Arc<Counts>,
     mut work: Work,
@@ -86,7 +86,7 @@ pub(super) async fn run(
 }
 
 impl EarlyStream {
-    /// Takes in the result of the request; returns an event if it is no answer.
+    /// Takes the result of the work; returns an event for the client if the result is not a streamed answer.
     fn take(&mut self, answered: Result<Response<Answer>, Refusal>) -> Option<Bytes> {
         let response = match answered {
             Ok(response) => response,
@@ -110,13 +110,13 @@ impl EarlyStream {
         None
     }
 
-    /// Ends the stream in an event that tells of a refusal.
+    /// Ends the stream with an event that reports a refusal.
     fn end(&mut self, refusal: &Refusal) -> Bytes {
         self.state = State::Over;
         refusal.event(self.dialect)
     }
 
-    /// Returns a comment when it is due.
+    /// Returns a comment when one is due.
     fn poll_comment(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
         ready!(self.timer.as_mut().poll(context));
         self.timer.as_mut().reset(Instant::now() + self.every);
@@ -170,14 +170,14 @@ impl Body for EarlyStream {
     }
 }
 
-/// Makes a refusal from an engine's text.
+/// Makes a refusal from an engine's refusal.
 fn refusal_of(status: StatusCode, said: &[u8]) -> Refusal {
     let code = if status.is_server_error() { "engine_failed" } else { "engine_refused" };
     let message = told(said).unwrap_or_else(|| String::from_utf8_lossy(said).chars().take(1000).collect());
     Refusal::new(status, code, format!("{message} (the engine answered {})", status.as_u16()))
 }
 
-/// The message of an error, in one of the forms that engines have for it.
+/// Extracts the message from an engine's error answer, in any of the engines' formats; None if there is none.
 fn told(said: &[u8]) -> Option<String> {
     let [error, own, detail] = pick(said, ["error", "message", "detail"])?;
     let [inside] = error.and_then(|error| pick(error.get().as_bytes(), ["message"])).unwrap_or_default();

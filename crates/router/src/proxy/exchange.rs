@@ -1,4 +1,4 @@
-//! A request and the head of its answer, on a connection to an engine.
+//! Exchange of a request and the head of its answer on a connection to an engine.
 
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use tokio::time::timeout_at;
 
 use crate::engines::{Connection, Engine, Fault, Head};
 
-/// Sends the request, reads the head of the answer. A kept connection that was closed before anything was sent on it is
-/// replaced by a new one: that says nothing of the engine. `first_byte`: how long the first byte of the answer is waited
-/// for; `fresh`: only a new connection will do.
+/// Sends a request and reads the head of its answer. An idle connection that was closed before anything was sent on it
+/// is replaced by a new one, and does not count as a failure. `first_byte`: time limit for the first byte of the
+/// answer; `fresh`: whether a new connection is required.
 pub(crate) async fn exchange(
     first_byte: Duration,
     engine: &Engine,
@@ -46,7 +46,7 @@ async fn ask(
     Ok((connection, answer))
 }
 
-/// The wait for the first byte of an engine's answer: it ends when the time is over, or when the engine goes down.
+/// Wait for the first byte of an engine's answer, which ends when the time is up or the engine goes down.
 pub(crate) struct Patience<'a> {
     engine: &'a Engine,
     until: Instant,
@@ -54,14 +54,14 @@ pub(crate) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// Begins the wait, for `first_byte` at most.
+    /// Starts the wait, which lasts for `first_byte` at most.
     pub(crate) fn new(first_byte: Duration, engine: &'a Engine) -> Self {
         let until = Instant::now() + first_byte;
         Self { engine, until, downs: engine.health.downs() }
     }
 
-    /// Returns the result of `work`, or why the wait ended. `work` is pinned by the caller: a future that owned it would have
-    /// it twice, and each request moves its future.
+    /// Returns the result of `work`, or the fault for which the wait ended. `work` is pinned by the caller, so that
+    /// this future does not contain it a second time: every request moves its future.
     pub(crate) async fn wait<T>(&self, work: Pin<&mut impl Future<Output = Result<T, Fault>>>) -> Result<T, Fault> {
         // One timer, which is later than most others: the first one due has to wake the thread's event loop to be set.
         tokio::select! {

@@ -1,5 +1,5 @@
-//! A request at an engine, from when it is sent until it has ended: what is counted when, and the work of a prefill engine
-//! beside it.
+//! A request at an engine, from its sending until its end, with all counts that belong to it; and the work of a prefill
+//! engine for it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,30 +16,30 @@ use crate::placing::Placement;
 use crate::proxy::Forwarder;
 use crate::spans::{AttemptSpan, RequestSpan};
 
-/// Tokens of a stream between two reports to the decision core.
+/// Number of a stream's tokens between two reports to the decision core.
 const PROGRESS: u32 = 32;
 
-/// The beginning of a request, which all its attempts have in common.
+/// Arrival of a request, common to all its attempts.
 pub(crate) struct Arrival {
-    /// Time at which it came to the router.
+    /// Time at which the request came to the router.
     pub(crate) at: Instant,
-    /// Span of it, if spans are recorded.
+    /// Trace span of the request; None if spans are not recorded.
     pub(crate) span: Option<Arc<RequestSpan>>,
 }
 
-/// A request at an engine. If it is dropped before it has ended, the client gave it up.
+/// A request at an engine. If dropped before its end, it counts as cancelled by the client.
 pub(crate) struct Flight {
     proxy: Arc<Forwarder>,
     placement: Placement,
-    /// True if the engine refused the request.
+    /// True if the engine refused the request, or answered with an error.
     refused: bool,
     arrived: Instant,
     has_byte: bool,
     has_token: bool,
     ended: bool,
-    /// Events that the decision core knows of.
+    /// Number of tokens reported to the decision core so far.
     told: u32,
-    /// Span of it, if spans are recorded.
+    /// Trace span of the attempt; None if spans are not recorded.
     span: Option<AttemptSpan>,
 }
 
@@ -61,7 +61,7 @@ impl Flight {
         }
     }
 
-    /// Returns the lines of a head that tell the engine of the request's span; None if spans are not recorded.
+    /// Returns header lines with the trace context of the attempt for the engine; None if spans are not recorded.
     pub(crate) fn trace_context(&self) -> Option<String> {
         self.span.as_ref().map(AttemptSpan::headers)
     }
@@ -74,24 +74,24 @@ impl Flight {
         &self.placement
     }
 
-    /// True if the engine refused the request.
+    /// True if the engine refused the request, or answered with an error.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused
     }
 
-    /// Notes that another engine that works for this one has refused the request.
+    /// Records that the prefill engine for this request has refused it.
     pub(crate) fn note_refusal_elsewhere(&mut self) {
         self.refused = true;
         self.engine().health.unknown();
         self.note_end(AnswerFacts::default());
     }
 
-    /// Notes that something came from the engine, be it a comment.
+    /// Records that something, even a comment, has arrived from the engine.
     pub(crate) fn note_sign_of_life(&self) {
         self.placement.engine.note_sign_of_life();
     }
 
-    /// Notes that the head of an answer came, with this status, which may be no answer yet.
+    /// Records that the head of an answer has arrived, with this status; the body may still turn out to be an error.
     pub(crate) fn note_head(&mut self, status: u16) {
         self.note_sign_of_life();
         if let Some(span) = &mut self.span {
@@ -99,7 +99,7 @@ impl Flight {
         }
     }
 
-    /// Notes that a piece of the answer's body came.
+    /// Records that a piece of the answer's body has arrived.
     pub(crate) fn note_piece(&mut self) {
         self.note_sign_of_life();
         if !self.has_byte {
@@ -108,7 +108,7 @@ impl Flight {
         }
     }
 
-    /// Records the number of a stream's tokens so far, as far as they can be seen.
+    /// Records the number of a stream's tokens so far, as far as visible. `now`: time of their arrival.
     pub(crate) fn note_tokens(&mut self, tokens: u32, now: Instant) {
         if tokens > 0 && !self.has_token {
             self.has_token = true;
@@ -129,7 +129,7 @@ impl Flight {
         }
     }
 
-    /// Notes that the engine has answered, with this status.
+    /// Records that the engine has answered with this status.
     pub(crate) fn answered(&mut self, status: u16) {
         self.refused |= status >= 400;
         if let Some(span) = &mut self.span {
@@ -147,12 +147,12 @@ impl Flight {
         }
     }
 
-    /// Records the id under which the engine keeps its answer.
+    /// Records the id under which the engine stores its answer.
     pub(crate) fn note_kept_answer(&self, id: &str) {
         self.proxy.answer_engines.insert(id, &self.engine().name);
     }
 
-    /// Records an answer that is or ends in an error.
+    /// Records an answer that is an error or ends with one.
     pub(crate) fn note_error(&mut self, failure: Failure) {
         self.refused = true;
         if failure.is_of_the_request() {
@@ -193,7 +193,7 @@ impl Flight {
         }
     }
 
-    /// Records an answer that broke off.
+    /// Records that the answer broke off in the middle. `fault`: the reason.
     pub(crate) fn broke(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
@@ -214,7 +214,7 @@ impl Flight {
         }
     }
 
-    /// Records a request without an answer.
+    /// Records that the request got no answer. `fault`: the reason.
     pub(crate) fn note_failure(&mut self, fault: &Fault) {
         if self.end() {
             self.fail_span(fault);
@@ -228,7 +228,7 @@ impl Flight {
         }
     }
 
-    /// Records a fault in the engine's health.
+    /// Records a fault in the health of the request's engine.
     fn hold_against(&self, fault: &Fault) {
         let engine = self.engine();
         match fault {
@@ -238,7 +238,7 @@ impl Flight {
         }
     }
 
-    /// True the first time.
+    /// Marks the request as ended; true the first time.
     fn end(&mut self) -> bool {
         if self.ended {
             return false;
@@ -263,21 +263,21 @@ impl Drop for Flight {
     }
 }
 
-/// A prefill engine at work. If it is dropped, the work ends there too.
+/// Work of a prefill engine on a request. If dropped, the work is cancelled.
 pub(crate) struct Leg {
     pub(crate) engine: Arc<Engine>,
     pub(super) work: Option<tokio::task::JoinHandle<Result<PrefillResult, Fault>>>,
 }
 
-/// The end of a prefill engine's work.
+/// Result of a prefill engine's work.
 pub(super) enum PrefillResult {
-    /// The engine has computed the prompt, and said this.
+    /// The engine has computed the prompt; this is the body of its answer.
     Done(Vec<u8>),
-    /// The engine refused the request itself, as the decode engine would.
+    /// The engine refused the request for the request's own sake, as the decode engine would.
     Refused(Verdict),
 }
 
-/// An answer with status 4xx, which concerns the request, not the engine.
+/// An error answer that concerns the request, not the engine.
 pub(crate) struct Verdict {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
@@ -285,22 +285,22 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// True if it denies the requested model.
+    /// True if the answer states that the engine does not have the requested model.
     pub(super) fn denies_model(&self) -> bool {
         denies_model(self.status.as_u16(), &self.body)
     }
 }
 
-/// Reason why the decode engine's answer is not waited for any longer.
+/// Reason why waiting for the decode engine's answer ended.
 pub(crate) enum DecodeFailure {
-    /// A failure of the decode or the prefill engine.
+    /// The decode or the prefill engine failed.
     Failed(Fault),
     /// The prefill engine refused the request.
     Refused(Verdict),
 }
 
-/// Returns what a decode engine answers, unless the prefill engine that it waits for fails first or refuses the
-/// request. `answered` is pinned by the caller: see [`Patience::wait`](super::exchange::Patience::wait).
+/// Returns the decode engine's answer, unless the prefill engine that it depends on fails or refuses the request first.
+/// `answered` is pinned by the caller: see [`Patience::wait`](super::exchange::Patience::wait).
 pub(crate) async fn beside_prefill<T>(
     mut answered: Pin<&mut impl Future<Output = Result<T, Fault>>>,
     prefill: &mut Option<Leg>,
@@ -326,7 +326,7 @@ pub(crate) async fn beside_prefill<T>(
 }
 
 impl Leg {
-    /// Lets the prefill engine finish in the background, when the decode engine has started.
+    /// Lets the prefill engine finish in the background, once the decode engine has started.
     pub(crate) fn let_finish(mut self) {
         self.work = None;
     }

@@ -1,7 +1,8 @@
 //! Separate prefill and decode: the requests to both engines, in vLLM's and in SGLang's protocol.
 //!
-//! vLLM: the prefill engine is asked first, for one token; what its answer says of its blocks goes to the decode engine.
-//! SGLang: both are asked at once, with a room in which they meet.
+//! vLLM: the prefill engine is sent the request first, limited to one token; the parameters in its answer, which
+//! describe its blocks, go to the decode engine. SGLang: both engines are sent the request at once, with a bootstrap
+//! room in which they meet.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,26 +31,28 @@ use crate::proxy::Forwarder;
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
-/// Bytes of what a prefill engine hands over at most: it names the blocks of the prompt.
+/// Maximum size of the parameters from a prefill engine in bytes; they name the blocks of the prompt.
 const MAX_PARAMETERS: usize = 4 << 20;
 
-/// The state that prefill has come to before decode is asked.
+/// State of prefill before the request is sent to the decode engine.
 pub(crate) enum PrefillState {
-    /// The body for the decode engine.
+    /// Prefill is complete; this is the body for the decode engine.
     Body(Bytes),
-    /// The body for the decode engine, and the prefill engine's work beside it; if that fails, so does the request.
+    /// Prefill is under way; the body for the decode engine, and the prefill engine's work. If that fails, so does the
+    /// request.
     Meanwhile(Bytes, Leg),
-    /// No prefill engine took part: the decode engine computes the prompt.
+    /// No prefill engine took part; the decode engine computes the prompt.
     Alone,
     /// The request needs a prefill engine, and none can take it.
     Refused(Refusal),
 }
 
-/// The way in which an engine takes over the prompt of a request from a prefill engine; none if it computes the prompt
-/// itself.
+/// The protocol by which an engine takes over the prompt of a request from a prefill engine; None if the engine
+/// computes the prompt itself.
 ///
-/// `decode_alone`: tokens that a decode engine computes itself; `takes_over`: whether vLLM's engines can for such a request, and there are prefill engines; `uncached`: prompt tokens
-/// that it would have to compute.
+/// `decode_alone`: number of tokens up to which a decode engine computes prompts itself; `takes_over`: whether there
+/// are prefill engines, and vLLM can take over the request's prompt; `uncached`: returns the number of prompt tokens
+/// that the engine would have to compute.
 pub(crate) fn prefill_by(
     decode_alone: u32,
     engine: &Engine,
@@ -67,7 +70,7 @@ pub(crate) fn prefill_by(
     }
 }
 
-/// Lets a prefill engine compute a prompt, as the decode engine wants it.
+/// Lets a prefill engine compute a prompt for the decode engine, by the protocol `handover`.
 #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what became of it so far")]
 pub(crate) async fn prepare(
     proxy: &Arc<Forwarder>,
@@ -149,7 +152,7 @@ pub(crate) async fn prepare(
 }
 
 impl PrefillState {
-    /// The state's place among [`PREPARED`].
+    /// Position of the state's name in [`PREPARED`].
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Body(_) => 0,
@@ -160,16 +163,16 @@ impl PrefillState {
     }
 }
 
-/// Names of the states that prefill can come to, in order of their numbers.
+/// Names of the states of prefill in the metrics, in the order of [`PrefillState::number`].
 pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"];
 
-/// True if vLLM can take over the blocks of such a request: one prompt, and no beam search.
+/// True if vLLM can hand over the blocks of a request: it has one prompt and uses no beam search.
 fn can_be_handed_over(fields: &Fields<'_>) -> bool {
     prompts(fields, "prompt").is_none_or(|prompts| prompts <= 1)
         && fields.get("use_beam_search").is_none_or(|raw| raw.get() != "true")
 }
 
-/// The number of prompts in a field that has a list of them; none if it has one prompt, as text or as tokens.
+/// The number of prompts in a field that has a list of them; None if it has a single prompt, as text or as tokens.
 fn prompts(fields: &Fields<'_>, name: &str) -> Option<usize> {
     // A prompt may be long, and is mostly one: only a list of texts or lists is looked through.
     let raw = fields.get(name)?.get();
@@ -180,7 +183,7 @@ fn prompts(fields: &Fields<'_>, name: &str) -> Option<usize> {
     serde_json::from_str::<Vec<IgnoredAny>>(raw).ok().map(|prompts| prompts.len())
 }
 
-/// The answers to each prompt that SGLang is asked for.
+/// Number of answers to each prompt that a request to SGLang wants.
 fn answers(fields: &Fields<'_>) -> usize {
     let number = |raw: Option<&&RawValue>| serde_json::from_str::<usize>(raw?.get()).ok();
     // In a request of its own API they are among the parameters, of which there may be a list.
@@ -191,18 +194,18 @@ fn answers(fields: &Fields<'_>) -> usize {
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
 }
 
-/// Sampling parameters, of which `n` is read.
+/// The sampling parameter `n`; the others are not read.
 #[derive(Deserialize)]
 struct Parameters<'a> {
     #[serde(borrow)]
     n: Option<&'a RawValue>,
 }
 
-/// The most prompts of one request that get rooms of their own.
+/// Maximum number of prompts of one request that get bootstrap rooms.
 const MOST_ROOMS: usize = 4_096;
 
-/// Makes the body that both engines of a pair of SGLang's are sent: the request, and the room in which they meet, one
-/// for each prompt and answer. `rank`: the prefill engine's data-parallel rank, if it has several.
+/// Makes the body that both engines of an SGLang pair are sent: the request, and a bootstrap room for each prompt.
+/// `rank`: the prefill engine's data-parallel rank; None if it has only one.
 fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Option<Bytes> {
     // The decode engine finds the rank by the room's number.
     let ranks = engine.config.ranks.count().max(1) as u64;
@@ -223,11 +226,12 @@ fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Optio
     with(fields, [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)])
 }
 
-/// The port at which SGLang's prefill engines meet their decode engines, if nothing else is said.
+/// SGLang's default port at which prefill engines meet their decode engines.
 const BOOTSTRAP_PORT: u16 = 8998;
 
-/// Makes the body that a prefill engine of vLLM's is sent: the prompt, one token of one sequence, as a whole, its
-/// blocks kept for another. `loads`: what it is told to load and to pull. None if that is of no use.
+/// Makes the body for a prefill engine of vLLM: the prompt, limited to one token of one sequence, not streamed, its
+/// blocks kept for the decode engine. `loads`: further parameters that tell the engine what to load and to pull. None
+/// if the request cannot be handed over.
 fn vllm_prefill(fields: &Fields<'_>, loads: Map<String, Value>) -> Option<Bytes> {
     if !can_be_handed_over(fields) {
         return None;
@@ -250,7 +254,7 @@ fn vllm_prefill(fields: &Fields<'_>, loads: Map<String, Value>) -> Option<Bytes>
     with(&fields, [("max_tokens", json!(1)), ("stream", json!(false)), ("kv_transfer_params", parameters)])
 }
 
-/// Asks a prefill engine, and waits for its whole answer. None: it refused the request.
+/// Sends a request to a prefill engine, and waits for its whole answer. None if the engine refused the request.
 async fn first(
     first_byte: Duration,
     shard: usize,
@@ -277,7 +281,7 @@ async fn first(
     parsed
 }
 
-/// Asks a prefill engine in the background.
+/// Sends a request to a prefill engine while the decode engine is at work.
 async fn beside(
     first_byte: Duration,
     shard: usize,

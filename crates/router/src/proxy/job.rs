@@ -41,16 +41,16 @@ pub(super) struct Job<'a> {
     /// True if a vLLM engine can take over the prompt's blocks from a prefill engine.
     pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
-    /// True if the engine keeps the result.
+    /// True if the engine stores the result.
     pub(super) keeps: bool,
-    /// Place where the body names the model.
+    /// Place where the request names the model.
     pub(super) model: ModelAt,
     pub(super) arrival: &'a Arrival,
 }
 
 impl Job<'_> {
-    /// Sends the request to engines until one answers, and returns that answer with its first byte. `began`: gets the
-    /// first engine.
+    /// Sends the request to engines until one answers, and returns that answer with its first byte. `began`: is set to
+    /// the first engine.
     pub(super) async fn run(
         &self,
         mut attempts: Attempts,
@@ -287,7 +287,8 @@ impl<'a> Job<'a> {
         warm_up::send(proxy, warm_up, outgoing.uri.path(), renamed.as_ref().unwrap_or(body));
     }
 
-    /// Waits until an engine is up. `last`: why the last one failed; `why`: why none is available.
+    /// Waits until an engine is up. `last`: refusal for the fault of the last engine; `why`: refusal for the lack of
+    /// engines.
     async fn wait_for_engine(
         &self,
         waited: &mut Option<EngineWait<'a>>,
@@ -315,12 +316,12 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The engines that were asked, with the last one.
+/// The engines that were tried, including the last one.
 fn asked_so_far<'a>(engine: &'a Arc<Engine>, tried: &'a [Arc<Engine>]) -> Vec<&'a Arc<Engine>> {
     tried.iter().chain([engine]).collect()
 }
 
-/// Reads an engine's refusal of a request as a whole.
+/// Reads the whole of an engine's refusal.
 async fn read_refusal(shard: usize, engine: &Engine, connection: Connection, answer: Head) -> Result<Verdict, Fault> {
     let Head { status, headers, keep, framing } = answer;
     let (connection, body) = whole(connection, framing).await.map_err(Fault::Broken)?;
@@ -330,7 +331,8 @@ async fn read_refusal(shard: usize, engine: &Engine, connection: Connection, ans
     Ok(Verdict { status, headers, body })
 }
 
-/// Makes the body for an engine that knows the model by another name than the client; None if it knows it by the same.
+/// Makes the body for an engine that has another name for the model than the client uses; None if the body need not
+/// change.
 fn rename(engine: &Engine, facts: &RequestFacts, at: ModelAt, headers: &HeaderMap, body: &Bytes) -> Option<Bytes> {
     if engine.config.aliases.is_empty() {
         return None;
@@ -344,18 +346,18 @@ fn rename(engine: &Engine, facts: &RequestFacts, at: ModelAt, headers: &HeaderMa
     at.renamed(kind, body, name).map(Bytes::from)
 }
 
-/// True if an engine has not been asked yet.
+/// True if some engine has not been tried yet.
 fn has_other(fleet: &Fleet, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
     let is_asked = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
     fleet.engines().iter().any(|other| !is_asked(other))
 }
 
-/// True if an answer says nothing of the request, only that this engine does not take it.
+/// True if an answer with this status concerns only this engine, not the request, so that another engine may take it.
 fn is_worth_another(status: StatusCode) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
 }
 
-/// Returns how long an engine asks to be left alone, in an answer with this status and `Retry-After`.
+/// Returns the pause that an engine asks for by this status and `Retry-After`; None if it asks for none.
 pub(crate) fn pause_wanted(status: StatusCode, retry_after: Option<&HeaderValue>) -> Option<Duration> {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
@@ -363,7 +365,7 @@ pub(crate) fn pause_wanted(status: StatusCode, retry_after: Option<&HeaderValue>
     wait_until(retry_after?.to_str().ok()?, SystemTime::now())
 }
 
-/// Returns the wait in a value of `Retry-After`, which is seconds or a date (RFC 9110, 10.2.3). None if it is neither.
+/// Returns the pause in a value of `Retry-After`, which is seconds or a date (RFC 9110, 10.2.3); None if it is neither.
 fn wait_until(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let wait = if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {

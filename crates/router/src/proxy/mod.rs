@@ -1,9 +1,9 @@
-//! Requests that are passed on: to which engine, in which words, how often, and what comes back.
+//! Forwarding of requests to engines, with retries, and of the answers to clients.
 //!
 //! ```text
-//! forward (reads the body) ──▶ job (asks `place`, tries again) ──▶ exchange ──▶ engine
-//!                               ├─▶ headers (what an engine gets)             │
-//!                               └─▶ answer_body (on its way; `flight` counts) ◀┘
+//! forward (reads the body) ──▶ job (asks `placing`, retries) ──▶ exchange ──▶ engine
+//!                              ├─▶ request_head (head for the engine)           │
+//!                              └─▶ answer_body (on its way; `flight` counts) ◀──┘
 //! ```
 
 mod adapters;
@@ -41,7 +41,7 @@ pub(crate) use self::handover::PREPARED;
 pub(crate) use self::job::pause_wanted;
 pub(crate) use self::tokens::{RESULTS, Tokens};
 
-/// Passes requests on to engines.
+/// Forwards requests to engines.
 pub(crate) struct Forwarder {
     pub(crate) config: Arc<Config>,
     pub(crate) gate: Arc<Gate>,
@@ -50,18 +50,18 @@ pub(crate) struct Forwarder {
     pub(crate) places: Arc<Places>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) sessions: Sessions,
-    /// Completions that go to engines as token ids.
+    /// Completions that are sent to engines as token ids.
     pub(crate) tokens: Tokens,
     /// Priorities of requests that name an objective.
     pub(crate) objectives: Objectives,
-    /// The engines that keep answers, by the answers that they made.
+    /// Engines that store responses and other items, by the items' ids.
     pub(crate) answer_engines: AnswerEngines,
 }
 
-/// Future in a box of its own. `make`: makes it.
+/// Makes a future in a box. `make`: makes the future.
 ///
-/// The box is there before the future, so that nothing can fail while that is on the stack: the compiler then writes into the
-/// box what the future begins with. `Box::pin` copies all of it, with kilobytes for what it will hold later.
+/// The box is allocated before the future is made, so that the compiler can write the future's initial state directly
+/// into the box. `Box::pin` copies the whole future, which includes kilobytes of space for later states.
 #[inline(always)]
 pub(crate) fn boxed<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     let place = Box::new_uninit();

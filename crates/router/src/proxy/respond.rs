@@ -13,7 +13,7 @@ use crate::engines::request_head::{REQUEST_ID, strip};
 use crate::engines::{Connection, Engine, Fault, Head};
 use crate::placing::Placement;
 
-/// Makes the answer that is passed on, and the head that stands before it.
+/// Makes the body that passes an engine's answer on, and the head for the client.
 pub(super) fn pass(
     config: &Config,
     shard: usize,
@@ -53,7 +53,7 @@ pub(super) fn respond(
     response
 }
 
-/// Marks an answer that has failed, in spite of its status.
+/// Mark of an answer that contains an error in spite of its status.
 #[derive(Clone, Copy)]
 pub(super) struct FailedMark;
 
@@ -70,8 +70,8 @@ pub(super) fn respond_failed(
     response
 }
 
-/// Makes the answer of a prefill engine that refused the request: the decode engine, which waits for it, would have
-/// said the same.
+/// Makes the answer for a refusal of the prefill engine, as the decode engine, which waits for that engine, would have
+/// refused too.
 pub(super) fn refused(
     config: &Config,
     verdict: Verdict,
@@ -106,7 +106,7 @@ fn name(
     }
 }
 
-/// Makes the refusal for a request that no engine answered.
+/// Makes the refusal of a request that no engine answered.
 pub(super) fn refuse_failed(engine: &Engine, fault: &Fault) -> Refusal {
     let message = format!("engine {}: {fault}", engine.name);
     match fault {

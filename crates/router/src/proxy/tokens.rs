@@ -1,9 +1,9 @@
-//! Engines whose tokenizers agree with the router's, and bodies of completions whose prompt goes to them as token ids: they
-//! then make no tokens of the text a second time.
+//! Completions whose prompt is sent to engines as token ids, so that engines need not tokenize the text again; and the
+//! check that an engine's tokenizer agrees with the router's.
 //!
-//! Only where the ids are those that the engine would make itself: for one text, with nothing asked for that works on the
-//! text, and at an engine whose `/tokenize` makes the same tokens of a text of many kinds as the router. Else the text goes
-//! on as it came, and is counted.
+//! Ids are sent only where the engine would compute the same: for a single text, without fields that work on the text,
+//! and at an engine whose `/tokenize` returns the router's tokens for a probe text of many kinds. Otherwise the text is
+//! sent unchanged, and counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,42 +24,44 @@ use crate::requests::facts::RequestFacts;
 /// Time after which an engine's tokenizer is checked again.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Engines and models that are kept in mind.
+/// Maximum number of pairs of engine and model whose check is remembered.
 const MOST: usize = 4096;
 
-/// Names of what can become of a completion, in order of their numbers.
+/// Names of what can happen to the prompt of a completion, in the metrics; the positions are the numbers used in the
+/// code.
 pub(crate) const RESULTS: [&str; 7] =
     ["tokens", "not_a_text", "works_on_text", "no_tokens", "adapter", "apart", "not_proven"];
 
-/// Prompts as token ids.
+/// Completions sent as token ids, and the checks of engines' tokenizers.
 #[derive(Default)]
 pub(crate) struct Tokens {
     proofs: Mutex<HashMap<(Arc<str>, String), Proof>>,
-    /// Completions, by [`RESULTS`].
+    /// Number of completions, by whether and why token ids were sent ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
 }
 
-/// Knowledge whether an engine makes the same tokens as the router.
+/// Result of the check of an engine's tokenizer.
 #[derive(Default)]
 struct Proof {
     asked: Option<Instant>,
     is_equal: bool,
-    /// The engine's failures when it was asked: one that fails may be another one afterwards.
+    /// Number of the engine's faults at the time of the check; after a fault, the engine may be another one.
     faults: u64,
 }
 
 impl Tokens {
-    /// Forgets an engine that has left or returned, as its tokenizer may differ now.
+    /// Drops the checks of an engine that has left or returned, as its tokenizer may differ now.
     pub(crate) fn forget(&self, engine: &Engine) {
         self.proofs.lock().retain(|(name, _), _| *name != engine.name);
     }
 
-    /// Counts a completion whose prompt another engine computes: both get the text.
+    /// Counts a completion whose prompt is computed by a prefill engine, where both engines get the text.
     pub(crate) fn goes_apart(&self) {
         self.counts[5].fetch_add(1, Relaxed);
     }
 
-    /// Returns whether the engine's tokenizer agrees, and whether a check is due.
+    /// Returns whether the engine's tokenizer agrees with the router's, and whether a check is due, which the caller
+    /// makes.
     pub(super) fn proof(&self, engine: &Engine, model: &str) -> (bool, bool) {
         let faults = engine.counts.faults().iter().sum();
         let mut proofs = self.proofs.lock();
@@ -77,7 +79,7 @@ impl Tokens {
         (proof.is_equal, is_due)
     }
 
-    /// Records whether the engine's tokenizer agrees.
+    /// Records whether the engine's tokenizer agrees with the router's.
     pub(super) fn note(&self, engine: &Engine, model: String, is_equal: bool) {
         if let Some(proof) = self.proofs.lock().get_mut(&(engine.name.clone(), model.clone())) {
             if proof.is_equal != is_equal {
@@ -94,20 +96,20 @@ impl Tokens {
     }
 }
 
-/// Time within which an engine must say what the probe's tokens are.
+/// Time limit for an engine's answer with the probe's tokens.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Fields that concern the text itself, or change which part of it is used.
+/// Fields that need the text itself, or change which part of it is used.
 const OF_TEXT: [&str; 4] = ["truncate_prompt_tokens", "echo", "suffix", "prompt_embeds"];
 
-/// Scripts, spaces, digits, signs, and what some models take for tokens of their own: tokenizers that differ at all differ
-/// here.
+/// Text with scripts, spaces, digits, punctuation, and special tokens of some models, on which any two different
+/// tokenizers disagree.
 const PROBE: &str = "The quick brown fox's 1234567890 jumps,  over\tthe\n\n lazy dog.\r\n   (x+=1)!= {\"a\": [0.5e-3]} \
     naïve Übergröße Жизнь прекрасна 中文字符 日本語のテスト 한국어 العربية עברית हिन्दी ไทย 👩‍👩‍👧‍👦🏳️‍🌈 ½ﬁ\u{200b}\u{feff} \
     <s> </s> <unk> <pad> <bos> <eos> [INST] [/INST] <|endoftext|> <|im_start|>user<|im_end|> <|eot_id|> \
     <|begin_of_text|> <start_of_turn> <think></think> <tool_call> <|user|> aaaaaaaaaaaaaaaaaaaaaaaa  ";
 
-/// Makes the body of a completion for an engine.
+/// Makes the body of a completion for an engine: with token ids if possible, else unchanged.
 pub(crate) fn body_of_ids(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts, body: &Bytes) -> Bytes {
     let (result, body) = match rewritten(proxy, engine, facts, body) {
         Ok(made) => (0, made),
@@ -117,7 +119,7 @@ pub(crate) fn body_of_ids(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &
     body
 }
 
-/// Makes the body with ids, or returns the number of the reason why not.
+/// Makes the body with token ids, or returns the number of the reason why not, as in [`RESULTS`].
 fn rewritten(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
     let mut fields = fields(body).ok_or(1usize)?;
     if !fields.get("prompt").is_some_and(|prompt| prompt.get().starts_with('"')) {
@@ -139,7 +141,7 @@ fn rewritten(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts,
     serde_json::to_vec(&fields).map(Bytes::from).map_err(|_| 3)
 }
 
-/// True if the engine's tokenizer was seen to agree; asks it in the background when a check is due.
+/// True if a check found that the engine's tokenizer agrees; starts a check in the background when one is due.
 fn is_proven(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, model: &str) -> bool {
     let (is_equal, is_due) = proxy.tokens.proof(engine, model);
     if is_due {

@@ -1,8 +1,9 @@
-//! `kv_transfer_params`: the field that tells a vLLM engine what to load, and from which other engine to pull.
+//! `kv_transfer_params`: the field that tells a vLLM engine which blocks to load, and from which other engine to pull
+//! blocks.
 //!
-//! A client that could write it could make engines connect to any address; and an engine ends if two requests have the
-//! same `kv_request_id` and different prompts. So requests in which a client wrote it are refused
-//! ([`crate::requests::reserved`]), and each request to an engine gets a new id, retries and further attempts included.
+//! A client that could write the field could make engines connect to any address; and an engine crashes if two requests
+//! have the same `kv_request_id` and different prompts. So requests in which a client wrote the field are refused
+//! ([`crate::requests::reserved`]), and each request to an engine gets a new id, also for retries.
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, HeaderMap};
@@ -18,8 +19,8 @@ use crate::requests::facts::BodyFields;
 
 const FIELD: &str = "kv_transfer_params";
 
-/// True if a request's body can have the field: its endpoint takes it, the body can be written to, and the client has not
-/// written one of its own.
+/// True if the field can be added to a request's body: its endpoint supports the field, the body is uncompressed, and
+/// the client has not written the field.
 pub(crate) fn can_tell(
     endpoint: Option<Endpoint>,
     fields: &BodyFields,
@@ -44,7 +45,7 @@ pub(crate) fn can_tell(
         && !(may_write_fields && memmem::find(body, FIELD.as_bytes()).is_some())
 }
 
-/// The body with a field that tells the placement's engine what to load and to pull; none if there is nothing to tell.
+/// Makes the body with the field for the placement's engine; None if there is nothing to load or to pull.
 pub(crate) fn written(fleet: &Fleet, placement: &Placement, body: &[u8]) -> Option<Bytes> {
     let parameters = parameters(fleet, placement);
     if parameters.is_empty() {
@@ -60,7 +61,7 @@ pub(crate) fn written(fleet: &Fleet, placement: &Placement, body: &[u8]) -> Opti
     Some(made.into())
 }
 
-/// The members of the field for a placement's engine.
+/// The members of the field for a placement's engine; empty if there is nothing to load or to pull.
 pub(super) fn parameters(fleet: &Fleet, placement: &Placement) -> Map<String, Value> {
     placement.transfer.as_deref().map_or_else(Map::new, |transfer| of(fleet, transfer))
 }

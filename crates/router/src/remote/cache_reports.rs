@@ -1,8 +1,9 @@
-//! Reports to the index in another process of what engines had cached of prompts, as they say in their answers. One
-//! that began after its engines' events did learns by that what was there before.
+//! Reports to the index in another process: how much of a prompt an engine had cached, by its own answer. An index that
+//! was started after its engines published their events learns from these reports what was cached before.
 //!
-//! Token ids are many, and an index that has heard all needs none. So it is told of one prompt a second, and of all for a
-//! while after it could use one. An answer never waits: what does not fit into a bounded queue is dropped and counted.
+//! A report holds all token ids of a prompt, and an index that has all events needs no reports. So one prompt a second
+//! is reported, and every prompt for a while after a report was useful. Answers never wait for reports: what does not
+//! fit into a bounded queue is dropped and counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -20,17 +21,16 @@ use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
 use crate::remote::{JSON, post, service_at};
 
-/// Capacity of the queue of reports.
+/// Maximum number of reports that wait to be sent.
 const QUEUE: usize = 64;
-/// Time within which a report must be taken; its age is given as that much more, as that is how long it may be on its
-/// way.
+/// Time limit for sending a report. The report's age is given as that much more, to allow for its transmission.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Interval of reports in any case, in milliseconds.
+/// Interval between reports while none is useful, in milliseconds.
 const SELDOM: u64 = 1000;
 /// Time after a useful report for which every prompt is reported, in milliseconds.
 const WANTED: u64 = 30_000;
 
-/// Outcomes of reports.
+/// Names of the outcomes of reports, in the metrics.
 pub(crate) const RESULTS: [&str; 5] = ["used", "not_needed", "dropped", "refused", "not_taken"];
 const USED: usize = 0;
 const NOT_NEEDED: usize = 1;
@@ -38,22 +38,23 @@ const DROPPED: usize = 2;
 const REFUSED: usize = 3;
 const NOT_TAKEN: usize = 4;
 
-/// Reports to the index in another process of what engines had cached.
+/// Sender of reports to the index in another process.
 pub(crate) struct CacheReporter {
     at: Engine,
     routing_group: String,
-    /// Prompts by [`RESULTS`].
+    /// Number of reports to the index, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
-    /// Time until which every prompt is reported, and time of the next report in any case, in milliseconds.
+    /// Time until which every prompt is reported, in milliseconds of the router's clock.
     wanted_until: AtomicU64,
+    /// Time from which the next report is due in any case, in milliseconds of the router's clock.
     next: AtomicU64,
-    /// True if a refusal by the index was logged.
+    /// True if a refusal by the index has been logged.
     has_complained: AtomicBool,
     queue: mpsc::Sender<CacheReport>,
     waiting: Mutex<Option<mpsc::Receiver<CacheReport>>>,
 }
 
-/// A prompt with the number of tokens that its engine had cached.
+/// A prompt, and the number of its tokens that an engine had cached.
 pub(crate) struct CacheReport {
     pub(crate) worker: String,
     pub(crate) rank: u32,
@@ -61,7 +62,7 @@ pub(crate) struct CacheReport {
     pub(crate) tokens: Box<[u32]>,
     pub(crate) salt: Option<String>,
     pub(crate) cached: u32,
-    /// The moment at which the prompt was sent to the engine.
+    /// Time at which the prompt was sent to the engine.
     pub(crate) sent: Instant,
 }
 
@@ -79,7 +80,7 @@ struct Report<'a> {
 }
 
 impl CacheReporter {
-    /// Makes the reporter; none without an index in another process.
+    /// Makes the reporter; None without an index in another process.
     pub(crate) fn new(config: &Config, tls: &Arc<ClientConfig>) -> Result<Option<Arc<Self>>, Error> {
         let Some(url) = &config.index else { return Ok(None) };
         let at = EngineConfig { key: config.index_key.clone(), ..EngineConfig::at(url) };
@@ -96,7 +97,7 @@ impl CacheReporter {
         })))
     }
 
-    /// True if the next prompt is to be reported.
+    /// True if the next prompt shall be reported.
     pub(crate) fn wants(&self) -> bool {
         let now = millis();
         if now < self.wanted_until.load(Relaxed) {
@@ -106,7 +107,7 @@ impl CacheReporter {
         now >= next && self.next.compare_exchange(next, now + SELDOM, Relaxed, Relaxed).is_ok()
     }
 
-    /// Queues a report. Never waits.
+    /// Queues a report to the index; drops it if the queue is full. Never waits.
     pub(crate) fn tell(&self, answered: CacheReport) {
         if self.queue.try_send(answered).is_err() {
             self.counts[DROPPED].fetch_add(1, Relaxed);
@@ -148,7 +149,7 @@ impl CacheReporter {
     }
 }
 
-/// Tells it, for as long as the router lives.
+/// Sends queued reports; never returns while the router runs.
 pub(crate) async fn run(observed: Arc<CacheReporter>) {
     let Some(mut waiting) = observed.waiting.lock().take() else { return };
     while let Some(answered) = waiting.recv().await {

@@ -1,5 +1,5 @@
-//! An index in another process: that of the engines, asked over HTTP by content hashes, or the service above sites if the
-//! "engines" are sites.
+//! Index in another process: an index of the engines, queried over HTTP by content hashes, or, if this router's engines
+//! are sites, the service that indexes many sites.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,18 +19,19 @@ use crate::error::Error;
 use crate::remote::sites::{Bounds, SitesService};
 use crate::remote::{BYTES, Question, post, service_at};
 
-/// Time within which the index must answer: a request does not wait longer to be placed well.
+/// Time limit for an answer of the index, after which a request is placed without it.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// An index in another process.
+/// Client of an index in another process.
 pub(crate) struct RemoteIndex {
-    /// Address of the index, with a pool of connections.
+    /// The index as an HTTP server, with a pool of connections.
     at: Engine,
     routing_group: String,
-    /// The shard of its connections for who serves no requests.
+    /// Shard of the connections used by tasks that serve no requests.
     pub(crate) own_shard: usize,
-    /// Numbers of answered and of failed lookups.
+    /// Number of answered lookups.
     pub(crate) answered: AtomicU64,
+    /// Number of lookups without a timely answer.
     pub(crate) unanswered: AtomicU64,
 }
 
@@ -48,14 +49,14 @@ struct UnverifiedRank {
     instance_id: Value,
 }
 
-/// The answer to a question about a prompt.
+/// Result of a lookup: how much of a prompt each rank holds, and which engines may have restarted.
 pub(crate) struct Holdings {
     pub(crate) held: Vec<RankDepths>,
     unverified: Vec<UnverifiedRank>,
 }
 
 impl Holdings {
-    /// True if the index says that an engine may have restarted unnoticed.
+    /// True if the index reports that an engine may have restarted unnoticed.
     pub(crate) fn is_unverified(&self, worker: &str) -> bool {
         self.unverified.iter().any(|rank| is_id(&rank.instance_id, worker))
     }
@@ -67,27 +68,27 @@ struct Instance {
     gpu: u32,
     cpu: u32,
     dp: HashMap<String, u32>,
-    /// The part of the prompt that the rank which can load most has or can load; None if the worker has nothing but its
-    /// device, or the index is older.
+    /// Parts of the prompt held or loadable by the rank that can load most; None if the worker holds blocks only on its
+    /// device, or the index is an older version.
     #[serde(default)]
     loadable: Option<Vec<LoadableSegment>>,
-    /// Tokens that others can pull from that rank.
+    /// Number of leading prompt tokens that others can pull from that rank.
     #[serde(default)]
     pullable: u32,
 }
 
-/// A part of a prompt that a rank has, or can load.
+/// A part of a prompt that a rank holds or can load.
 #[derive(Deserialize)]
 struct LoadableSegment {
     to: u32,
     tier: String,
-    /// The worker itself, or a pool.
+    /// Id of the worker itself, or name of a pool.
     source: Value,
     dp_rank: u32,
 }
 
 impl Answer {
-    /// The depths of each rank. `number`: the caller's number for a worker's rank.
+    /// The depths of each rank. `number`: returns the caller's number for a worker's rank; None to leave the rank out.
     fn depths(&self, number: impl Fn(&str, u32) -> Option<u32>) -> Vec<RankDepths> {
         let blocks = |tokens: u32| tokens / self.block_size.max(1);
         let mut held = Vec::new();
@@ -123,7 +124,7 @@ impl Answer {
     }
 }
 
-/// True if an identity, which may be written as a number, names a worker.
+/// True if an id in the index's answer, a string or a number, identifies a worker.
 fn is_id(id: &Value, worker: &str) -> bool {
     match id {
         Value::String(id) => id == worker,
@@ -139,8 +140,8 @@ impl RemoteIndex {
         Ok(Self { at, routing_group, own_shard: shards, answered: AtomicU64::new(0), unanswered: AtomicU64::new(0) })
     }
 
-    /// Looks up the blocks of a prompt that each rank holds. None without an answer. `number`: the caller's number for
-    /// a worker's rank.
+    /// Looks up the blocks of a prompt that each rank holds; None without a timely answer. `number`: returns the
+    /// caller's number for a worker's rank.
     pub(crate) async fn look_up(
         &self,
         shard: usize,
@@ -168,23 +169,24 @@ impl RemoteIndex {
     }
 }
 
-/// Another process that says what engines hold.
+/// Client of a service in another process that is queried for what engines hold.
 pub(crate) enum ExternalIndex {
-    /// An index of the engines.
+    /// An index of the engines in another process.
     Index(Box<RemoteIndex>),
-    /// The service above sites.
+    /// The service that indexes many sites.
     Global(Arc<SitesService>),
 }
 
-/// The answer to a question about a prompt.
+/// Result of a lookup of a prompt in another process.
 pub(crate) struct LookupResult {
     pub(crate) held: Vec<RankDepths>,
-    /// The bounds that the service above sites gave for each of them.
+    /// Bounds on each site's holdings; None unless the service indexes sites.
     pub(crate) bounds: Option<Arc<Bounds>>,
 }
 
 impl ExternalIndex {
-    /// The one that the configuration names, if it names one. `tls` checks its certificate.
+    /// Makes the client that the configuration asks for; None if it asks for none. `tls`: verifies the service's
+    /// certificate.
     pub(crate) fn new(config: &Config, shards: usize, tls: &Arc<ClientConfig>) -> Result<Option<Self>, Error> {
         Ok(match (&config.index, &config.global_url) {
             (Some(url), _) => Some(Self::Index(Box::new(RemoteIndex::new(url, config, shards, tls)?))),
@@ -193,7 +195,7 @@ impl ExternalIndex {
         })
     }
 
-    /// Shard of the connections for tasks that serve no requests.
+    /// Shard of the connections used by tasks that serve no requests.
     pub(crate) fn own_shard(&self) -> usize {
         match self {
             Self::Index(remote) => remote.own_shard,
@@ -201,7 +203,7 @@ impl ExternalIndex {
         }
     }
 
-    /// Returns the service above sites, if the index is one.
+    /// Returns the client of the service that indexes many sites; None for an index of engines.
     pub(crate) fn global(&self) -> Option<&Arc<SitesService>> {
         match self {
             Self::Index(_) => None,
@@ -209,7 +211,7 @@ impl ExternalIndex {
         }
     }
 
-    /// Looks up the blocks of a prompt that these engines hold. None without a timely answer.
+    /// Looks up the blocks of a prompt that these engines hold; None without a timely answer.
     pub(crate) async fn look_up(
         &self,
         shard: usize,

@@ -1,9 +1,9 @@
-//! Other processes than engines: an index, the service above sites, other routers; and connections to such a process, which are
-//! kept, as to engines.
+//! Other processes that the router talks to: an index, the service that indexes many sites, other routers; and reusable
+//! connections to them.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `index.rs` | the index in another process, or the service above `sites` |
+//! | `index.rs` | lookups in an index in another process, or in the service that indexes many sites (`sites`) |
 //! | `cache_reports.rs` | reports of cached tokens to the index |
 //! | `peers.rs`, `peer_requests.rs` | other routers, and the exchange of requests with them |
 
@@ -26,7 +26,7 @@ use crate::error::Error;
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const BYTES: &str = "application/octet-stream";
 
-/// A question about a prompt: its model, and the hashes of its blocks.
+/// A lookup of a prompt: its model, and the content hashes of its blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Question<'a> {
     pub(crate) model: &'a str,
@@ -34,7 +34,8 @@ pub(crate) struct Question<'a> {
     pub(crate) hashes: &'a [u64],
 }
 
-/// A process that is no engine, as something to have connections to. `setting` is its name in the configuration.
+/// Makes an [`Engine`] for connections to a service that is no engine. `setting`: name of the service's setting, for
+/// errors; `its`: the service's URL and key.
 pub(crate) fn service_at(
     setting: &str,
     mut its: EngineConfig,
@@ -56,7 +57,7 @@ pub(crate) fn service_at(
     Engine::new(its, &settings, shards, tls)
 }
 
-/// Sends a POST on a connection that is kept, and returns the answer's status and body.
+/// Sends a POST on a reusable connection, and returns the answer's status and body. `kind`: the content type.
 pub(crate) async fn post(
     at: &Engine,
     shard: usize,
@@ -68,7 +69,7 @@ pub(crate) async fn post(
     post_with(at, shard, path, &headers, body).await
 }
 
-/// Sends a POST with these headers on a connection that is kept, and returns the answer's status and body.
+/// Sends a POST with these headers on a reusable connection, and returns the answer's status and body.
 pub(crate) async fn post_with(
     at: &Engine,
     shard: usize,

@@ -1,9 +1,9 @@
-//! The exchange of requests between routers (`POST /peers/requests`): sends the changes among this router's requests to the
-//! others, and hears theirs.
+//! Exchange of requests in flight between routers (`POST /peers/requests`): each router reports the changes among its
+//! own requests to the others.
 //!
-//! Each report has the changes since the one before. It has a number, and the number of the report before it; one after 0
-//! begins anew. A router that has missed a report, or forgotten what it heard, answers another number, and the next report
-//! begins anew.
+//! A report holds the changes since the report before it; both are identified by numbers, and a report after number 0
+//! begins anew. A router that has missed a report, or dropped what it received, answers with another number, and the
+//! next report begins anew.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -26,26 +26,26 @@ use crate::remote::{JSON, post};
 
 const PATH: &str = "/peers/requests";
 
-/// Most bytes of a report.
+/// Maximum size of a report in bytes.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
-/// Most blocks of prompts in a report: a quarter of its bytes.
+/// Maximum number of blocks of prompts in a report; they take a quarter of its bytes.
 const MOST_BLOCKS: usize = 1 << 17;
 
-/// Time for which a report counts.
+/// Time for which a report is valid.
 const COUNTS: Duration = Duration::from_secs(2);
-/// Longest time for which a report of another router counts, in seconds.
+/// Longest time for which another router's report may be valid, in seconds.
 const MOST_SECONDS: f64 = 60.0;
-/// Time within which a report must be answered.
+/// Time limit for the answer to a report.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time between two looks for changes.
+/// Interval at which changes are looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time after which a report is sent without changes, or again after one that failed.
+/// Time after which a report is sent even without changes, or again after a failed one.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Time between two resolutions of a host name.
+/// Interval at which a host name is resolved again.
 const RESOLVE: Duration = Duration::from_secs(5);
 
-/// A request that a router has at an engine.
+/// A request that a router has sent to an engine.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SentRow {
@@ -55,11 +55,11 @@ pub(crate) struct SentRow {
     pub(crate) tokens: u32,
     pub(crate) block_size: u32,
     pub(crate) cached: u32,
-    /// Number of its session: the same at each router, if the session has a name.
+    /// Id of the request's session; the same at each router if the session has a name.
     pub(crate) session: Option<u64>,
-    /// Tokens that its answers are still expected to have.
+    /// Number of tokens still expected to be generated.
     pub(crate) output_left: u32,
-    /// Content hashes of 8 bytes each, the lowest first, in base64.
+    /// Content hashes in base64, as 8 bytes each, in little endian.
     hashes: String,
 }
 
@@ -79,7 +79,7 @@ impl SentRow {
         }
     }
 
-    /// Decodes the content hashes. None if that fails, or the numbers do not fit each other.
+    /// Decodes the content hashes; None if they are malformed, or numbers in the row contradict each other.
     fn content_hashes(&self) -> Option<Vec<u64>> {
         let bytes = STANDARD.decode(&self.hashes).ok()?;
         let blocks = self.tokens.checked_div(self.block_size)? as usize;
@@ -88,16 +88,16 @@ impl SentRow {
     }
 }
 
-/// Report of a router to another: the changes among its requests.
+/// A report of one router to another: the changes among its requests.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Report {
     router: u64,
-    /// Seconds for which the requests of the router count.
+    /// Time for which the report is valid, in seconds.
     seconds: f64,
     /// Number of the report.
     number: u64,
-    /// Number of the report before it; 0 if it begins anew.
+    /// Number of the report before it; 0 if this report begins anew.
     after: u64,
     changes: RequestChanges<SentRow>,
 }
@@ -106,9 +106,9 @@ pub(crate) struct Report {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ReportAnswer {
-    /// Number of the report if it was accepted, else 0.
+    /// Number of the report if the router has accepted it, else 0.
     number: u64,
-    /// True if the router has heard itself.
+    /// True if the report was this router's own: it has sent the report to itself.
     own: bool,
 }
 
@@ -116,20 +116,20 @@ struct ReportAnswer {
 #[derive(Default)]
 struct PeerState {
     requests: RequestReport,
-    /// Number of the last report that was accepted.
+    /// Number of the last accepted report.
     number: u64,
 }
 
-/// Requests of this router and of the others, as the decision core keeps them.
+/// Requests of this router and of its peers, as the decision core stores them.
 pub(crate) trait SharedRequests: Send + Sync + 'static {
     /// Returns the changes among this router's requests since `told`, with at most `most_blocks` blocks of prompts.
     fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges<SentRow>;
 
-    /// True if another router reports its requests.
+    /// True if requests reported by another router are stored and still valid.
     fn hears_of(&self, peer: u64) -> bool;
 
-    /// Applies the changes among another router's requests, with the content hashes of those that it has sent. `anew`:
-    /// forgets what it reported before.
+    /// Applies the changes among another router's requests. `anew`: whether to drop what the router reported before;
+    /// `seconds`: time for which the report is valid; `content_hashes`: one list for each request sent.
     fn hear_changes(
         &self,
         peer: u64,
@@ -140,15 +140,15 @@ pub(crate) trait SharedRequests: Send + Sync + 'static {
     ) -> Heard;
 }
 
-/// Numbers of requests in a report of another router.
+/// Numbers of requests in another router's report.
 pub(crate) struct Heard {
-    /// Requests that count here.
+    /// Number of requests that are taken into account here.
     pub(crate) counted: usize,
-    /// Requests at engines of no name here.
+    /// Number of requests at engines unknown to this router.
     pub(crate) unknown: usize,
 }
 
-/// Reports to all peers, as long as the router lives.
+/// Starts the reports to all peers, which run as long as the router does.
 pub(crate) fn run(peers: &Arc<Peers>, requests: &Arc<impl SharedRequests>, config: &Arc<Config>) {
     for other in &peers.others {
         tokio::spawn(report_to(peers.clone(), requests.clone(), other.clone()));
@@ -158,7 +158,7 @@ pub(crate) fn run(peers: &Arc<Peers>, requests: &Arc<impl SharedRequests>, confi
     }
 }
 
-/// Reports to all addresses of a host name, as they come and go.
+/// Reports to all addresses of a host name, which is resolved again at intervals.
 async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: Arc<Config>, name: Name) {
     let mut told: HashMap<SocketAddr, tokio::task::AbortHandle> = HashMap::new();
     loop {
@@ -189,7 +189,7 @@ async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: A
     }
 }
 
-/// Reports to one peer, until it turns out to be this router itself.
+/// Reports to one peer, until the peer turns out to be this router itself.
 async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other: Arc<Engine>) {
     let (mut told, mut last) = (PeerState::default(), Instant::now());
     let mut trouble: Option<ReportFailure> = None;
@@ -224,7 +224,7 @@ async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other:
     }
 }
 
-/// Reason for a report that was not taken, with its place among the counts of peers.
+/// Reason why a report was not accepted, with its position in [`Peers::counts`].
 #[derive(Clone, PartialEq)]
 struct ReportFailure {
     result: usize,
@@ -262,7 +262,7 @@ impl ReportFailure {
     }
 }
 
-/// Logs the beginning and the end of trouble with a peer.
+/// Logs when reports to a peer begin to fail, and when they succeed again.
 fn note(trouble: &mut Option<ReportFailure>, other: &Engine, now: Option<&ReportFailure>) {
     match (&trouble, now) {
         (Some(_), None) => tracing::info!(peer = %other.name, "another router takes this one's reports again"),
@@ -280,7 +280,7 @@ fn note(trouble: &mut Option<ReportFailure>, other: &Engine, now: Option<&Report
     *trouble = now.cloned();
 }
 
-/// Sends a report, and returns the answer to it.
+/// Sends a report, and returns the peer's answer.
 async fn send(other: &Engine, report: &Report) -> Result<ReportAnswer, ReportFailure> {
     let body = serde_json::to_vec(report).unwrap_or_default();
     let answer = tokio::time::timeout(PATIENCE, post(other, 0, PATH, JSON, &body)).await;
@@ -295,7 +295,7 @@ impl Report {
     /// Parses a report of another router.
     ///
     /// # Errors
-    /// [`Refusal`] if it is none, or would count for too long.
+    /// [`Refusal`] if the body is no report, or would be valid for too long.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Refusal> {
         let report: Self = serde_json::from_slice(body)
             .map_err(|error| Refusal::bad("invalid_work", format!("the body is not a report of a router: {error}")))?;
@@ -322,10 +322,10 @@ impl Report {
     }
 }
 
-/// Takes in a report of another router.
+/// Applies a report of another router.
 ///
 /// # Errors
-/// [`Refusal`] if its numbers do not fit each other.
+/// [`Refusal`] if numbers in the report contradict each other.
 pub(crate) fn hear(peers: &Peers, requests: &impl SharedRequests, report: Report) -> Result<Response<Answer>, Refusal> {
     // Before the core is locked: there may be a hundred thousand.
     let hashes = report.content_hashes()?;

@@ -1,9 +1,10 @@
-//! Peers: other routers in front of the same engines. Each reports its requests to the others
-//! ([`peer_requests`](super::peer_requests)), so that they do not all choose the engine with the least to do.
+//! Peers: other routers in front of the same engines. Each router reports its requests to the others
+//! ([`peer_requests`](super::peer_requests)), so that they do not all choose the engine with the least work.
 //!
-//! A peer is a URL, or a host name whose addresses are all peers (`dns:NAME:PORT`, with TLS `dns+https:NAME:PORT`), such as
-//! that of a headless Service of Kubernetes. This router's own address may be among them: it finds out when it hears itself.
-//! A peer that wants a certificate is shown this router's own.
+//! A peer is given as a URL, or as a host name all of whose addresses are peers (`dns:NAME:PORT`, with TLS
+//! `dns+https:NAME:PORT`), such as the name of a headless Service of Kubernetes. This router's own address may be among
+//! them; it is detected by the router's own report coming in. To a peer that asks for a client certificate, this router
+//! shows its own certificate.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,8 +23,8 @@ use crate::engines::Engine;
 use crate::error::Error;
 use crate::ids;
 
-/// Names of [`Peers::counts`]: reports of this router that were accepted and not, and requests in reports of others that
-/// count here and that are at an engine of no name here.
+/// Names of [`Peers::counts`] in the metrics: outcomes of this router's reports, then requests in other routers'
+/// reports, at known and at unknown engines.
 pub(crate) const RESULTS: [&str; 6] = ["told", "not_taken", "refused", "bad_certificate", "heard", "unknown_engine"];
 pub(crate) const TOLD: usize = 0;
 pub(crate) const NOT_TAKEN: usize = 1;
@@ -32,33 +33,33 @@ pub(crate) const BAD_CERTIFICATE: usize = 3;
 pub(crate) const HEARD: usize = 4;
 pub(crate) const UNKNOWN_ENGINE: usize = 5;
 
-/// Number of the last report accepted from each router, by the router's number.
+/// Number of the last report accepted from each router, by the router's id.
 pub(crate) type Positions = HashMap<u64, u64>;
 
-/// The other routers, and the exchange with them.
+/// The other routers, and the state of the exchange with them.
 pub(crate) struct Peers {
-    /// Random number that identifies this router to the others.
+    /// Random id of this router towards the others.
     pub(crate) number: u64,
     pub(crate) others: Vec<Arc<Engine>>,
     pub(crate) names: Vec<Name>,
-    /// Counts by [`RESULTS`].
+    /// Numbers of reports to and requests from other routers, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
     pub(crate) positions: Mutex<Positions>,
-    /// TLS of the connections to peers.
+    /// TLS configuration for connections to peers.
     tls: Arc<ClientConfig>,
 }
 
-/// A host name whose addresses are all peers.
+/// A host name all of whose addresses are peers.
 #[derive(Clone)]
 pub(crate) struct Name {
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// True if each address is connected to with TLS, for which it must have a certificate of the name.
+    /// True if the addresses are connected to with TLS, for which each must have a certificate for the host name.
     is_https: bool,
 }
 
 impl Name {
-    /// Parses `dns:NAME:PORT` or `dns+https:NAME:PORT`.
+    /// Parses `dns:NAME:PORT` or `dns+https:NAME:PORT`; None for anything else.
     fn parse(peer: &str) -> Option<Self> {
         let (scheme, rest) = peer.split_once(':')?;
         let is_https = match scheme {
@@ -73,7 +74,8 @@ impl Name {
 }
 
 impl Peers {
-    /// `tls` checks the certificates of peers; `gate` has the certificate to show to them.
+    /// Makes the state from the configuration. `tls`: verifies the certificates of peers; `gate`: has this router's own
+    /// certificate.
     pub(crate) fn new(config: &Config, tls: &ClientConfig, gate: &Arc<Gate>) -> Result<Self, Error> {
         let mut tls = tls.clone();
         tls.client_auth_cert_resolver = Arc::new(OwnCertificate(gate.clone()));
@@ -95,7 +97,7 @@ impl Peers {
         Ok(Self { number: ids::number() >> 11, others, names, counts, positions, tls })
     }
 
-    /// Another router, at one of the addresses of a name.
+    /// Makes the client of another router, at one of the addresses of a host name.
     pub(crate) fn of_name(&self, config: &Config, name: &Name, address: SocketAddr) -> Result<Arc<Engine>, Error> {
         let scheme = if name.is_https { "https" } else { "http" };
         let mut other = at(config, &format!("{scheme}://{address}"), &self.tls)?;
@@ -104,7 +106,7 @@ impl Peers {
     }
 }
 
-/// Another router, at its address.
+/// Makes the client of another router, at this URL.
 fn at(config: &Config, url: &str, tls: &Arc<ClientConfig>) -> Result<Engine, Error> {
     // The keys of engines are not for other routers.
     let mut settings = config.clone();
@@ -113,7 +115,7 @@ fn at(config: &Config, url: &str, tls: &Arc<ClientConfig>) -> Result<Engine, Err
     Engine::new(at, &settings, 1, Some(tls.clone()))
 }
 
-/// This router's own certificate, for peers that want one.
+/// This router's own certificate, shown to peers that ask for a client certificate.
 struct OwnCertificate(Arc<Gate>);
 
 impl fmt::Debug for OwnCertificate {

@@ -1,4 +1,4 @@
-//! Answers about the router and its engines, and changes of the fleet.
+//! Answers to requests about the router and its engines, and to changes of the fleet.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,13 +27,13 @@ use crate::requests::read_body::{BodyReader, BodySource, Client};
 use crate::requests::reserved;
 use crate::requests::routes::ModelAt;
 
-/// Time that a client should wait before it asks again whether the router is ready.
+/// Delay after which a client should ask again whether the router is ready.
 const READY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Bytes of a change's body at most.
+/// Maximum size of the body of a change, in bytes.
 const MAX_CHANGE: usize = 64 << 10;
 
-/// Codes of refused changes of the fleet.
+/// Error codes of refused changes of the fleet.
 const CHANGE_CODES: [&str; 8] = [
     "invalid_engine",
     "forbidden",
@@ -45,11 +45,11 @@ const CHANGE_CODES: [&str; 8] = [
     "closed",
 ];
 
-/// Decisions beyond which their text is made aside.
+/// Number of decisions above which their JSON is made on another thread.
 const MANY_DECISIONS: usize = 1024;
 
-/// Answers whether the router is ready for requests: an engine can take them, and the router is not shutting down. The
-/// index need not be complete; `index_ready` says whether it is.
+/// Answers whether the router is ready for requests: an engine is up, and the router is not shutting down. The index
+/// need not be complete; `index_ready` tells whether it is.
 pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -> Response<Answer> {
     let any = fleet.has_any_up();
     let index = follower.map(|follower| follower.fleet().is_ready());
@@ -62,8 +62,8 @@ pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -
     response
 }
 
-/// Answers with a snapshot of this router's index, for another router or service to begin with; in parts, as that one
-/// asks for them.
+/// Answers with a snapshot of this router's index, from which another router or service can start; in parts, if the
+/// client requests ranges.
 pub(crate) async fn snapshot(
     follower: Option<&Follower>,
     patience: Duration,
@@ -89,7 +89,7 @@ pub(crate) async fn snapshot(
     Ok(answered.map(Answer::Full))
 }
 
-/// Answers with one of the engines' models.
+/// Answers with the entry of one model.
 pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refusal> {
     let name = decoded(name);
     let Value::Array(all) = reports::models(fleet)["data"].take() else { return Err(Refusal::unknown_path()) };
@@ -101,7 +101,7 @@ pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refus
     Ok(answer(StatusCode::OK, card.to_string()))
 }
 
-/// The last decisions, the newest first.
+/// Answers with the most recent decisions, the newest first.
 pub(crate) async fn decisions(
     places: &Places,
     threads: &LongWork,
@@ -116,7 +116,8 @@ pub(crate) async fn decisions(
     Ok(answer(StatusCode::OK, text))
 }
 
-/// Answers how the candidates look for a prompt, which is not sent; with `?hashes=1` also with its content hashes.
+/// Answers how the candidates for a request compare, without sending it; with `?hashes=1`, the prompt's content hashes
+/// are included.
 pub(crate) async fn explain(
     app: &App,
     shard: usize,
@@ -206,8 +207,8 @@ pub(crate) async fn explain(
     Ok(answer(StatusCode::OK, said.to_string()))
 }
 
-/// Answers a request to change the fleet, or to list the changes that hold; `name` is the engine's name in the path.
-/// `is_known`: the client has shown a key that allows changes.
+/// Answers a request to change the fleet, or to list the changes in force. `name`: the engine's name in the path;
+/// `is_known`: whether the client has sent a key that permits changes.
 pub(crate) async fn change_fleet(
     app: &App,
     action: &'static str,
@@ -247,7 +248,7 @@ pub(crate) async fn change_fleet(
     Ok(answer(status, row.to_string()))
 }
 
-/// Makes a change in a router that has no keeper: engines are then added by the program that runs it.
+/// Makes a change in a router without a keeper, where only the program that runs the router can add engines.
 fn change_alone(places: &Places, action: &'static str, name: &str) -> Result<FleetAnswer, Refusal> {
     let changed = match action {
         "remove" => places.remove_engine(name),
@@ -258,12 +259,12 @@ fn change_alone(places: &Places, action: &'static str, name: &str) -> Result<Fle
     Ok(FleetAnswer { status: StatusCode::OK.as_u16(), ..FleetAnswer::default() })
 }
 
-/// A name out of a path, where `%XX` is a byte.
+/// Decodes a name from a path, where `%XX` is a byte.
 fn decoded(name: &str) -> String {
     percent_encoding::percent_decode_str(name).decode_utf8_lossy().into_owned()
 }
 
-/// Takes in the report of another router.
+/// Answers a report of another router, after applying it.
 pub(crate) async fn hear_report(
     reader: &BodyReader,
     peers: &Peers,

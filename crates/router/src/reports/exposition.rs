@@ -1,4 +1,4 @@
-//! `/metrics`, as Prometheus reads it. The documentation has names, labels and texts from here
+//! `GET /metrics`, in Prometheus's format. The documentation takes names, labels and texts from here
 //! (`tools/docs/router_metrics.py`).
 
 use std::fmt;
@@ -31,7 +31,7 @@ use crate::reports::model_metrics;
 use crate::requests::facts;
 use crate::spans::SPAN_RESULTS;
 
-/// The text that Prometheus reads.
+/// Writes all metrics as text in Prometheus's format.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas_router");
     registry.register_collector(Box::new(Scrape(app.clone())));
@@ -200,7 +200,7 @@ impl Scrape {
         Ok(())
     }
 
-    /// Metrics of the external index and of reports to it.
+    /// Writes the metrics of the index in another process and of reports to it.
     fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         match self.0.external_index.as_deref() {
             None => {}
@@ -399,7 +399,7 @@ impl Scrape {
 }
 
 impl Scrape {
-    /// Learnt costs of loads and pulls, as `/workers` has them.
+    /// Writes the learnt costs of loading and pulling blocks, which `/workers` shows too.
     fn transfers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let learnt = self.0.places.transfers();
         type Getter = fn(&LearntTransfer) -> f64;

@@ -1,6 +1,7 @@
-//! Reports on the router, and its operators' changes. Engines, models and the router as JSON are in this file.
+//! Reports on the router, and changes by operators. This file makes the reports on engines, models and the router as
+//! JSON.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `exposition.rs`, `model_metrics.rs` | `GET /metrics` |
 //! | `page` | the page at `GET /ui` |
@@ -22,12 +23,12 @@ use crate::engines::Engine;
 use crate::engines::fleet::Fleet;
 use crate::placing::Places;
 
-/// The state of all engines.
+/// The state of all engines as JSON.
 pub(crate) fn workers(places: &Places) -> Value {
     places.fleet().engines().iter().map(|engine| worker(places, engine)).collect()
 }
 
-/// The state of one engine.
+/// The state of one engine as JSON.
 pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
     let counts = &engine.counts;
     let models = engine.models.load();
@@ -60,7 +61,7 @@ pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
     })
 }
 
-/// The state of the router itself.
+/// The state of the router itself as JSON.
 pub(crate) fn router(app: &App) -> Value {
     let counts = &app.counts;
     let places = app.places.summary();
@@ -86,8 +87,8 @@ pub(crate) fn router(app: &App) -> Value {
     })
 }
 
-/// The models of all engines, each once, in the form in which one engine lists its own, with the longest context that an
-/// engine has for it.
+/// The models of all engines as JSON, each once: in the form of one engine's own entry, with the longest context length
+/// of all engines.
 pub(crate) fn models(fleet: &Fleet) -> Value {
     let mut seen: BTreeMap<String, Value> = BTreeMap::new();
     for engine in fleet.engines().iter() {

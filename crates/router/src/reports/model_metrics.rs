@@ -1,4 +1,4 @@
-//! The metrics of requests by model, and by model and engine.
+//! Metrics of requests by model, and by model and engine.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::model_counts::{GIVEN_UP, ModelCounts, OFF_BY, OFF_WHY, STATUSES};
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// Writes the metrics of requests.
+/// Writes the metrics of requests by model.
 pub(super) fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let models = app.counts.models.all();
     let help = "Requests on any path that is forwarded to engines, by the class of the status sent to the client (none: it disconnected before a status was sent) and model: an adapter counts as the model that it adapts; none: the request names no model, or was refused before it was read; other: no engine lists the model, or it is beyond the first 128";
@@ -33,7 +33,7 @@ pub(super) fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     by_model(encoder, "unanswered_requests", help, &models, "reason", &GIVEN_UP, |model| &model.given_up)
 }
 
-/// Writes the metrics of decisions.
+/// Writes the metrics of decisions by model.
 pub(super) fn decisions(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let (models, policy) = (app.counts.models.all(), app.places.policy());
     let help = "Requests placed, by policy, reason and model";
@@ -83,7 +83,7 @@ pub(super) fn decisions(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::
     Ok(())
 }
 
-/// Writes the metrics of engines' requests.
+/// Writes the metrics of requests by engine and model.
 pub(super) fn engines(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let none = &app.counts.models.none().name;
     let engines = app.fleet.engines();
@@ -134,7 +134,7 @@ pub(super) fn engines(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
     Ok(())
 }
 
-/// An engine's counts by model; of one that has none yet, zeros, so that its metrics are there.
+/// An engine's counters by model; one of zeros if there are none yet, so that the engine appears in the metrics.
 fn counts_of(
     engine: &Arc<str>,
     counts: Arc<Vec<Arc<EngineModelCounts>>>,
@@ -144,7 +144,7 @@ fn counts_of(
     counts.iter().cloned().chain(zeros).map(|counts| (engine.clone(), counts)).collect()
 }
 
-/// Writes counters of each model by the values of a label.
+/// Writes a family of counters for each model and each value of a label.
 fn by_model<const N: usize>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -163,7 +163,7 @@ fn by_model<const N: usize>(
     Ok(())
 }
 
-/// Writes counters of each model at each engine by the values of a label.
+/// Writes a family of counters for each engine, each model and each value of a label.
 fn by_engine<const N: usize>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,

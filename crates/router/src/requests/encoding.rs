@@ -1,4 +1,4 @@
-//! Bodies that clients have compressed, unpacked to be read. What is sent on stays as it came.
+//! Decompression of request bodies, so that the router can parse them. Engines get the body as the client sent it.
 
 use std::io::{Cursor, Read};
 use std::sync::Arc;
@@ -10,21 +10,23 @@ use tokio::sync::Semaphore;
 
 use crate::answers::refusal::Refusal;
 
-/// Permits to unpack bodies, for as many as are unpacked at once.
+/// Permits to decompress bodies; their number limits how many are decompressed at once.
 static TURNS: Semaphore = Semaphore::const_new(4);
 
-/// The longest window of zstd, as a power of two: what RFC 9659 has clients use.
+/// Maximum window of zstd, as a power of two, in bytes; RFC 9659 allows clients no larger one.
 const WINDOW: u32 = 23;
 
-/// Memory for unpacking beside the result, in bytes: windows and tables.
+/// Memory that a brotli decoder needs for windows and tables, in bytes.
 const WITH_BROTLI: usize = 20 << 20;
+/// Memory that a zstd decoder needs for windows and tables, in bytes.
 const WITH_ZSTD: usize = 10 << 20;
+/// Memory that a gzip or deflate decoder needs for windows and tables, in bytes.
 const WITH_DEFLATE: usize = 128 << 10;
 
-/// Bytes unpacked in one step, and the initial capacity.
+/// Number of bytes decompressed in one step; also the smallest buffer for the result.
 const STEP: usize = 64 << 10;
 
-/// A way in which a body is compressed.
+/// A known format of compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Coding {
     Gzip,
@@ -33,24 +35,24 @@ pub(crate) enum Coding {
     Zstd,
 }
 
-/// The way in which a body is compressed, as the headers say.
+/// Compression of a body, according to its headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// None.
+    /// No compression.
     Plain,
     One(Coding),
-    /// One that is not known here.
+    /// An unknown format.
     Unknown,
-    /// Several, one over the other.
+    /// Several formats, one applied after the other.
     Several,
 }
 
-/// A decompressed body. Its memory is reserved as long as this is held.
+/// A decompressed body. Its memory stays reserved while the bytes are in use.
 pub(crate) struct DecodedBody {
     pub(crate) body: Bytes,
 }
 
-/// A body that was unpacked, and the memory for it.
+/// A decompressed body, with its reservation of memory.
 struct UnpackedBody {
     bytes: Vec<u8>,
     _memory: Reservation,
@@ -87,12 +89,12 @@ impl Encoding {
     }
 }
 
-/// Reasons why a body is not unpacked.
+/// Reason why a body could not be decompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UnpackFault {
-    /// The body is not of that encoding, or too long.
+    /// The body is not in that format, or too long when decompressed.
     Unreadable,
-    /// No memory is free.
+    /// The memory for bodies is full.
     NoRoom,
 }
 
@@ -123,10 +125,10 @@ impl Coding {
     }
 }
 
-/// Decompresses a body on a thread beside the server's.
+/// Decompresses a body on another thread than the server's.
 ///
 /// # Errors
-/// If it cannot be unpacked, is longer than `most`, or there is no memory for it.
+/// [`Refusal`] if the body is malformed, is longer than `most` bytes when decompressed, or there is no memory for it.
 pub(crate) async fn unpack(
     coding: Coding,
     body: &Bytes,
@@ -147,7 +149,8 @@ pub(crate) async fn unpack(
     }
 }
 
-/// All that a decoder makes, which itself takes `own` bytes. Memory is reserved before it is taken.
+/// Reads everything that a decoder returns. `own`: memory used by the decoder itself, in bytes; `most`: maximum size of
+/// the result in bytes. Memory is reserved before it is allocated.
 fn all_of(mut from: impl Read, own: usize, most: usize, memory: &Arc<Memory>) -> Result<UnpackedBody, UnpackFault> {
     let (mut plain, mut reserved) = (Vec::new(), memory.reserved());
     let mut step = vec![0; STEP];

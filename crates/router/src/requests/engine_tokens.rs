@@ -1,5 +1,5 @@
-//! Tokens of prompts from engines: their own rendering of the request where they offer it, else their `/tokenize` of
-//! the chat that the router renders.
+//! Tokens of prompts from engines: by their own rendering of the request where they offer it, else by their `/tokenize`
+//! of the chat that the router renders.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,24 +16,25 @@ use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts};
 use crate::requests::long_work::{LongWork, takes_long};
 use crate::requests::prompts::{Prompts, is_given_so};
 
-/// Time limits for one engine's tokens, and for all engines asked for a prompt.
+/// Time limit for the tokens from one engine.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Time limit for the tokens from all engines asked about a prompt.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Number of engines whose `/tokenize` is asked for a prompt, if the first does not tell the tokens.
+/// Maximum number of engines whose `/tokenize` is asked about a prompt; a second one is asked if the first fails.
 const ENGINES: usize = 2;
 
-/// Tokens of a prompt from an engine.
+/// Tokens of a prompt, as returned by an engine.
 pub(crate) struct EngineTokens {
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompts: u32,
-    /// The reason why they end before the prompt does.
+    /// Reason why the tokens end before the prompt does; None if they are complete.
     pub(crate) cut: Option<PromptFailure>,
-    /// True if the engine has made them of the request itself.
+    /// True if the engine rendered the request itself.
     pub(crate) is_rendered: bool,
 }
 
-/// Reason for missing tokens, and what engines answered instead.
+/// Reason why no engine returned tokens, and what engines answered instead.
 pub(crate) struct Silence {
     pub(crate) why_not: PromptFailure,
     pub(crate) said: Option<String>,
@@ -45,8 +46,8 @@ impl From<PromptFailure> for Silence {
     }
 }
 
-/// Returns the prompt with tokens from an engine of the most frequent dialect, and from one of each other dialect that
-/// has another prompt.
+/// Returns the prompt with tokens from an engine of the most frequent dialect, and from one engine of each other
+/// dialect that renders the request differently.
 pub(crate) async fn ask_for_tokens(
     prompts: &Prompts,
     fleet: &Fleet,
@@ -130,12 +131,13 @@ async fn tokens(
     Ok(Err(Silence { why_not: PromptFailure::NotAnswered, said: words(said) }))
 }
 
-/// The words of all engines that were asked, instead of tokens.
+/// Joins what engines answered instead of tokens to one text; None if none was asked.
 fn words(said: Vec<String>) -> Option<String> {
     (!said.is_empty()).then(|| said.join("; "))
 }
 
-/// Asks an engine, and in the background those whose route is due for a test. None: there is no time, or no engine.
+/// Asks an engine, and, in the background, engines whose route is due for a test. None if no time is left, or there is
+/// no engine.
 async fn put(to_ask: ToAsk, question: &Arc<Question>, until: Instant) -> Option<Result<EngineTokens, String>> {
     for engine in to_ask.due {
         let question = question.clone();
@@ -146,10 +148,10 @@ async fn put(to_ask: ToAsk, question: &Arc<Question>, until: Instant) -> Option<
     Some(ask_engine(&engine, question, patience).await)
 }
 
-/// Asks an engine.
+/// Asks one engine for tokens.
 ///
 /// # Errors
-/// The words of the engine instead of tokens.
+/// A text that says what the engine answered instead.
 async fn ask_engine(engine: &Engine, question: &Question, patience: Duration) -> Result<EngineTokens, String> {
     let path = question.path;
     let answered = tokio::time::timeout(patience, ask(engine, "POST", path, &question.body)).await;
@@ -181,7 +183,7 @@ async fn ask_engine(engine: &Engine, question: &Question, patience: Duration) ->
 }
 
 impl Prompts {
-    /// Returns the prompt with an engine's tokens, and counts missing ones.
+    /// Returns the prompt with an engine's tokens, and counts the prompt if tokens are missing.
     pub(crate) fn with_engine_tokens(
         &self,
         endpoint: Endpoint,
@@ -213,7 +215,7 @@ impl Prompts {
         prompt
     }
 
-    /// Returns the prompt with its blocks in another dialect; none are known if no engine told the tokens.
+    /// Returns the prompt with its blocks in another dialect; without blocks if no engine returned tokens.
     pub(crate) fn with_other_dialect(
         &self,
         mut prompt: PromptFacts,

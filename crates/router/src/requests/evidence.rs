@@ -1,6 +1,7 @@
-//! The prompts that an index learns by: what the blocks of a request's prompt are, and what its engine says that it had
-//! of them. An index in the same process learns while a stream has begun late: otherwise no prompt is kept. One in
-//! another process says whether it could use what it was told ([`crate::remote::cache_reports`]).
+//! Prompts as evidence for an index: the tokens of a prompt, and how many of them its engine reports as cached, tell an
+//! index which blocks the engine holds. An index in the same process learns from them while it lacks the beginning of
+//! an event stream; at other times no prompts are kept. An index in another process answers whether a report was useful
+//! ([`crate::remote::cache_reports`]).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use kvatlas_follow::state::Keyspace;
 use crate::answers::observe::Usage;
 use crate::remote::cache_reports::{CacheReport, CacheReporter};
 
-/// A prompt that may tell the index something.
+/// A prompt from which an index may learn.
 pub(crate) struct PromptEvidence {
     to: LearningIndex,
     tokens: Box<[u32]>,
@@ -18,15 +19,15 @@ pub(crate) struct PromptEvidence {
     salt: Option<String>,
 }
 
-/// The index that learns.
+/// The index that learns from a prompt.
 enum LearningIndex {
     Here(Arc<Keyspace>),
-    /// An index in another process, which knows of adapters by this name of the model.
+    /// An index in another process, and the model's name there, which also identifies adapters.
     Process(Arc<CacheReporter>, String),
 }
 
 impl PromptEvidence {
-    /// None if nothing can be learnt by it.
+    /// Makes the evidence for an index in this process; None if that index has nothing to learn now.
     pub(crate) fn of<'t>(
         keyspace: &Arc<Keyspace>,
         tokens: impl FnOnce() -> &'t [u32],
@@ -42,7 +43,8 @@ impl PromptEvidence {
         keyspace.learns().then(|| Arc::new(new()))
     }
 
-    /// Like [`of`](Self::of), for an index in another process, which knows of adapters by the model's name.
+    /// Makes the evidence for an index in another process, which identifies adapters by the model's name; None if no
+    /// report is due.
     pub(crate) fn of_process<'t>(
         cache_reporter: &Arc<CacheReporter>,
         model: &str,
@@ -58,14 +60,14 @@ impl PromptEvidence {
         cache_reporter.wants().then(|| Arc::new(new()))
     }
 
-    /// Lets the index look at the prompt, as its request is placed.
+    /// Tells the index that a request with the prompt is being placed.
     pub(crate) fn note_query(&self) {
         if let LearningIndex::Here(keyspace) = &self.to {
             keyspace.note_query(&self.tokens, self.adapter.as_deref(), self.salt.as_deref());
         }
     }
 
-    /// Notes that the request is about to be sent to a worker's rank. None if nothing can be learnt by the answer.
+    /// Records that the request is about to be sent to a worker's rank. None if nothing can be learnt from the answer.
     pub(crate) fn sent(self: &Arc<Self>, worker: &str, rank: u32) -> Option<SentPrompt> {
         let new = || SentPrompt { telling: self.clone(), rank, at: Instant::now() };
         let is_wanted = match &self.to {
@@ -76,7 +78,7 @@ impl PromptEvidence {
     }
 }
 
-/// A prompt that was sent to an engine.
+/// A prompt that was sent to an engine, until the engine reports cached tokens.
 pub(crate) struct SentPrompt {
     telling: Arc<PromptEvidence>,
     rank: u32,
@@ -84,7 +86,7 @@ pub(crate) struct SentPrompt {
 }
 
 impl SentPrompt {
-    /// The engine has said what it had cached.
+    /// Passes the engine's report of cached tokens on to the index.
     pub(crate) fn answered(&self, worker: &str, usage: Usage) {
         let PromptEvidence { to, tokens, adapter, salt } = &*self.telling;
         let (Some(cached), Some(prompt)) = (usage.cached, usage.prompt) else { return };

@@ -1,6 +1,6 @@
-//! The facts of a request that decide where it goes, in three values that are made once: what its body asks, its prompt,
-//! and the hints on where and when to send it; among these, priorities by the objective that a header names, as a cluster's
-//! InferenceObjectives set them.
+//! Facts of a request that decide which engine gets it, in three values that are each made once: fields of the body,
+//! the prompt, and hints on where and when to send the request; and priorities of requests by the objective named in a
+//! header, as set by a cluster's InferenceObjectives.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -22,20 +22,20 @@ use crate::requests::media::ModelMedia;
 use crate::requests::pictures::ExpandedPrompt;
 use crate::requests::sessions::{BodyNames, Name, Prompt, Turn};
 
-/// Tokens that a prompt is taken to have, at most, if they cannot be counted.
+/// Maximum number of tokens that is estimated for a prompt.
 const LONGEST: u32 = 128 << 10;
-/// Tokens that sound, images and whatever else is not text are taken to be, at most.
+/// Maximum number of tokens that is estimated for a body that is not text, such as sound and images.
 const UNREADABLE: u32 = 1_500;
 
 /// Body fields and prompt of a request, in one box from where they are made, as they are large and handed on often.
 pub(crate) type ReadBody = Box<(BodyFields, PromptFacts)>;
 
-/// Facts of a request.
+/// All facts of a request.
 pub(crate) struct RequestFacts {
     pub(crate) body: BodyFields,
     pub(crate) prompt: PromptFacts,
     pub(crate) hints: RoutingHints,
-    /// The record that it counts in.
+    /// Counters of the request's model.
     pub(crate) model: Arc<ModelCounts>,
     pub(crate) waited: WaitTime,
 }
@@ -56,93 +56,93 @@ impl WaitTime {
     }
 }
 
-/// Fields of a request's body, beside its prompt.
+/// Fields of a request's body, except its prompt.
 #[derive(Default)]
 pub(crate) struct BodyFields {
-    /// Name of the model: the requested one, else the only one of the fleet.
+    /// Name of the model: the requested one, else the fleet's only one; None if there is no such model.
     pub(crate) model: Option<String>,
-    /// Sessions named in the body.
+    /// Session ids named in the body.
     pub(crate) session_names: BodyNames,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
     /// Number of answers to generate for each prompt.
     pub(crate) answers: u32,
-    /// True if engines generate an answer to it.
+    /// True if engines generate tokens for the request.
     pub(crate) generates: bool,
     /// True if the answer is streamed.
     pub(crate) streams: bool,
-    /// True for a stream that could report its usage at the end, but was not asked to.
+    /// True for a stream that could report its usage at the end, but for which the client has not requested usage.
     pub(crate) lacks_usage: bool,
-    /// True if it has `stream_options`.
+    /// True if the body has the field `stream_options`.
     pub(crate) has_stream_options: bool,
-    /// True if the engine may cut the prompt.
+    /// True if the engine may truncate the prompt.
     pub(crate) may_be_cut: bool,
-    /// Tokens of the context that its answer needs beside the prompt; none if its answer has no tokens.
+    /// Number of tokens that the answer needs in the context besides the prompt; None if the answer has no tokens.
     pub(crate) answer_room: Option<u32>,
-    /// Name of the field with the prompt.
+    /// Name of the body's field with the prompt.
     pub(crate) prompt_field: &'static str,
-    /// The stored answer that it continues (`previous_response_id`).
+    /// Id of the stored response that the request continues (`previous_response_id`); None if it continues none.
     pub(crate) previous: Option<String>,
-    /// True if an engine continues with it when the client has left.
+    /// True if the engine continues with the request after the client has left.
     pub(crate) in_background: bool,
 }
 
 /// Tokens and blocks of a request's prompt.
 #[derive(Default)]
 pub(crate) struct PromptFacts {
-    /// Number of tokens, counted or estimated.
+    /// Number of tokens in the prompt, counted or estimated.
     pub(crate) tokens: u32,
-    /// Tokens of a block.
+    /// Block size in tokens.
     pub(crate) block_size: u32,
-    /// Content hashes of the blocks, in the dialect of most engines of the model.
+    /// Content hashes of the blocks, in the dialect of most engines of the model; empty if unknown.
     pub(crate) hashes: Arc<[u64]>,
-    /// Content hashes in the other dialects.
+    /// Content hashes of the blocks in each other dialect.
     pub(crate) others: Vec<DialectBlocks>,
-    /// The prompt as text, for policies that look at it.
+    /// The prompt as text, for policies that use it.
     pub(crate) text: Option<String>,
-    /// Parts of the prompt that are not text.
+    /// Parts of the prompt that are not text; None if there are none.
     pub(crate) media: Option<ModelMedia>,
-    /// Pictures in the prompt, if engines get names for them.
+    /// Images in the prompt, if engines get ids for them.
     pub(crate) pictured: Option<RequestPictures>,
-    /// True if an engine that makes the same tokens must count `tokens`.
+    /// True if an engine whose tokenizer agrees with the router's must count exactly `tokens`.
     pub(crate) is_counted: bool,
-    /// True if `tokens` is exact for every engine, and the prompt must not be cut.
+    /// True if `tokens` is exact for every engine, and the prompt must not be truncated.
     pub(crate) is_exact: bool,
-    /// True if it has the same tokens in every dialect of its engines.
+    /// True if the prompt has the same tokens in the dialects of all its engines.
     pub(crate) is_alike: bool,
-    /// The token ids, if they may be forwarded.
+    /// The token ids, if they may be sent to engines.
     pub(crate) ids: Option<Vec<u32>>,
-    /// Reason for missing tokens, as long as an engine may still tell them.
+    /// Reason why tokens are missing, while an engine may still provide them; None if they are not missing.
     pub(crate) why_not: Option<PromptFailure>,
     pub(crate) adapter: Option<Arc<str>>,
     pub(crate) salts: Salts,
-    /// The prompt as evidence that an index may learn from.
+    /// The prompt as evidence for an index; None if no index learns from it.
     pub(crate) evidence: Option<Arc<PromptEvidence>>,
-    /// The keyspace of the index with the model's blocks.
+    /// Keyspace of the index with the model's blocks; None if there is none.
     pub(crate) keyspace: Option<Arc<Keyspace>>,
 }
 
 /// Hints on where and when to send a request.
 #[derive(Default)]
 pub(crate) struct RoutingHints {
-    /// Session named by the request.
+    /// Id of the session that the request names; None if it names none.
     pub(crate) session: Option<Name>,
-    /// The request as a turn of its session, if that is known.
+    /// Position of the request in its session; None if unknown.
     pub(crate) turn: Option<Arc<Turn>>,
     pub(crate) priority: i32,
-    /// True if its engine can be told in the body what to load, and where to pull from.
+    /// True if the engine can be told, in a field of the body, what to load and where to pull from.
     pub(crate) tells: bool,
-    /// The only engine that can answer, because it keeps what the request continues.
+    /// The only engine that can answer, because it stores what the request continues; None if any engine can.
     pub(crate) only_engine: Option<Arc<str>>,
 }
 
-/// Pictures of a request, with names by which engines know their blocks.
+/// Images of a request, with the ids by which engines identify them.
 pub(crate) struct RequestPictures {
     pub(crate) pictures: Pictures,
     pub(crate) expanded: ExpandedPrompt,
 }
 
-/// Content hashes of a prompt's blocks in a dialect.
+/// Content hashes of a prompt's blocks in one dialect.
 #[derive(Debug, Clone)]
 pub(crate) struct DialectBlocks {
     pub(crate) dialect: Dialect,
@@ -150,8 +150,9 @@ pub(crate) struct DialectBlocks {
 }
 
 impl RequestFacts {
-    /// Tokens that the context of an engine must have room for; 0 if they were not counted. An engine that computes the
-    /// prompt for another one (`is_prefill`) generates a token, and one that embeds it none.
+    /// Number of tokens for which an engine's context must have room; 0 if they were not counted. An engine that
+    /// computes the prompt for another one (`is_prefill`) generates at most one token, and one that computes embeddings
+    /// none.
     pub(crate) fn room(&self, is_prefill: bool) -> u32 {
         let tokens = self.prompt.tokens;
         match self.body.answer_room {
@@ -164,7 +165,7 @@ impl RequestFacts {
 }
 
 impl BodyFields {
-    /// Fields of a request at an endpoint. `as_is`: whether engines get the body without changes.
+    /// Makes the fields of a parsed request. `as_is`: whether engines get the body unchanged.
     pub(crate) fn of(endpoint: Endpoint, request: &Request<'_>, model: Option<String>, as_is: bool) -> Self {
         let is_response = endpoint == Endpoint::Responses;
         Self {
@@ -197,14 +198,14 @@ impl BodyFields {
         }
     }
 
-    /// Fields of a body of which at most the model is known.
+    /// Makes the fields for a body that is not parsed; at most the model is known.
     pub(crate) fn unread(model: Option<String>, generates: bool) -> Self {
         Self { model, answers: 1, generates, ..Self::default() }
     }
 }
 
 impl PromptFacts {
-    /// Facts of a body whose prompt is not read: an estimated number of tokens.
+    /// Makes the facts for a body whose prompt is not parsed: an estimated number of tokens.
     pub(crate) fn of_work(body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
         let is_text = is_json && memmem::find(body, b";base64,").is_none();
@@ -212,12 +213,12 @@ impl PromptFacts {
         Self { tokens: estimate(body).clamp(1, most), ..Self::default() }
     }
 
-    /// Returns the part of the prompt that identifies the session it continues.
+    /// Returns the parts of the prompt by which the session that it continues is found.
     pub(crate) fn in_session(&self) -> Prompt<'_> {
         Prompt { hashes: &self.hashes, tokens: self.tokens, block_size: self.block_size }
     }
 
-    /// Returns the prompt with the tokens and blocks of its pictures.
+    /// Returns the prompt with the tokens and blocks of its images.
     pub(super) fn with_pictures(mut self, pictures: Pictures, expanded: ExpandedPrompt, answers: u32) -> Self {
         self.hashes = expanded.content_hashes(self.block_size, self.adapter.as_deref(), self.salts.main());
         let counted = u32::try_from(expanded.tokens.len()).unwrap_or(u32::MAX);
@@ -228,7 +229,8 @@ impl PromptFacts {
         self
     }
 
-    /// Names of the prompt's blocks in the index.
+    /// Block hashes of the prompt, as the index identifies blocks. `hashes`: computes content hashes by block size,
+    /// adapter and salt; `tokens`: returns the token ids.
     pub(super) fn block_names<'t>(
         &self,
         salt: Option<&str>,
@@ -244,8 +246,8 @@ impl PromptFacts {
         }
     }
 
-    /// Returns the prompt with its blocks. `tokens` are asked for only where the index learns by them, or names blocks
-    /// under a key.
+    /// Returns the prompt with its blocks. `tokens` is called only if an index learns from the tokens, or the index's
+    /// block hashes are keyed.
     pub(super) fn with_blocks<'t>(
         mut self,
         model: Option<&str>,
@@ -270,14 +272,14 @@ impl PromptFacts {
     }
 }
 
-/// Cache salts of a request, which the kinds of engines take from different fields.
+/// Cache salts of a request; vLLM and SGLang take them from different fields.
 #[derive(Default)]
 pub(crate) struct Salts {
-    /// The kind of most engines of the model.
+    /// Kind of most engines of the request's model.
     main: Engine,
     vllm: Option<String>,
     sglang: Option<String>,
-    /// True if most engines keep the blocks under a key that they do not announce.
+    /// True if most engines store the blocks under a key that their events do not announce.
     pub(crate) is_own: bool,
 }
 
@@ -299,32 +301,32 @@ impl Salts {
     }
 }
 
-/// Estimates the tokens of a body by its size, up to the longest context.
+/// Estimates the number of tokens in a body from its size, up to [`LONGEST`].
 pub(crate) fn estimate(body: &[u8]) -> u32 {
     u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX).min(LONGEST)
 }
 
-/// Headers that name an objective, the newer one first.
+/// Headers that name an objective; the first one present counts.
 const OBJECTIVE_HEADERS: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
 
-/// Results of the look-up of an objective that a request names.
+/// Names of the results of looking up an objective, in the metrics.
 pub(crate) const OBJECTIVE_FOUND: [&str; 2] = ["known", "unknown"];
 
-/// Priorities by the names of objectives, if they are followed.
+/// Priorities by the names of objectives; none unless objectives are followed.
 #[derive(Default)]
 pub(crate) struct Objectives {
     priorities: ArcSwapOption<HashMap<String, i32>>,
-    /// Requests that named an objective, by the result in the order of [`OBJECTIVE_FOUND`].
+    /// Number of requests that named an objective, by whether it is known ([`OBJECTIVE_FOUND`]).
     pub(crate) named: [AtomicU64; 2],
 }
 
 impl Objectives {
-    /// Replaces all objectives by these.
+    /// Replaces all objectives.
     pub(crate) fn set(&self, priorities: HashMap<String, i32>) {
         self.priorities.store(Some(Arc::new(priorities)));
     }
 
-    /// Priority of a request by the objective that its headers name; None if they name none, or an unknown one.
+    /// Priority of a request by the objective named in its headers; None if they name none, or an unknown one.
     pub(crate) fn priority(&self, headers: &HeaderMap) -> Option<i32> {
         let priorities = self.priorities.load();
         let priorities = priorities.as_deref()?;

@@ -1,7 +1,7 @@
-//! The secret of a fleet, from which names are derived that clients cannot compute.
+//! Secret of a fleet, from which ids are derived that clients cannot compute.
 //!
-//! Routers in front of the same engines must make the same names, and after a restart again: so it is derived from a key
-//! that they share and that clients do not have.
+//! Routers in front of the same engines must derive the same ids, also after a restart. So the secret is derived from a
+//! key that the routers share and clients do not have.
 
 use std::hash::{BuildHasher as _, RandomState};
 
@@ -9,12 +9,12 @@ use kvatlas_http::Gate;
 
 use crate::config::Config;
 
-/// The secret of a fleet.
+/// Secret of a fleet, from which ids are derived that clients cannot compute.
 pub(crate) struct FleetSecret([u8; 32]);
 
 impl FleetSecret {
-    /// Derives it from the admin key, else from the key of all engines, else from the one key of the router. A router that
-    /// has none of them draws a secret.
+    /// Derives the secret from the admin key, else from the key of all engines, else from the router's only key.
+    /// Without any of these, the secret is random.
     pub(crate) fn new(gate: &Gate, config: &Config) -> Self {
         match gate.fleet_secret(config.upstream.key.as_ref()) {
             Some(secret) => {
@@ -30,7 +30,7 @@ impl FleetSecret {
         }
     }
 
-    /// A key for one kind of names.
+    /// Derives a key for one purpose.
     pub(crate) fn key(&self, purpose: &str) -> [u8; 32] {
         blake3::derive_key(purpose, &self.0)
     }

@@ -1,4 +1,4 @@
-//! Long work on bodies, on threads beside the server's.
+//! Work on bodies that takes long, which is done on other threads than the server's.
 
 use std::sync::Arc;
 
@@ -8,31 +8,31 @@ use tokio::sync::Semaphore;
 
 use crate::answers::refusal::Refusal;
 
-/// Bytes beyond which a body is parsed aside: about a millisecond.
+/// Size of a body, in bytes, above which it is parsed on another thread, as parsing takes about a millisecond.
 pub(crate) const LONG_BODY: usize = 512 << 10;
 
-/// Bytes of a body that takes no time to parse, whatever is in it.
+/// Size of a body, in bytes, up to which it is parsed at once, whatever its contents.
 const SHORT_BODY: usize = 16 << 10;
 
-/// Objects and lists beyond which a body is parsed on another thread: each can take a microsecond.
+/// Number of objects and lists above which a body is parsed on another thread, as each can take a microsecond.
 const MANY: usize = 2_000;
 
-/// True if it may take a millisecond or more to parse a body. Braces within texts count as well, so that it takes only a
-/// moment to know.
+/// True if parsing a body may take a millisecond or more. Braces and brackets within texts are counted as well, so that
+/// this test itself is fast.
 pub(crate) fn takes_long(body: &[u8]) -> bool {
     body.len() > LONG_BODY || body.len() > SHORT_BODY && openings(body) > MANY
 }
 
-/// Number of opening braces and brackets, in texts as well.
+/// Number of opening braces and brackets, including those within texts.
 fn openings(body: &[u8]) -> usize {
-    /// Bytes whose count fits into one.
+    /// Number of bytes in which the brackets can be counted without exceeding a byte.
     const COUNTED: usize = 240;
     // One bit tells the two apart, and few others: so they are counted at once, many bytes at a time.
     let count = |bytes: &[u8]| bytes.iter().fold(0_u8, |count, byte| count.wrapping_add(u8::from(byte | 0x20 == b'{')));
     body.chunks(COUNTED).map(|bytes| usize::from(count(bytes))).sum()
 }
 
-/// Threads for long work, beside the server's. As many work at once as there are cores; the others wait.
+/// Threads for work that takes long. At most as many tasks as there are cores run at once; the others wait.
 #[derive(Clone)]
 pub(crate) struct LongWork(Arc<Semaphore>);
 
@@ -41,10 +41,10 @@ impl LongWork {
         Self(Arc::new(Semaphore::new(cores)))
     }
 
-    /// Runs `work` on a thread beside the server's.
+    /// Runs `work` on another thread than the server's.
     ///
     /// # Errors
-    /// [`Refusal`] if it panics.
+    /// [`Refusal`] if `work` panics.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
         let turn = self.0.clone().acquire_owned().await.ok();
         let work = tokio::task::spawn_blocking(move || {
@@ -55,10 +55,11 @@ impl LongWork {
         work.await.map_err(|_| failed())
     }
 
-    /// Runs `work` on a body: on this thread unless that [takes long](takes_long), else like [`LongWork::run`].
+    /// Runs `work` on a body: on this thread, unless work on the body [takes long](takes_long), else as
+    /// [`LongWork::run`] does.
     ///
     /// # Errors
-    /// [`Refusal`] if it panics on another thread.
+    /// [`Refusal`] if `work` panics on another thread.
     pub(crate) async fn run_on<T: Send + 'static>(
         &self,
         body: &Bytes,
@@ -74,7 +75,7 @@ impl LongWork {
     }
 }
 
-/// Refusal of a request after a panic.
+/// Makes the refusal of a request after a panic.
 pub(crate) fn failed() -> Refusal {
     let message = "internal error; the router's log has the details";
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

@@ -1,5 +1,5 @@
-//! Estimates of the tokens of images, sounds and other media: a running mean by model and kind, learnt from engines'
-//! counts.
+//! Estimates of the tokens in images, sounds and other media: running means by model and kind of medium, learnt from
+//! engines' token counts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,41 +9,43 @@ use parking_lot::Mutex;
 
 use crate::requests::pictures::{Lengths, PictureCount};
 
-/// Tokens that one value is taken for at most, whatever an engine has counted: a video of some minutes.
+/// Maximum number of tokens that one medium is estimated at, whatever an engine has counted; as for a video of some
+/// minutes.
 const MOST: f64 = 65_536.0;
-/// A sample weighs at least this much: what was long ago is forgotten.
+/// Minimum weight of a new sample in a mean, so that old samples lose their influence.
 const SLOWEST: f64 = 0.1;
-/// Most models with estimates.
+/// Maximum number of models with estimates.
 const MODELS: usize = 1024;
 
-/// Means by kind, and how many answers they are of.
+/// Mean number of tokens of each kind of medium, and the number of samples behind each mean.
 type Means = ([f64; MediaKind::ALL.len()], [f64; MediaKind::ALL.len()]);
 
-/// Learnt means by model.
+/// Learnt numbers of tokens of media.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTokens {
     by_model: Mutex<HashMap<String, Means>>,
-    /// Lengths of single pictures with known names.
+    /// Lengths of single images, in tokens.
     pub(crate) lengths: Lengths,
 }
 
-/// The parts of a request that are not text, and its model.
+/// The parts of a request that are not text, with the request's model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelMedia {
     pub(crate) model: String,
     pub(crate) media: Media,
-    /// Pictures whose lengths follow from an engine's token count.
+    /// Images whose lengths can be learnt from an engine's token count; None if there are none.
     pub(crate) counting: Option<Arc<PictureCount>>,
 }
 
 impl MediaTokens {
-    /// Tokens that a prompt should have.
+    /// Estimates the number of tokens in a prompt with media.
     pub(crate) fn estimate(&self, model: &str, media: &Media) -> u32 {
         let each = self.by_model.lock().get(model).map_or(MEDIA_TOKENS, |(means, _)| *means);
         media.tokens(&each) as u32
     }
 
-    /// An engine has counted the tokens of a prompt.
+    /// Updates the means by an engine's count of a prompt's tokens. `of`: media of the prompt; `counted`: number of
+    /// prompt tokens reported by the engine.
     pub(crate) fn learn(&self, of: &ModelMedia, counted: u32) {
         let ModelMedia { model, media, counting } = of;
         counting.iter().for_each(|counting| self.lengths.learn(counting, counted));

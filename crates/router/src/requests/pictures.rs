@@ -1,12 +1,13 @@
-//! Prompts with pictures: how many tokens each is, which engines' counts tell, and the blocks that they stand in.
+//! Prompts with images: the number of tokens of each image, learnt from engines' counts, and the hashes of the blocks
+//! with images.
 //!
-//! An engine has a run of equal tokens for a picture, and the picture's name in the keys of the blocks that have some of
-//! them. Its length depends on the model's settings and on the size of the picture. It follows from the tokens that the
-//! engine counts for a prompt where that is the only length that is not known. Where an engine writes something else for
-//! a picture, no blocks are found behind it, and never those of another prompt.
+//! For an image, an engine inserts a run of equal tokens, and adds the image's id to the keys of the blocks that
+//! contain some of them. The length of the run depends on the model's settings and on the size of the image. It follows
+//! from the engine's token count of a prompt if no other length in the prompt is unknown. If an engine inserts
+//! something else for an image, no blocks behind the image are found, but never those of another prompt.
 //!
-//! A picture may lie about its size: of the lengths that pictures of one size have had, the one that most of the last
-//! prompts showed counts.
+//! An image may state a wrong size. Of the lengths observed for images of one size, the one that most of the recent
+//! prompts showed is used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,35 +19,36 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Most lengths kept; the least recently used are dropped.
+/// Maximum number of lengths that are stored; the least recently used ones are dropped.
 const KEPT: usize = 1 << 17;
-/// Tokens of one picture at most.
+/// Maximum number of tokens of one image.
 const MOST: u32 = 1 << 20;
 
-/// A name of a length: a model and a picture, or a model and a size.
+/// Key of a stored length: hash of a model and an image, or of a model and a size.
 type LengthKey = u128;
 
-/// The lengths that are known.
+/// The stored lengths of images, in tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Lengths(Mutex<KnownLengths>);
 
 #[derive(Debug)]
 struct KnownLengths(LruCache<LengthKey, KnownLength>);
 
-/// A length and its votes.
+/// A stored length, in tokens, and its votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KnownLength {
     length: u32,
-    /// Prompts that confirmed it, minus those that showed another one.
+    /// Number of prompts that confirmed the length, minus those that showed another one.
     votes: u8,
-    /// True from when a prompt shows another one until enough have shown it again.
+    /// True if a prompt showed another length and too few have confirmed this one since.
     is_disputed: bool,
 }
 
-/// Most votes for a length, so that it can be outvoted soon.
+/// Maximum number of votes for a length, so that it can be outvoted soon.
 const MOST_VOTES: u8 = 4;
-/// Votes from which a disputed length is used, and from which it counts as undisputed.
+/// Number of votes from which a disputed length is used.
 const USED: u8 = 2;
+/// Number of votes from which a length is no longer disputed.
 const AGREED: u8 = 3;
 
 impl KnownLength {
@@ -54,7 +56,7 @@ impl KnownLength {
         Self { length, votes: 1, is_disputed: false }
     }
 
-    /// Returns the length if it has enough votes.
+    /// Returns the length if it has enough votes, else None.
     fn get(self) -> Option<u32> {
         (!self.is_disputed || self.votes >= USED).then_some(self.length)
     }
@@ -79,30 +81,30 @@ impl Default for KnownLengths {
     }
 }
 
-/// A chat's pictures, as an engine may soon count them.
+/// Images of a chat, whose lengths an engine's token count may reveal.
 #[derive(Debug)]
 pub(crate) struct PictureCount {
-    /// Tokens of the prompt beside the pictures.
+    /// Number of prompt tokens besides the images.
     text: u32,
     pictures: Vec<Names>,
 }
 
-/// Names under which a picture's length is kept.
+/// Keys under which an image's length is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Names {
     picture: Option<LengthKey>,
     size: Option<LengthKey>,
 }
 
-/// A prompt with its pictures expanded to tokens, up to the first one of unknown length.
+/// A prompt in which images are expanded to tokens, up to the first image of unknown length.
 #[derive(Debug)]
 pub(crate) struct ExpandedPrompt {
     pub(crate) tokens: Vec<u32>,
-    /// The tokens of each picture, and its name.
+    /// Range of the tokens of each image, and the image's id.
     runs: Vec<(Range<usize>, Box<str>)>,
-    /// True if these are all tokens of the prompt.
+    /// True if the tokens are those of the whole prompt, as the lengths of all images are known.
     pub(crate) is_whole: bool,
-    /// True if an engine has counted each of these pictures.
+    /// True if the length of each image was learnt from that very image, not from another one of its size.
     pub(crate) is_counted: bool,
 }
 
@@ -128,14 +130,14 @@ impl KnownLengths {
         }
     }
 
-    /// The length of a picture, and whether it was counted for this very one.
+    /// The length of an image, and whether it was learnt from this very image; None if unknown.
     fn length(&mut self, names: Names) -> Option<(u32, bool)> {
         let mut get = |of: Option<LengthKey>| self.get(of?);
         get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
     }
 
-    /// Takes the lengths of pictures of one prompt: it has one vote for the length of each size, and none if its pictures
-    /// were counted before.
+    /// Stores the lengths of images in one prompt. The prompt has one vote for the length of each size, and none for
+    /// images whose length was known already.
     fn learn(&mut self, pictures: impl Iterator<Item = (Names, u32)>) {
         let mut heard = Vec::new();
         for (names, length) in pictures {
@@ -153,7 +155,8 @@ impl KnownLengths {
 }
 
 impl Lengths {
-    /// Expands the placeholders of pictures to their lengths, and prepares learning lengths from the engine's count.
+    /// Expands the placeholders of images to their lengths; returns the prompt, and what is needed to learn lengths
+    /// from the engine's count. None if there are not as many images as placeholders.
     pub(crate) fn expand(
         &self,
         model: &str,
@@ -190,7 +193,8 @@ impl Lengths {
         Some((made, PictureCount { text, pictures: names }))
     }
 
-    /// An engine has counted the tokens of a prompt.
+    /// Learns lengths from an engine's token count. `of`: images of the prompt; `counted`: number of prompt tokens
+    /// reported by the engine.
     pub(crate) fn learn(&self, of: &PictureCount, counted: u32) {
         let mut kept = self.0.lock();
         let Some(all) = counted.checked_sub(of.text) else { return };
@@ -228,7 +232,7 @@ impl Lengths {
 }
 
 impl ExpandedPrompt {
-    /// Content hashes of the full blocks, with the pictures' names as keys of their blocks.
+    /// Content hashes of the full blocks, with the ids of images in the keys of their blocks.
     pub(crate) fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Arc<[u64]> {
         let size = block_size as usize;
         let mut hashes = content_hashes(&self.tokens, size, lora, salt);
@@ -246,7 +250,7 @@ impl ExpandedPrompt {
         hashes.into()
     }
 
-    /// Lengths of the pictures with a known one.
+    /// Lengths, in tokens, of the images with a known length.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
         self.runs.iter().map(|(run, _)| run.len())
     }
@@ -324,7 +328,7 @@ mod tests {
         assert!(made.content_hashes(0, None, None).is_empty());
     }
 
-    /// Makes a prompt of pictures of one size with `length` tokens each.
+    /// Learns from a prompt of images of one size, each with `length` tokens.
     fn sized(lengths: &Lengths, pictures: &[u128], length: u32) {
         let names = pictures.iter().map(|it| Names { picture: Some(*it), size: Some(1) });
         let counting = PictureCount { text: 10, pictures: names.collect() };

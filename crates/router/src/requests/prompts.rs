@@ -1,4 +1,4 @@
-//! Request bodies to model, tokens and content hashes.
+//! Conversion of request bodies to model, tokens and content hashes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::requests::media::{MediaTokens, ModelMedia};
 use crate::requests::read_body::ReadingTurns;
 use crate::requests::unread::UnreadPrompts;
 
-/// The word that a configuration has instead of a tokenizer to have engines asked.
+/// Value of the setting `tokenizer` for which engines are asked for the tokens of prompts.
 const ENGINE: &str = "engine";
 
-/// Bytes for remembered chats.
+/// Memory for remembered chats, in bytes.
 const REMEMBERED: usize = 256 << 20;
 
-/// The prompters of all models.
+/// The prompters (template and tokenizer) of all models, and memory of earlier turns.
 pub(crate) struct Prompts {
     /// Prompters for models without their own tokenizer.
     any: Prompters,
@@ -36,57 +36,58 @@ pub(crate) struct Prompts {
     memory: Turns,
     /// True if engines are asked for the tokens of prompts.
     asks_engines: bool,
-    /// The forms of a prompt that the policy looks at.
+    /// Forms of a prompt that the policy uses.
     wants: PromptForms,
-    /// The index in another process, if that learns by prompts.
+    /// Reporter to an index in another process; None if that index does not learn from prompts.
     pub(super) cache_reporter: Option<Arc<CacheReporter>>,
-    /// True if the tokens of completions are kept, to be forwarded.
+    /// True if the token ids of completions are kept, to be sent to engines.
     keeps_ids: bool,
-    /// Bytes of a prompt beyond which it takes long to read.
+    /// Number of unknown bytes of a prompt above which it takes long to read.
     long_prompt: usize,
     block_size: u32,
     routing_group: String,
-    /// The rule by which pictures get their names, if any do.
+    /// Rule by which images get their ids; None if they get none.
     names_pictures: Option<PictureNames>,
-    /// Turns to read long prompts.
+    /// Limit on the number of long prompts that are read at once.
     pub(crate) turns: Arc<ReadingTurns>,
-    /// Prompts without tokens by endpoint ([`Endpoint::ALL`]) and reason ([`PromptFailure::ALL`]).
+    /// Number of prompts without tokens, by endpoint ([`Endpoint::ALL`]) and reason ([`PromptFailure::ALL`]).
     pub(crate) why_not: [[AtomicU64; PromptFailure::ALL.len()]; Endpoint::ALL.len()],
-    /// Share of prompts that could not be read.
+    /// Share of recent prompts that could not be read.
     pub(crate) unread: UnreadPrompts,
-    /// True if prompts should be tokenized, here or by engines, so that a failure is reported.
+    /// True if prompts are supposed to be tokenized, here or by engines, so that failures are reported.
     is_read: bool,
-    /// Prompts rendered again for engines of another kind or version.
+    /// Number of prompts rendered again for engines of another dialect.
     pub(crate) again: AtomicU64,
-    /// Estimates of the tokens of images and other media.
+    /// Estimates of the tokens in images and other media.
     pub(crate) media: MediaTokens,
 }
 
-/// Size of a body from which media are looked for, even if the policy does not use the prompt.
+/// Size of a body, in bytes, above which media are looked for even if the policy does not use the prompt.
 const LARGE: usize = 16 << 10;
 
-/// Bytes of a prompt that were not seen before, beyond which reading it takes a millisecond or more: with the quick
-/// tokenizer library, and with the common one.
+/// Number of unknown bytes of a prompt above which reading takes a millisecond or more, with the fast tokenizer
+/// library.
 const LONG_PROMPT: usize = 80 << 10;
+/// Number of unknown bytes of a prompt above which reading takes a millisecond or more, with the common library.
 const LONG_PROMPT_FOR_COMMON: usize = 2 << 10;
 
-/// Forms of the prompt that the policy uses.
+/// Forms of a prompt that the policy uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptForms {
-    /// Content hashes.
+    /// True if the policy uses content hashes.
     pub(crate) hashes: bool,
-    /// The prompt as text.
+    /// True if the policy uses the prompt as text.
     pub(crate) text: bool,
 }
 
 /// Limits for reading a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptLimits {
-    /// The time by which it must be read.
+    /// Time by which the prompt must have been read.
     pub(crate) until: Instant,
-    /// Reason for not reading the prompt at all.
+    /// Reason for not reading the prompt at all; None to read it.
     pub(crate) unread: Option<PromptFailure>,
-    /// True if engines get the body without changes.
+    /// True if engines get the body unchanged.
     pub(crate) as_is: bool,
 }
 
@@ -96,7 +97,7 @@ impl PromptLimits {
     }
 }
 
-/// The prompters of one model, which turn its prompts into tokens, by [`Dialect::ALL`].
+/// The prompters of one model, which convert prompts to tokens: one for each dialect, in the order of [`Dialect::ALL`].
 struct Prompters([Prompter; Dialect::ALL.len()]);
 
 impl Prompters {
@@ -110,8 +111,8 @@ impl Prompters {
 }
 
 impl Prompts {
-    /// Reads the tokenizers that the configuration names.
-    /// `cache_reporter`: the index in another process, if that learns by prompts.
+    /// Loads the tokenizers named in the configuration. `cache_reporter`: reporter to an index in another process;
+    /// `secret`: secret from which the ids of images are derived; `cores`: number of long prompts read at once.
     pub(crate) fn new(
         config: &Config,
         wants: PromptForms,
@@ -170,12 +171,12 @@ impl Prompts {
         })
     }
 
-    /// True if anything is made of prompts.
+    /// True if prompts are read at all.
     pub(crate) fn are_read(&self) -> bool {
         self.wants.hashes || self.wants.text
     }
 
-    /// Recalls the part of a body that an earlier turn of the chat had.
+    /// Looks up the part of a body that is known from an earlier turn of the chat.
     pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
         if self.are_read() { self.memory.recall(endpoint, body) } else { RecalledBody::nothing(body) }
     }
@@ -185,9 +186,10 @@ impl Prompts {
         self.wants.hashes && recalled.new_bytes() > self.long_prompt
     }
 
-    /// Reads a body. One that cannot be read is passed on, as the engine says what is wrong with it.
+    /// Reads a body. A body that cannot be parsed is passed on, as the engine answers what is wrong with it.
     ///
-    /// `takes_names`: whether all engines of a model call pictures by the names that a request has for them.
+    /// `dialects`: returns the dialects of a model's engines; `takes_names`: returns whether all engines of a model
+    /// identify images by the `uuid` in a request.
     #[expect(clippy::too_many_arguments, reason = "a body, what is known of it, and of whom its engines are")]
     pub(crate) fn read(
         &self,
@@ -293,12 +295,12 @@ impl Prompts {
         Box::new((fields, prompt))
     }
 
-    /// Facts of a prompt that is not read.
+    /// Makes the facts of a prompt that is not read.
     fn estimated(&self, body: &[u8]) -> PromptFacts {
         PromptFacts { tokens: estimate(body), block_size: self.block_size, ..PromptFacts::default() }
     }
 
-    /// The blocks of a prompt as engines of other dialects make it.
+    /// The blocks of a prompt as rendered in other dialects.
     fn others(
         &self,
         prompters: &Prompters,
@@ -321,13 +323,13 @@ impl Prompts {
         made.collect()
     }
 
-    /// True if an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
+    /// True if an engine is to be asked for a prompt's tokens. A prompt that skips the cache needs none.
     fn is_asked_for(&self, prompted: &PromptTokens) -> bool {
         let is_due = |why_not: PromptFailure| why_not != PromptFailure::SkipsCache && !why_not.is_limit();
         self.asks_engines && prompted.token_count() == 0 && prompted.why_not.is_none_or(is_due)
     }
 
-    /// Number of tokens of a prompt with parts that are not text, and these parts; none if it has none.
+    /// Estimates the number of tokens in a prompt with media; None if there are no media.
     fn weigh(&self, model: Option<&str>, media: Option<Media>) -> Option<(u32, ModelMedia)> {
         let media = media?;
         let model = model.unwrap_or_default().to_owned();
@@ -343,7 +345,7 @@ impl Prompts {
         self.count_as(endpoint, why_not, None);
     }
 
-    /// `said`: what an engine said instead of the tokens.
+    /// Counts a prompt without tokens. `said`: what an engine answered instead of tokens.
     pub(super) fn count_as(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
         let of = Endpoint::ALL.iter().position(|other| *other == endpoint);
         let at = PromptFailure::ALL.iter().position(|other| *other == why_not);
@@ -363,16 +365,17 @@ impl Prompts {
     }
 }
 
-/// True if engines render requests at this endpoint directly, without converting them first.
+/// True if engines render the requests of an endpoint directly, without converting them first.
 pub(super) fn is_given_so(endpoint: Endpoint) -> bool {
     matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings)
 }
 
-/// The tokens that the router makes of a request at a path, before an engine of a kind and version, if it does.
+/// Computes the tokens that the router makes of a request, for an engine of a kind and version. `tokenizer`: path of
+/// the tokenizer; `path`: path of the request.
 ///
 /// # Errors
 ///
-/// The tokenizer cannot be read, or why the request has no tokens, or not all of them.
+/// The tokenizer cannot be loaded, or the request has no tokens, or not all of them are known.
 pub fn prompt_tokens(
     tokenizer: &str,
     handover: Handover,

@@ -1,10 +1,10 @@
 //! Reading of request bodies; long ones are read on other threads, so that they do not delay other connections.
 //!
-//! A prompt is worth only so much time and memory: a request whose prompt is not read by then is placed by load. It is
-//! then known as far as its other fields tell.
+//! Time and memory for reading a prompt are limited: a request whose prompt is not read in time is placed by load, and
+//! only its other fields are known.
 //!
-//! The next turn is that of the client of whose prompts the fewest are being read, and among its own that of the shortest.
-//! The longest of all leave one of the turns to others.
+//! The next body to be read belongs to the client with the fewest prompts being read, and is the shortest of that
+//! client. The longest prompts leave at least one turn for others.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -32,35 +32,35 @@ use crate::requests::long_work::{LONG_BODY, LongWork, failed, takes_long};
 use crate::requests::prompts::{PromptLimits, Prompts};
 use crate::requests::routes::{ModelAt, of_query};
 
-/// Time within which a prompt must be read, its turn included.
+/// Time limit for reading a prompt, including the wait for a turn.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time within which the tokens of a probe must be made.
+/// Time limit for computing the tokens of a probe text.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Description of a body by its request.
+/// Properties of a body that depend on its request.
 pub(crate) struct BodySource<'a> {
-    /// The endpoint whose prompt it has, if it has one.
+    /// Endpoint of the prompt; None if the body has no prompt.
     pub(crate) endpoint: Option<Endpoint>,
-    /// The place of the model's name, if it has no prompt.
+    /// Place of the model's name, if the body has no prompt.
     pub(crate) model: ModelAt,
-    /// The header `Content-Type`.
+    /// Value of the header `Content-Type`.
     pub(crate) kind: &'a str,
-    /// The query of the path, which may name the model, too.
+    /// Query of the request's URL, which may name the model, too; None if it has none.
     pub(crate) query: Option<&'a str>,
-    /// True if engines get the body without changes.
+    /// True if engines get the body unchanged.
     pub(crate) as_is: bool,
     /// True if work on the body [takes long](crate::requests::long_work::takes_long).
     pub(crate) takes_long: bool,
 }
 
-/// Reads the bodies of requests.
+/// Reader of request bodies.
 pub(crate) struct BodyReader {
     pub(crate) prompts: Prompts,
     fleet: Arc<Fleet>,
-    /// The engines' event streams, if this router follows them.
+    /// The follower of the engines' event streams; None if this router does not follow them.
     follower: Option<Arc<Follower>>,
-    /// Memory for the bodies of all requests.
+    /// Memory limit for the bodies of all requests.
     memory: Arc<Memory>,
     pub(crate) threads: LongWork,
 }
@@ -76,19 +76,19 @@ impl BodyReader {
         Arc::new(Self { prompts, fleet, follower, memory, threads })
     }
 
-    /// Receives a body as a whole, of `most` bytes at most.
+    /// Receives a whole body of at most `most` bytes.
     ///
     /// # Errors
-    /// [`Refusal`] if it is longer, breaks off, or has not come until `until`.
+    /// [`Refusal`] if the body is longer, breaks off, or has not arrived by `until`.
     pub(crate) async fn receive(&self, body: RequestBody, most: usize, until: Instant) -> Result<Bytes, Refusal> {
         let limits = BodyLimits { most, thrown_away: 0, until };
         body::read(body, limits, &self.memory).await.map_err(|fault| Refusal::of_body(&fault, most))
     }
 
-    /// Unpacks a body that is compressed, to at most `most` bytes. None if it is not.
+    /// Decompresses a body to at most `most` bytes; None if it is not compressed.
     ///
     /// # Errors
-    /// [`Refusal`] if it is compressed more than once, in an unknown encoding, or cannot be unpacked.
+    /// [`Refusal`] if the body has several content encodings or an unknown one, or cannot be decompressed.
     pub(crate) async fn unpack(
         &self,
         headers: &HeaderMap,
@@ -103,7 +103,7 @@ impl BodyReader {
         }
     }
 
-    /// Reads what a body asks.
+    /// Reads the fields and the prompt of a body.
     pub(crate) async fn look_at(
         self: &Arc<Self>,
         client: Client,
@@ -139,7 +139,7 @@ impl BodyReader {
         Ok(read)
     }
 
-    /// Reads a body on another thread, after waiting for a turn and for memory. Without its prompt if that takes too
+    /// Reads a body on another thread, after waiting for a turn and for memory; without its prompt if that takes too
     /// long.
     async fn read_beside(
         self: &Arc<Self>,
@@ -173,7 +173,7 @@ impl BodyReader {
         self.without_prompt(endpoint, body, as_is, Some(why_not)).await
     }
 
-    /// Reads a body but for its prompt.
+    /// Reads a body without its prompt. `why_not`: reason for not reading the prompt.
     async fn without_prompt(
         self: &Arc<Self>,
         endpoint: Endpoint,
@@ -195,7 +195,7 @@ impl BodyReader {
         self.prompts.read(self.follower.as_deref(), dialects, takes_names, endpoint, body, recalled, limits)
     }
 
-    /// Returns the token ids of a completion's prompt, as the router makes them for engines of a dialect.
+    /// Returns the token ids of a completion's prompt, as the router computes them for engines of a dialect.
     pub(crate) fn completion_tokens(&self, dialect: Dialect, body: &[u8]) -> Option<Vec<u32>> {
         let recalled = self.prompts.recall(Endpoint::Completions, body);
         // Completions are alike for all engines.
@@ -207,23 +207,23 @@ impl BodyReader {
     }
 }
 
-/// Bytes of the prompts that leave a turn to others.
+/// Size of a prompt, in bytes, above which it counts as one of the longest, which leave a turn for others.
 const LONGEST: usize = 1 << 20;
 
-/// Extra time for work that cannot check the time limit itself.
+/// Extra time for reading a prompt after its time limit, for work that cannot check the limit itself.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Client of a turn, by its address.
+/// Client of a turn, by its IP address; None if unknown.
 pub(crate) type Client = Option<IpAddr>;
 
-/// The reason why work had no result.
+/// Reason why work had no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoResult {
     TookTooLong,
     Panicked,
 }
 
-/// The turns, and the work that waits for one.
+/// Limit on the number of long prompts that are read at once, with the work that waits for a turn.
 pub(crate) struct ReadingTurns {
     all: usize,
     state: Mutex<State>,
@@ -232,19 +232,19 @@ pub(crate) struct ReadingTurns {
 #[derive(Default)]
 struct State {
     taken: usize,
-    /// Turns that the longest prompts have.
+    /// Number of turns taken by the longest prompts.
     longest: usize,
-    /// Number of turns of each client that has any.
+    /// Number of turns taken by each client that has any.
     by_client: HashMap<Client, usize>,
     waiting: Vec<Turn>,
 }
 
-/// Work that has a turn or waits for one.
+/// Work on a prompt that has a turn or waits for one.
 struct Turn {
     client: Client,
     bytes: usize,
     work: Box<dyn FnOnce() + Send>,
-    /// Set once the work begins; gone if nobody waits for the result any more.
+    /// Set once the work begins; gone if no task waits for the result any more.
     has_begun: Weak<AtomicBool>,
 }
 
@@ -253,11 +253,11 @@ impl ReadingTurns {
         Arc::new(Self { all: all.max(1), state: Mutex::default() })
     }
 
-    /// Runs work on a prompt of `bytes` bytes on another thread, when it is its turn. A thread that is done goes on with what
-    /// waits, so that nothing is woken between two prompts.
+    /// Runs work on a prompt of `bytes` bytes on another thread, when its turn comes. A thread that is done continues
+    /// with waiting work, so that no thread is woken between two prompts.
     ///
     /// # Errors
-    /// [`NoResult`] if it is not its turn until `until`, or the work takes much longer than until then, or panics.
+    /// [`NoResult`] if the turn does not come by `until`, or the work takes much longer than until then, or panics.
     pub(crate) async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         client: Client,
@@ -304,7 +304,7 @@ impl ReadingTurns {
         state.taken < self.all && (bytes <= LONGEST || state.longest < most_longest)
     }
 
-    /// Ends a turn, and returns the one that begins instead, if there is any.
+    /// Ends a turn, and returns the waiting work that gets it; None if there is none.
     fn pass_on(&self, client: Client, bytes: usize) -> Option<Turn> {
         let mut state = self.state.lock();
         state.end(client, bytes);
@@ -351,7 +351,7 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    /// Occupies a turn until the sender is dropped.
+    /// Occupies a turn until the returned sender is dropped.
     fn hold(turns: &Arc<ReadingTurns>, number: u8, bytes: usize) -> mpsc::Sender<()> {
         let (end, ended) = mpsc::channel::<()>();
         let begun = Arc::new(AtomicBool::new(false));
@@ -365,7 +365,8 @@ mod tests {
         end
     }
 
-    /// Lets `waiting` wait, in this order, while `held` has a turn. Returns the order in which they are read.
+    /// Queues the work `waiting` in this order while `held` has a turn, then ends that turn. Returns the order in which
+    /// the work is done.
     async fn order(turns: &Arc<ReadingTurns>, held: mpsc::Sender<()>, waiting: &[(u8, usize)]) -> Vec<(u8, usize)> {
         let read = Arc::new(Mutex::new(Vec::new()));
         let mut all = tokio::task::JoinSet::new();

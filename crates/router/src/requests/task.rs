@@ -1,4 +1,4 @@
-//! Kind of work that a request is, and the engines that can do it where prefill and decode are separate.
+//! Kinds of work that requests are, and the engines that can do it where prefill and decode are separate.
 
 use crate::config::{Handover, Role};
 use crate::engines::Engine;
@@ -6,25 +6,25 @@ use crate::engines::Engine;
 /// Kind of work that a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// An answer is generated, and another engine may compute the prompt for it.
+    /// An answer is generated; another engine may compute the prompt.
     Generate,
-    /// Something is computed by one engine alone.
+    /// A result is computed by one engine alone.
     Alone,
-    /// Nothing is computed by the model: tokens of a text, what an engine keeps or knows.
+    /// Nothing is computed with the model: the tokens of a text, or something that an engine stores or knows.
     Tell,
-    /// A prompt is computed for an engine that takes it over in this way.
+    /// A prompt is computed for an engine that takes it over by this protocol.
     Prefill(Handover),
 }
 
 impl Task {
-    /// True if a prompt is computed for another engine.
+    /// True if the task is to compute a prompt for another engine.
     pub(crate) fn is_prefill(self) -> bool {
         matches!(self, Self::Prefill(_))
     }
 }
 
 impl Engine {
-    /// True if the engine's role includes the task. No engine that only computes prompts gets a whole request.
+    /// True if the engine's role includes the task. Engines that do only prefill get no whole requests.
     pub(crate) fn is_for(&self, task: Task) -> bool {
         match task {
             // One that does both can do it when it is asked for the answer.
@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// True if the engine, by its kind, can do a task of its role. Decode engines of vLLM's can do all that others can;
-    /// those of SGLang's compute nothing without a prefill engine.
+    /// True if the engine, by its kind, can do a task of its role. Decode engines of vLLM can do everything; those of
+    /// SGLang compute nothing without a prefill engine.
     pub(crate) fn can_do(&self, task: Task) -> bool {
         match (self.config.role, task) {
             (_, Task::Tell) | (Role::Both, _) => true,

@@ -1,4 +1,5 @@
-//! Prompts that cannot be read, which are placed without knowledge of caches. Their share is a condition of the fleet.
+//! Prompts that cannot be read, which are placed without knowledge of caches. Their share among recent prompts is a
+//! condition of the fleet.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -7,51 +8,53 @@ use kvatlas_prompt::{Endpoint, PromptFailure};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-/// Number of prompts, and time, after which the older half of the counts is dropped.
+/// Number of recent prompts above which their counts are halved.
 const MOST: u64 = 2_000;
+/// Time after which the counts of recent prompts are halved.
 const FORGETS_AFTER: Duration = Duration::from_secs(120);
 
-/// Unread prompts below which nothing is said, as a number and as a share of all.
+/// Minimum number of unread prompts, among the recent ones, to be reported as a condition.
 const LEAST: u64 = 3;
+/// Minimum share of unread prompts among the recent ones to be reported as a condition.
 const LEAST_SHARE: f64 = 0.02;
 
 const KINDS: usize = Endpoint::ALL.len();
 
-/// The address of the runbook's entry.
+/// URL of the runbook's entry.
 const RUNBOOK: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md#unread-prompts";
 
-/// Counts of the prompts that could not be read, of all that were to be. Requests add to the counts, and a look now and
-/// then makes the share of the last ones of them.
+/// Counts of prompts that could not be read, and of all prompts. Requests only add to the counts; the share among
+/// recent prompts is computed from the counts at intervals.
 #[derive(Debug, Default)]
 pub(crate) struct UnreadPrompts {
-    /// All prompts, by [`Endpoint::ALL`].
+    /// Number of prompts that were to be read, by endpoint ([`Endpoint::ALL`]).
     pub(crate) all: [AtomicU64; KINDS],
     unread: [AtomicU64; KINDS],
-    /// The last reason, and what an engine said instead of tokens.
+    /// The latest reason, and what an engine answered instead of tokens; None if all prompts could be read.
     last: Mutex<Option<(PromptFailure, Option<String>)>>,
     lately: Mutex<Lately>,
 }
 
-/// The last prompts.
+/// Counts of the recent prompts.
 #[derive(Debug, Default)]
 struct Lately {
-    /// Counts as of the last look: all, and unread ones.
+    /// Total counts as of the last update: all prompts, and unread ones.
     seen: [(u64, u64); KINDS],
-    /// Counts of the last prompts: all, and unread ones.
+    /// Counts of recent prompts: all, and unread ones.
     last: [(u64, u64); KINDS],
-    /// Time at which half of them were last forgotten.
+    /// Time at which the counts were last halved.
     halved: Option<Instant>,
-    /// True if unread prompts were reported.
+    /// True if the condition has been logged.
     is_said: bool,
 }
 
 impl UnreadPrompts {
-    /// Notes a prompt that is to be read.
+    /// Counts a prompt that is to be read.
     pub(crate) fn note(&self, endpoint: Endpoint) {
         self.all[endpoint as usize].fetch_add(1, Relaxed);
     }
 
-    /// Notes that a prompt could not be read. `said`: what an engine said instead.
+    /// Counts a prompt that could not be read. `said`: what an engine answered instead of tokens.
     pub(crate) fn note_unread(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
         if matters(why_not) {
             self.unread[endpoint as usize].fetch_add(1, Relaxed);
@@ -59,13 +62,13 @@ impl UnreadPrompts {
         }
     }
 
-    /// The share of the last prompts that could not be read.
+    /// The share of recent prompts that could not be read, from 0 to 1.
     pub(crate) fn share(&self) -> f64 {
         let (all, unread) = self.lately.lock().sum();
         if all == 0 { 0.0 } else { unread as f64 / all as f64 }
     }
 
-    /// Updates the share, and reports its beginning and end in the log.
+    /// Updates the share, and logs when the condition begins and ends.
     pub(crate) fn look(&self, now: Instant) {
         let is_there = {
             let mut lately = self.lately.lock();
@@ -88,7 +91,7 @@ impl UnreadPrompts {
         }
     }
 
-    /// Returns the condition for answers; none if nearly all prompts can be read.
+    /// Returns the condition as JSON for answers; None if nearly all prompts can be read.
     pub(crate) fn condition(&self) -> Option<Value> {
         let lately = self.lately.lock();
         if !lately.is_ill() {
@@ -144,7 +147,7 @@ impl Lately {
     }
 }
 
-/// True for a reason that the operator can remove.
+/// True if the operator can remove the reason why a prompt cannot be read.
 fn matters(why_not: PromptFailure) -> bool {
     use PromptFailure::{NoRoom, NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TookTooLong};
     matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | NotAnswered | TookTooLong | NoRoom)

@@ -1,4 +1,4 @@
-//! The spans of a request at the router, and of its attempts at engines.
+//! Trace spans of requests at the router, and of their attempts at engines.
 
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,34 +19,36 @@ use super::Spans;
 use crate::config::Handover;
 use crate::engines::Engine;
 
-/// The span of a request, which ends when all who hold it have let go: the answer has passed, or there is none.
+/// Trace span of a request, which ends when all holders have dropped it: the answer has been passed on, or there is
+/// none.
 pub(crate) struct RequestSpan {
     pub(super) spans: Arc<Spans>,
     pub(super) context: SpanContext,
-    /// Record of it; None for a request that is not sampled.
+    /// Recorded data of the request; None if it is not sampled.
     pub(super) recorded: Option<RecordedRequest>,
 }
 
 pub(super) struct RecordedRequest {
     span: Mutex<Span>,
     pub(super) asked: OnceLock<AskedFacts>,
-    /// Attempts that have failed, and the last one's fault.
+    /// Number of failed attempts.
     pub(super) failures: AtomicI64,
+    /// Fault of the last failed attempt; None if none failed.
     pub(super) last_fault: Mutex<Option<&'static str>>,
 }
 
-/// Facts of a request, apart from its prompt.
+/// Facts about a request, apart from the text of its prompt.
 pub(crate) struct AskedFacts {
-    /// The operation, in the words of OpenTelemetry, if it is one of a model.
+    /// Name of the operation in OpenTelemetry's terms; None if the request is none of a model.
     pub(crate) operation: Option<&'static str>,
     pub(crate) model: Option<String>,
     pub(crate) max_tokens: Option<u32>,
-    /// Tokens of the prompt, counted or estimated.
+    /// Number of prompt tokens, counted or estimated.
     pub(crate) prompt_tokens: u32,
     pub(crate) streams: bool,
 }
 
-/// The operation of a request at an endpoint, in the words of OpenTelemetry.
+/// Name of the operation of requests at an endpoint, in OpenTelemetry's terms.
 pub(crate) fn operation(endpoint: Endpoint) -> &'static str {
     match endpoint {
         Endpoint::Chat | Endpoint::Responses | Endpoint::Messages | Endpoint::ChatTokens => "chat",
@@ -55,7 +57,7 @@ pub(crate) fn operation(endpoint: Endpoint) -> &'static str {
     }
 }
 
-/// Headers of a request, to find the client's trace context in.
+/// Headers of a request, from which the client's trace context is extracted.
 struct RequestHeaders<'a>(&'a HeaderMap);
 
 impl Extractor for RequestHeaders<'_> {
@@ -69,7 +71,8 @@ impl Extractor for RequestHeaders<'_> {
 }
 
 impl Spans {
-    /// Begins the span of a request, below the client's if it names one. `route`: the path's pattern.
+    /// Starts the span of a request, as a child of the client's span if the headers name one. `route`: pattern of the
+    /// path.
     pub(crate) fn begin(
         self: &Arc<Self>,
         method: &Method,
@@ -102,7 +105,7 @@ impl Spans {
 }
 
 impl RequestSpan {
-    /// Notes what it asks. Made only if it is recorded.
+    /// Adds facts about the request to the span. `asked`: makes the facts; called only if the span is recorded.
     pub(crate) fn asks(&self, asked: impl FnOnce() -> AskedFacts) {
         let Some(recorded) = &self.recorded else { return };
         let asked = asked();
@@ -114,8 +117,8 @@ impl RequestSpan {
         let _ = recorded.asked.set(asked);
     }
 
-    /// Notes the status that the client gets, and the code of the router's refusal, if it is one. No status: the client has
-    /// left.
+    /// Records the status sent to the client, and the error code if the router refused the request. `status` is None if
+    /// the client has left.
     pub(crate) fn answered(&self, status: Option<StatusCode>, refusal: Option<&'static str>) {
         let Some(recorded) = &self.recorded else { return };
         let mut span = recorded.span.lock();
@@ -133,7 +136,7 @@ impl RequestSpan {
         }
     }
 
-    /// Notes that an attempt has failed.
+    /// Records that an attempt has failed, with the fault's name.
     pub(super) fn note_fault(&self, fault: &'static str) {
         if let Some(recorded) = &self.recorded {
             recorded.failures.fetch_add(1, Relaxed);
@@ -143,7 +146,7 @@ impl RequestSpan {
 }
 
 impl AskedFacts {
-    /// The attributes of the request that its span has, and those of its attempts.
+    /// Span attributes for the request, which are also those of its attempts.
     pub(super) fn attributes(&self) -> impl Iterator<Item = KeyValue> {
         let operation = self.operation.map(|operation| KeyValue::new("gen_ai.operation.name", operation));
         let model = self.model.clone().map(|model| KeyValue::new("gen_ai.request.model", model));
@@ -153,31 +156,31 @@ impl AskedFacts {
     }
 }
 
-/// A request that is sent to an engine, and the decision that it goes there.
+/// A request that is to be sent to an engine, with the decision for that engine.
 pub(crate) struct DecidedAttempt<'a> {
     pub(crate) engine: &'a Engine,
-    /// The engine's data-parallel rank, if it has several.
+    /// Number by which the request names the engine's data-parallel rank; None if the engine has only one.
     pub(crate) rank: Option<u32>,
     pub(crate) policy: &'a str,
-    /// Reason for the decision, in a word.
+    /// Name of the reason for the decision.
     pub(crate) why: &'static str,
-    /// Time that the decision took, with the wait for it.
+    /// Duration of the decision, including the wait for it.
     pub(crate) took: Duration,
-    /// Prompt tokens that are expected in the engine's cache.
+    /// Number of prompt tokens expected in the engine's cache.
     pub(crate) cached: u32,
 }
 
-/// The span of an attempt at an engine. If it is dropped before it is told how the attempt ended, the client gave it up.
+/// Trace span of an attempt at an engine. If dropped before its end is recorded, it counts as cancelled by the client.
 pub(crate) struct AttemptSpan {
     request: Arc<RequestSpan>,
-    /// None if the request is not sampled.
+    /// The recorded span; None if the request is not sampled.
     span: Option<Box<Span>>,
     has_status: bool,
     has_token: bool,
 }
 
 impl RequestSpan {
-    /// Begins the span of an attempt.
+    /// Starts the span of an attempt.
     pub(crate) fn attempt(self: &Arc<Self>, sent: &DecidedAttempt<'_>) -> AttemptSpan {
         let span = self.begin_attempt(sent).map(Box::new);
         AttemptSpan { request: self.clone(), span, has_status: false, has_token: false }
@@ -225,12 +228,12 @@ impl RequestSpan {
 }
 
 impl AttemptSpan {
-    /// The lines of a head that tell the engine of the span: its trace context (W3C).
+    /// Header lines that pass the span on to the engine: the W3C trace context.
     pub(crate) fn headers(&self) -> String {
         head_lines(self.span.as_ref().map_or(&self.request.context, |span| span.span_context()))
     }
 
-    /// Notes that the engine has answered with this status. Later statuses are not noted.
+    /// Records the status of the engine's answer; only the first status is recorded.
     pub(crate) fn answered(&mut self, status: u16) {
         if let Some(span) = self.span.as_mut().filter(|_| !self.has_status) {
             self.has_status = true;
@@ -242,7 +245,7 @@ impl AttemptSpan {
         }
     }
 
-    /// Notes that the first token has come.
+    /// Records that the first token has arrived.
     pub(crate) fn first_token(&mut self) {
         if let Some(span) = self.span.as_mut().filter(|_| !self.has_token) {
             self.has_token = true;
@@ -250,8 +253,8 @@ impl AttemptSpan {
         }
     }
 
-    /// Ends the span of a complete answer. Tokens as the engine counts them: of the prompt, those that it had cached, and
-    /// those that it generated.
+    /// Ends the span after a complete answer. `prompt`, `cached`, `output`: numbers of prompt tokens, cached prompt
+    /// tokens and generated tokens as reported by the engine, None if not reported.
     pub(crate) fn end(&mut self, prompt: Option<u32>, cached: Option<u32>, output: Option<u32>) {
         let Some(mut span) = self.span.take() else { return };
         for (name, tokens) in [
@@ -266,7 +269,7 @@ impl AttemptSpan {
         span.end();
     }
 
-    /// Ends the span of an attempt without a complete answer. `fault`: the reason's name in metrics.
+    /// Ends the span of an attempt without a complete answer. `fault`: name of the fault in metrics.
     pub(crate) fn fail(&mut self, fault: &'static str) {
         self.request.note_fault(fault);
         self.end_by(fault);
@@ -286,7 +289,7 @@ impl Drop for AttemptSpan {
     }
 }
 
-/// The lines of a head with a trace context.
+/// Header lines with a W3C trace context.
 fn head_lines(context: &SpanContext) -> String {
     let mut line = *b"traceparent: 00-________________________________-________________-00\r\n";
     put_hex(&mut line[16..48], &context.trace_id().to_bytes());
@@ -300,7 +303,7 @@ fn head_lines(context: &SpanContext) -> String {
     lines
 }
 
-/// Writes bytes as hexadecimal digits, two for each, without formatting: each request has these lines, sampled or not.
+/// Writes bytes as hexadecimal digits without formatting, as every request needs these lines, sampled or not.
 fn put_hex(to: &mut [u8], bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (pair, byte) in to.chunks_exact_mut(2).zip(bytes) {

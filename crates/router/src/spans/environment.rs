@@ -1,6 +1,6 @@
-//! The variables of OpenTelemetry's specification that say whether and where spans are sent, and the way of spans to the
-//! collector. Variables about sampling, limits and batches are the SDK's to follow; they are looked at here so that no
-//! value is passed over in silence.
+//! The environment variables of OpenTelemetry's specification that determine whether and where spans are sent, and the
+//! exporter to the collector. Variables on sampling, limits and batches are applied by the SDK; they are checked here
+//! so that no unsupported value is silently ignored.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,11 +24,12 @@ use crate::engines::Engine;
 use crate::error::Error;
 use crate::remote::{post_with, service_at};
 
-/// Address of a collector beside the router, where none is named.
+/// URL of the default collector, on the router's machine.
 const BESIDE: &str = "http://localhost:4318";
 
-/// Default length of the queue and timeout, by the specification.
+/// Default length of the queue, in spans, as in the specification.
 const QUEUE: usize = 2_048;
+/// Default time limit for sending a batch, as in the specification.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 const SAMPLERS: [&str; 6] = [
@@ -40,26 +41,26 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-/// Destination of spans, and the way to it.
+/// Settings of the export of spans, from environment variables.
 #[derive(Debug, PartialEq)]
 pub(super) struct SpanSettings {
     pub(super) endpoint: Uri,
     pub(super) timeout: Duration,
-    /// Spans that may wait to be sent.
+    /// Maximum number of spans that wait to be sent.
     pub(super) queue: usize,
-    /// File with the authorities that vouch for the collector, if these are not the router's.
+    /// File of the certificate authorities for the collector; None for the router's own.
     pub(super) certificate: Option<PathBuf>,
-    /// Headers of each request to it.
+    /// Headers of each request to the collector.
     pub(super) headers: HeaderMap,
-    /// True if the environment has a name for the service.
+    /// True if the environment sets a name for the service.
     pub(super) names_service: bool,
 }
 
 impl SpanSettings {
-    /// Reads the variables; None if no spans are wanted. `said`: the value of a variable.
+    /// Reads the settings; None if no spans are to be sent. `said`: returns the value of a variable.
     ///
     /// # Errors
-    /// [`Error::Config`] if a value cannot be followed.
+    /// [`Error::Config`] if a value is not supported.
     pub(super) fn read(said: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Error> {
         // By the specification, an empty value is none.
         let said = |name: &str| said(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
@@ -163,7 +164,7 @@ impl SpanSettings {
     }
 }
 
-/// A header as the variables write it: `name=value`, the value in percent-encoding.
+/// Parses a header as written in the variables: `name=value`, with the value in percent-encoding; None if malformed.
 fn read_header(pair: &str) -> Option<(HeaderName, HeaderValue)> {
     let (name, value) = pair.split_once('=')?;
     let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
@@ -176,34 +177,36 @@ fn refused(variable: &str, value: &str, wanted: &str) -> Error {
     Error::config(format!("{variable} is {value:?}, which the router cannot follow; wanted: {wanted}"))
 }
 
-/// Ends of spans: sent, not taken by the collector, or dropped as the queue was full.
+/// Names of what can happen to a span, in the metrics: sent, not taken by the collector, or dropped because the queue
+/// was full.
 pub(crate) const SPAN_RESULTS: [&str; 3] = ["sent", "not_taken", "queue_full"];
 
-/// Counts of spans.
+/// Counts of trace spans, by what happened to them.
 #[derive(Debug, Default)]
 pub(crate) struct SpanCounts {
-    /// Spans that have ended, by [`SPAN_RESULTS`].
+    /// Number of spans that have ended, by what happened to them then ([`SPAN_RESULTS`]).
     pub(crate) ended: [AtomicU64; SPAN_RESULTS.len()],
-    /// Spans that wait to be sent, or are being sent.
+    /// Number of spans that wait to be sent, or are being sent.
     waiting: AtomicUsize,
-    /// True if the last batch could not be sent.
+    /// True if the last batch of spans could not be sent.
     is_failing: AtomicBool,
 }
 
-/// Sends batches over the router's own connections, counts what comes of them, and logs when that stops and starts to work.
+/// Exporter of batches over the router's own connections. Counts the outcomes, and logs when sending begins to fail and
+/// when it succeeds again.
 pub(super) struct OtlpExporter {
     at: Arc<Engine>,
     handle: Handle,
     endpoint: Uri,
     headers: HeaderMap,
     timeout: Duration,
-    /// The resource, encoded.
+    /// The resource, encoded for OTLP.
     resource: Vec<u8>,
     counts: Arc<SpanCounts>,
 }
 
 impl OtlpExporter {
-    /// `handle`: runtime of the connections; the thread that exports has none.
+    /// Makes the exporter. `handle`: runtime of the connections, as the exporting thread has none.
     pub(super) fn new(
         settings: &SpanSettings,
         config: &Config,
@@ -224,7 +227,7 @@ impl OtlpExporter {
     /// Sends a batch.
     ///
     /// # Errors
-    /// The reason why the collector has not taken all of it, and how many spans it did not take.
+    /// The number of spans that the collector did not take, and the reason.
     async fn send(&self, batch: &[SpanData]) -> Result<(), (usize, String)> {
         let body = encode_request(&self.resource, batch);
         let (at, timeout, headers, uri) = (self.at.clone(), self.timeout, self.headers.clone(), self.endpoint.clone());
@@ -284,7 +287,7 @@ impl SpanExporter for OtlpExporter {
     }
 }
 
-/// Hands spans on to be sent, as long as not too many wait.
+/// Processor that passes spans on to be sent, and drops them if too many are waiting.
 #[derive(Debug)]
 pub(super) struct BoundedProcessor {
     next: BatchSpanProcessor,
@@ -293,7 +296,7 @@ pub(super) struct BoundedProcessor {
 }
 
 impl BoundedProcessor {
-    /// `most`: spans that may wait, as many as the queue of `next` has room for.
+    /// Makes the processor. `most`: maximum number of waiting spans, equal to the length of the queue of `next`.
     pub(super) fn new(next: BatchSpanProcessor, most: usize, counts: Arc<SpanCounts>) -> Self {
         Self { next, most, counts }
     }

@@ -1,12 +1,12 @@
-//! Spans of requests for OpenTelemetry: one of each request at the router, and one below it of each attempt at an engine.
+//! Trace spans for OpenTelemetry: one for each request at the router, and below it one for each attempt at an engine.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `environment.rs` | OpenTelemetry's own variables, which say whether and where spans are sent, and the way to the collector, which never holds a request up |
-//! | `attempt.rs` | what is recorded of a request, and of an attempt at an engine |
-//! | `otlp.rs` | the encoding of what is sent |
+//! | `environment.rs` | OpenTelemetry's own variables, which determine whether and where spans are sent, and the exporter to the collector, which never delays a request |
+//! | `attempt.rs` | the spans of a request and of an attempt at an engine |
+//! | `otlp.rs` | the encoding of spans |
 //!
-//! Nothing of prompts or answers is recorded.
+//! No text of prompts or answers is recorded.
 
 mod attempt;
 mod environment;
@@ -30,20 +30,21 @@ use crate::error::Error;
 pub(crate) use self::attempt::{AskedFacts, AttemptSpan, DecidedAttempt, RequestSpan, operation};
 pub(crate) use self::environment::{SPAN_RESULTS, SpanCounts};
 
-/// The recorder of spans.
+/// Recorder of trace spans.
 pub(crate) struct Spans {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
     pub(crate) counts: Arc<SpanCounts>,
-    /// Address that spans are sent to.
+    /// URL to which spans are sent.
     pub(crate) endpoint: Uri,
 }
 
 impl Spans {
-    /// Starts to record spans if the environment says so; None if it does not. `handle`: where they are sent from.
+    /// Starts to record spans if the environment asks for that; None if it does not. `handle`: runtime that sends the
+    /// spans.
     ///
     /// # Errors
-    /// [`Error::Config`] if a variable has a value that cannot be followed.
+    /// [`Error::Config`] if a variable has an unsupported value.
     pub(crate) fn start(config: &Config, tls: &Arc<ClientConfig>, handle: &Handle) -> Result<Option<Arc<Self>>, Error> {
         let said = |name: &str| std::env::var(name).ok();
         let Some(settings) = SpanSettings::read(said)? else { return Ok(None) };
@@ -66,7 +67,7 @@ impl Spans {
         Ok(Some(Arc::new(Self { provider, tracer, counts, endpoint })))
     }
 
-    /// Sends what is left, for this long at most.
+    /// Sends the remaining spans, within this time limit.
     pub(crate) fn end(&self, timeout: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(timeout) {
             tracing::warn!(endpoint = %self.endpoint, "the last spans may not have been sent: {error}");

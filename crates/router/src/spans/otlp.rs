@@ -1,5 +1,5 @@
-//! Spans in OTLP's encoding with protobuf (`opentelemetry/proto/collector/trace/v1/trace_service.proto` and what it imports),
-//! by the public numbers of its fields. They are written straight from the spans: messages in between take as many
+//! Encoding of spans in OTLP with protobuf (`opentelemetry/proto/collector/trace/v1/trace_service.proto` and its
+//! imports), by the public field numbers. Spans are encoded directly, as intermediate messages would take as many
 //! instructions as a whole request does.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,11 +11,12 @@ use opentelemetry_sdk::trace::SpanData;
 use prost::Message as _;
 use prost::encoding::{WireType, encoded_len_varint};
 
-/// Bits of a span's flags: whether its parent is remote is known, and is so.
+/// Bit of a span's flags: it is known whether the span's parent is remote.
 const KNOWS_PARENT: u32 = 0x100;
+/// Bit of a span's flags: the span's parent is remote.
 const PARENT_IS_REMOTE: u32 = 0x200;
 
-/// A [`Resource`] as a part of [`encode_request`].
+/// Encodes a [`Resource`], for [`encode_request`].
 pub(super) fn encode_resource(resource: &Resource) -> Vec<u8> {
     let mut attributes = Vec::new();
     for (key, value) in resource {
@@ -26,7 +27,8 @@ pub(super) fn encode_resource(resource: &Resource) -> Vec<u8> {
     encoded
 }
 
-/// An `ExportTraceServiceRequest` with these spans, which are all of one scope. `resource`: of [`encode_resource`].
+/// Encodes an `ExportTraceServiceRequest` with these spans, which all belong to one scope. `resource`: result of
+/// [`encode_resource`].
 pub(super) fn encode_request(resource: &[u8], batch: &[SpanData]) -> Vec<u8> {
     let mut spans = Vec::with_capacity(batch.len() * 640);
     if let Some(first) = batch.first() {
@@ -48,7 +50,8 @@ pub(super) fn encode_request(resource: &[u8], batch: &[SpanData]) -> Vec<u8> {
     request
 }
 
-/// Number of spans that a collector rejected of a batch that it answered with success, and its reason.
+/// Parses a collector's successful answer to a batch: the number of spans that it rejected nevertheless, and the
+/// reason.
 pub(super) fn rejected(answer: &[u8]) -> (u64, String) {
     let partial = ExportTraceServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
     partial.map_or((0, String::new()), |partial| {
@@ -126,7 +129,7 @@ fn put_event(to: &mut Vec<u8>, event: &Event) {
     put_bytes(to, 11, &encoded);
 }
 
-/// Writes a `KeyValue` with its `AnyValue`. A list is written as its text: none is recorded.
+/// Writes a `KeyValue` with its `AnyValue`. A list would be written as text, but none is recorded.
 fn put_attribute(to: &mut Vec<u8>, field: u32, key: &str, value: &Value) {
     let text = match value {
         Value::Bool(_) | Value::I64(_) | Value::F64(_) => None,
@@ -151,7 +154,7 @@ fn put_attribute(to: &mut Vec<u8>, field: u32, key: &str, value: &Value) {
     }
 }
 
-/// Writes a number in base 128. Nearly all are below 128, for which prost's own loop takes six times as many instructions.
+/// Writes a varint. Nearly all numbers are below 128, for which prost's own loop takes six times as many instructions.
 fn put_varint(to: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         to.push(number as u8 | 0x80);
@@ -179,7 +182,7 @@ fn put_number(to: &mut Vec<u8>, field: u32, number: u64) {
     put_varint(to, number);
 }
 
-/// Writes a count, unless it is 0, the default.
+/// Writes a count as a field of a message, unless it is 0, the default.
 fn put_count(to: &mut Vec<u8>, field: u32, count: u32) {
     if count != 0 {
         put_number(to, field, u64::from(count));
@@ -191,7 +194,7 @@ fn put_fixed(to: &mut Vec<u8>, field: u32, bits: u64) {
     to.extend_from_slice(&bits.to_le_bytes());
 }
 
-/// Writes nanoseconds since 1970.
+/// Writes a time as nanoseconds since 1970.
 fn put_time(to: &mut Vec<u8>, field: u32, time: SystemTime) {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     put_fixed(to, field, u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
@@ -208,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// A message of `.proto`, as far as the tests look at it.
+    /// A message of the `.proto` files, with the fields that the tests check.
     #[derive(Clone, PartialEq, prost::Message)]
     struct Request {
         #[prost(message, repeated, tag = "1")]

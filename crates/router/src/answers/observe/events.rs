@@ -1,4 +1,4 @@
-//! An event stream on its way to the client.
+//! Reader of a streamed answer (server-sent events) on its way from an engine to the client.
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memmem, memrchr};
@@ -10,48 +10,49 @@ use super::stop::Reason;
 use super::usage::{Scan, UsageNumbers, is_usage_alone, read_meta, read_usage};
 use super::{AnswerFacts, AnswerFormat, Dialect};
 
-/// Bytes of a line of a stream that may wait for its end.
+/// Longest incomplete line of a stream that is held back until it is complete, in bytes.
 const MAX_LINE: usize = 256 << 10;
 
-/// An event stream. Lines leave it whole, so that a stream that breaks off can be ended well.
+/// Reader of an answer's event stream. Only complete lines are passed on, so that a stream that breaks off can be ended
+/// with an error event.
 #[derive(Debug)]
 pub(crate) struct Events {
     reading: AnswerFormat,
     seen: AnswerFacts,
     told: UsageNumbers,
     reason: Reason,
-    /// Events with data, whatever they carry.
+    /// Number of events with data that have arrived, whatever the data.
     count: u64,
-    /// The beginning of a line, whose end has not come yet.
+    /// The incomplete line at the end of the bytes received so far.
     partial: BytesMut,
-    /// The rest of a line that is too long to wait for its end.
+    /// Search for usage in the rest of a line that is too long to be held back; None if no such line is passing.
     long: Option<Scan>,
-    /// The events that come before anything that the client can use.
+    /// The events before the first one that the client can use; they are held back.
     opening: Preamble,
-    /// The lines of an event that came before its data, where that may be hidden.
+    /// Lines before the data of the open event, held back as long as the event may have to be hidden.
     fields: BytesMut,
-    /// Name of the open event, if it has a meaning.
+    /// Name of the open event, if the router handles it specially.
     name: Name,
-    /// True if more than comments came since this was asked last.
+    /// True if something other than comments has arrived since the last call of `take_progress`.
     has_progress: bool,
-    /// True if the last line that left was an empty one, so that no event is open.
+    /// True if the last line passed on was empty, so that no event is open.
     between: bool,
-    /// True if the line that ends a hidden event has still to come.
+    /// True while a hidden event lacks the empty line that ends it.
     is_hiding: bool,
-    /// True if the event that is open is the last one.
+    /// True if the open event is the last one of the stream.
     is_last: bool,
 }
 
-/// The fate of a line.
+/// Treatment of a line of a stream.
 enum Fate {
     Goes,
-    /// The line is hidden from the client, with the earlier lines of its event that were held back.
+    /// The line is hidden from the client, together with the held-back lines of its event.
     Hidden,
-    /// The line does what the data of its event does.
+    /// The line is held back; it is passed on or hidden together with the data of its event.
     Waits,
 }
 
-/// Meaning of an event's name.
+/// Meaning of an event's name to the router.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Name {
     #[default]
@@ -104,7 +105,7 @@ impl Events {
         self.opening.release()
     }
 
-    /// True if no event is open.
+    /// True if no event is open: the next line begins a new one.
     pub(super) fn is_between(&self) -> bool {
         self.between && !self.is_hiding
     }
@@ -161,7 +162,8 @@ impl Events {
         self.opening.pass(lines)
     }
 
-    /// Lets the beginning of a line go that is too long; its usage is looked for as the rest passes.
+    /// Passes on the beginning of a line that is too long to be held back; the rest is searched for usage as it
+    /// arrives.
     fn let_go(&mut self) -> Bytes {
         let line = self.partial.split().freeze();
         self.between = false;
@@ -183,7 +185,7 @@ impl Events {
         self.opening.pass(fields.freeze())
     }
 
-    /// Examines complete lines on their way to the client.
+    /// Examines complete lines; returns the lines that are passed on to the client.
     fn look(&mut self, lines: Bytes) -> Bytes {
         // Those that go, from the first that does not.
         let mut kept: Option<BytesMut> = None;
@@ -215,7 +217,7 @@ impl Events {
         kept.map_or(lines, BytesMut::freeze)
     }
 
-    /// Looks at a line.
+    /// Examines one complete line and decides what is done with the line.
     fn line(&mut self, line: &[u8]) -> Fate {
         if matches!(line, b"\n" | b"\r\n") {
             self.name = Name::Any;
@@ -255,7 +257,7 @@ impl Events {
         Fate::Goes
     }
 
-    /// Looks at the data of an event. True if it is kept from the client.
+    /// Examines the data of an event; true if the event is hidden from the client.
     fn data(&mut self, data: &[u8]) -> bool {
         if data == b"[DONE]" {
             self.seen.over = true;
@@ -293,8 +295,8 @@ impl Events {
         self.reading.hides_usage && is_usage_alone(data)
     }
 
-    /// Looks whether the data of an event is an error. `is_generated`: whether it looks like a part of the answer;
-    /// `is_end`: whether it says why the answer ends.
+    /// Records the failure if the data of an event is an error; true if so. `is_generated`: whether the data looks like
+    /// a part of the answer; `is_end`: whether the data states why the answer ends.
     fn fails(&mut self, data: &[u8], is_generated: bool, is_end: bool) -> bool {
         let is_first = !self.opening.is_over();
         // Most data need not be read for that.
@@ -320,7 +322,7 @@ impl Events {
     }
 }
 
-/// The event of an error, and what ends a stream after it. `before`: events that came before.
+/// Makes an error event, and the end of the stream after that event. `before`: number of earlier events in the stream.
 pub(crate) fn error_event(dialect: Dialect, kind: &str, code: &str, message: &str, before: u64) -> String {
     let (error, end) = match dialect {
         Dialect::Responses => {
@@ -346,12 +348,12 @@ fn is_field(line: &[u8]) -> bool {
     [&b":"[..], b"event:", b"id:", b"retry:"].iter().any(|field| line.starts_with(field))
 }
 
-/// True if a line whose end has not come has data, as far as can be seen.
+/// True if an incomplete line has data, as far as can be seen from its first byte.
 fn has_data(line: &[u8]) -> bool {
     !matches!(line.first(), None | Some(b':' | b'e' | b'i' | b'r' | b'\r'))
 }
 
-/// True if the name or the data of an event marks the end of the stream in the Responses and the Messages API.
+/// True if the name or the data of an event marks the end of a stream, as in the Responses and the Messages API.
 fn ends(text: &[u8], dialect: Dialect) -> bool {
     const ENDS: [&[u8]; 4] = [b"response.completed", b"response.incomplete", b"response.failed", b"message_stop"];
     // In data they are strings, and quotes within a string are escaped.

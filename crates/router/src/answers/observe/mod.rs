@@ -1,8 +1,7 @@
-//! Reads what an answer says of itself on its way to the client: how many tokens it has, how many were cached, why it
-//! ended.
+//! Extracts facts from an answer on its way to the client: the number of its tokens, how many prompt tokens were
+//! cached, why the answer ended.
 //!
-//! Nothing is parsed but the `usage` objects themselves, the events of a stream up to the first token, and what may be an
-//! error.
+//! Only the `usage` objects, the events of a stream up to the first token, and possible errors are parsed.
 
 mod events;
 mod failure;
@@ -26,31 +25,31 @@ pub(crate) use whole::WholeAnswer;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AnswerFacts {
     pub(crate) usage: Usage,
-    /// Events of a stream from the first one that carries a token.
+    /// Number of events of a stream, counted from the first one that carries a token.
     pub(crate) events: u32,
     /// True if the answer stated a reason for its end.
     pub(crate) finished: bool,
-    /// Reason for its end, if it is a known one.
+    /// Reason for the answer's end, if it is a known one.
     pub(crate) stop: Option<Stop>,
-    /// Error in the answer, or at its end.
+    /// Error that the answer consists of, or ends with; None if it has none.
     pub(crate) failure: Option<Failure>,
-    /// True if the answer has marked its own end.
+    /// True if the answer's own end marker has arrived.
     pub(crate) over: bool,
 }
 
-/// Looks at an answer while it passes.
+/// Examiner of an answer while it passes to the client.
 #[derive(Debug)]
 pub(crate) enum Observer {
-    /// An event stream.
+    /// Examiner of an event stream.
     Events(Events),
-    /// A JSON text.
+    /// Examiner of a JSON text.
     Whole(WholeAnswer),
-    /// An answer that is not examined.
+    /// No examination, for answers of other content types.
     Blind,
 }
 
 impl Observer {
-    /// Makes the observer for an answer of this type.
+    /// Makes the observer for an answer with this content type.
     pub(crate) fn of(content_type: Option<&[u8]>, reading: AnswerFormat) -> Self {
         match content_type.unwrap_or_default() {
             kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(reading)),
@@ -59,7 +58,7 @@ impl Observer {
         }
     }
 
-    /// Returns the part of `data`, and of what was held back, that can go to the client now.
+    /// Takes the next piece of the answer; returns the bytes, held-back ones included, that can go to the client now.
     pub(crate) fn pass(&mut self, data: Bytes) -> Bytes {
         match self {
             Self::Events(events) => events.pass(data),
@@ -68,7 +67,8 @@ impl Observer {
         }
     }
 
-    /// True if something of an answer has come since this was asked last: not comments, nor white space before it.
+    /// True if a part of the answer arrived since the last call; comments, and white space before the answer, do not
+    /// count.
     pub(crate) fn take_progress(&mut self) -> bool {
         match self {
             Self::Events(events) => events.take_progress(),
@@ -77,7 +77,7 @@ impl Observer {
         }
     }
 
-    /// True if a part of the answer is held back until it is known to be no error.
+    /// True if a part of the answer is held back until it is clear whether the answer is an error.
     pub(crate) fn is_holding(&self) -> bool {
         match self {
             Self::Events(events) => events.holds_event(),
@@ -86,7 +86,7 @@ impl Observer {
         }
     }
 
-    /// Returns the part that was held back, without further waiting.
+    /// Returns the held-back bytes at once, without waiting until it is clear whether the answer is an error.
     pub(crate) fn release(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.release(),
@@ -95,7 +95,7 @@ impl Observer {
         }
     }
 
-    /// The error that the answer is, or has come to.
+    /// The error that the answer consists of or has ended with; None so far.
     pub(crate) fn failure(&self) -> Option<Failure> {
         match self {
             Self::Events(events) => events.failure(),
@@ -104,12 +104,12 @@ impl Observer {
         }
     }
 
-    /// True if an answer of this type cannot be empty.
+    /// True if a successful answer with this content type cannot be empty.
     pub(crate) fn expects_some(&self) -> bool {
         !matches!(self, Self::Blind)
     }
 
-    /// Returns what was held back, at the end of an answer that is whole.
+    /// Returns the held-back bytes at the end of a complete answer.
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.rest(),
@@ -118,12 +118,12 @@ impl Observer {
         }
     }
 
-    /// True if a comment can stand here: in a stream between two events, before the first token.
+    /// True if a comment can be inserted now: in a stream, between two events, before the first token.
     pub(crate) fn takes_comments(&self) -> bool {
         matches!(self, Self::Events(events) if events.tokens() == 0 && events.is_between())
     }
 
-    /// Bytes that came and did not leave yet.
+    /// Number of bytes that have arrived but were not passed on yet.
     pub(crate) fn held_back(&self) -> usize {
         match self {
             Self::Events(events) => events.held_back(),
@@ -132,12 +132,12 @@ impl Observer {
         }
     }
 
-    /// True if anything is kept from the client, or may be.
+    /// True if a part of the answer is hidden from the client, or may be.
     pub(crate) fn hides(&self) -> bool {
         matches!(self, Self::Events(events) if events.hides())
     }
 
-    /// Returns what was seen, at the end.
+    /// Returns the facts found in the answer, at its end.
     pub(crate) fn seen(&self) -> AnswerFacts {
         match self {
             Self::Events(events) => events.seen(),
@@ -146,7 +146,7 @@ impl Observer {
         }
     }
 
-    /// Events of a stream that carry tokens, so far.
+    /// Number of events that carry tokens so far; 0 for an answer that is no stream.
     pub(crate) fn tokens(&self) -> u32 {
         match self {
             Self::Events(events) => events.tokens(),
@@ -154,7 +154,7 @@ impl Observer {
         }
     }
 
-    /// An event that ends a stream which broke off; None where the answer is no stream.
+    /// Makes the error event that ends a stream which broke off; None if the answer is no stream.
     pub(crate) fn last_words(&mut self, message: &str, code: &str) -> Option<Bytes> {
         match self {
             Self::Events(events) => Some(events.last_words(message, code)),
@@ -163,7 +163,7 @@ impl Observer {
     }
 }
 
-/// The error that a whole answer in JSON is.
+/// The error that a complete JSON answer consists of; None if it is no error.
 pub(crate) fn error_of(answer: &[u8]) -> Option<Failure> {
     let may_be = failure::may_be_error(answer) || failure::may_be_aborted(answer);
     may_be.then(|| failure::status_of(answer)).flatten().map(|status| Failure { status, is_first: true })
@@ -173,30 +173,30 @@ fn starts(kind: &[u8], wanted: &[u8]) -> bool {
     kind.get(..wanted.len()).is_some_and(|start| start.eq_ignore_ascii_case(wanted))
 }
 
-/// The API that gives a stream its form.
+/// API that determines the format of an answer's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Chunks with choices, and `[DONE]`: chats and completions.
+    /// Chunks with choices, and `[DONE]` at the end: chats and completions.
     Chat,
     /// The events of `/v1/responses`.
     Responses,
     /// The events of `/v1/messages`.
     Messages,
-    /// The objects of SGLang's `/generate`, each with all that was generated before, and `[DONE]`.
+    /// The objects of SGLang's `/generate`, each with all text generated before, and `[DONE]`.
     Generate,
-    /// Any form, at a path that is not known to have a prompt.
+    /// Any format, at a path that is not known to take prompts.
     Other,
 }
 
-/// Way in which an answer is to be read.
+/// Format of an answer, and what is done with parts of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnswerFormat {
-    /// API of the answer.
+    /// API that determines the format of the answer.
     pub(crate) dialect: Dialect,
-    /// True if chunks with nothing but `usage` are kept from the client, who has not asked for them.
+    /// True if chunks that hold only `usage` are hidden from the client, who has not requested them.
     pub(crate) hides_usage: bool,
-    /// True if an error in the answer means that the request failed; false for answers about something else, such as a
-    /// stored answer.
+    /// True if an error in the answer means that the request failed; false for answers that report on something else,
+    /// such as a stored answer.
     pub(crate) finds_errors: bool,
 }
 
@@ -212,7 +212,7 @@ impl Dialect {
         }
     }
 
-    /// The dialect of the errors at a path, with or without a prompt.
+    /// The dialect of the error answers at a path, whether or not the path takes prompts.
     pub(crate) fn at(path: &str) -> Self {
         match path.strip_prefix("/v1/messages") {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => Self::Messages,
@@ -227,7 +227,7 @@ impl Default for AnswerFormat {
     }
 }
 
-/// Parses a value; none if it is missing or of another type.
+/// Parses a JSON value; None if it is missing or of another type.
 fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }

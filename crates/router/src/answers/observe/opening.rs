@@ -1,14 +1,13 @@
-//! The beginning of an event stream: what comes before anything that a client can use, and which events carry something
-//! that the model has generated.
+//! The beginning of an event stream: events before the first one that a client can use, and recognition of events that
+//! carry generated text.
 //!
-//! Engines send comments to keep a connection open, and events that only say that work has begun: a role,
-//! `response.created`, `message_start`. If the first thing after them is an error, another engine can still give the answer,
-//! as long as none of them has gone to the client. So they are held back until an event comes that is neither; those
-//! streams in which the first token is the first event pass without being held.
+//! Engines send comments to keep a connection open, and events that only report that work has begun: a role,
+//! `response.created`, `message_start`. If an error comes right after these, another engine can still answer the
+//! request, provided that none of them has reached the client. So they are held back until another kind of event
+//! arrives; a stream that begins with the first token passes without delay.
 //!
-//! Engines send events before the first token: a role, `response.created`, `message_start`, a ping. Whoever takes the
-//! first of those for the first token takes the engine for many times faster than it is. So the events up to the first
-//! token are read, by the shape that the API gives them; later ones are only counted.
+//! To take one of these events for the first token would make the engine look many times faster than it is. So the
+//! events up to the first token are parsed, in the format of the API; later events are only counted.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,21 +19,21 @@ use serde_json::value::RawValue;
 
 use super::{Dialect, read};
 
-/// Bytes that are held back at most.
+/// Maximum size of the held-back beginning of a stream, in bytes.
 pub(super) const MOST_HELD: usize = 256 << 10;
 
-/// Bytes of an event that says nothing but that the engine lives.
+/// Maximum size of the data of a ping event, in bytes.
 const LONGEST_PING: usize = 96;
 
-/// The lines of a stream that are held back at its beginning.
+/// The held-back lines at the beginning of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Preamble {
     held: BytesMut,
-    /// True once an event has come that goes to the client at once.
+    /// True once an event has arrived that is passed on at once, which ends the preamble.
     is_over: bool,
-    /// True if the held lines have an event, not only comments.
+    /// True if the held-back lines include an event, not only comments.
     has_event: bool,
-    /// True if some comments were dropped, as there were too many.
+    /// True if held-back comments were dropped because there were too many.
     has_dropped: bool,
 }
 
@@ -43,27 +42,27 @@ impl Preamble {
         self.is_over
     }
 
-    /// True if an event is held back.
+    /// True if an event, not only comments, is held back.
     pub(super) fn holds_event(&self) -> bool {
         !self.is_over && self.has_event
     }
 
-    /// True if something that came never goes to the client.
+    /// True if a part of the stream was dropped and never reaches the client.
     pub(super) fn has_dropped(&self) -> bool {
         self.has_dropped
     }
 
-    /// Notes that an event has come which only says that work has begun.
+    /// Records that an event has arrived which only reports that work has begun.
     pub(super) fn note_event(&mut self) {
         self.has_event = true;
     }
 
-    /// Notes that all that comes, and has come, goes to the client.
+    /// Ends the preamble: from now on everything is passed on, held-back lines first.
     pub(super) fn end(&mut self) {
         self.is_over = true;
     }
 
-    /// Returns the lines that go to the client now, of `lines` and of those held before.
+    /// Takes the next lines; returns the lines that are passed on now, held-back ones first.
     pub(super) fn pass(&mut self, lines: Bytes) -> Bytes {
         if self.is_over && self.held.is_empty() {
             return lines;
@@ -80,7 +79,7 @@ impl Preamble {
         if self.is_over { self.held.split().freeze() } else { Bytes::new() }
     }
 
-    /// Ends the beginning, and returns what was held.
+    /// Ends the preamble, and returns the held-back lines.
     pub(super) fn release(&mut self) -> Bytes {
         self.is_over = true;
         self.held.split().freeze()
@@ -99,12 +98,12 @@ pub(super) fn is_ping(data: &[u8]) -> bool {
         || may_be && serde_json::from_slice::<Event<'_>>(data).is_ok_and(|event| names_ping(event.kind.as_bytes()))
 }
 
-/// True for the name of a ping event.
+/// True if `name` is the name of a ping event.
 pub(super) fn names_ping(name: &[u8]) -> bool {
     matches!(name, b"ping" | b"keepalive" | b"keep-alive" | b"keep_alive" | b"heartbeat")
 }
 
-/// True if the data of an event only says that work has begun.
+/// True if the data of an event only reports that work has begun.
 pub(super) fn is_preamble(data: &[u8], dialect: Dialect) -> bool {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -127,7 +126,7 @@ pub(super) fn is_preamble(data: &[u8], dialect: Dialect) -> bool {
     }
 }
 
-/// True if a choice has only its number and the role.
+/// True if a choice holds nothing but its index and the role.
 fn is_empty_choice(choice: &BTreeMap<Cow<'_, str>, &RawValue>) -> bool {
     choice.iter().all(|(name, value)| match &**name {
         "index" => true,
@@ -141,7 +140,7 @@ fn is_nothing(raw: &RawValue) -> bool {
     matches!(raw.get(), "null" | "\"\"" | "[]" | "{}")
 }
 
-/// An event, in any dialect.
+/// Fields of an event that can hold generated output, in any dialect.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Event<'a> {
@@ -169,7 +168,7 @@ struct Event<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// One of the choices of a chunk.
+/// One choice of a chunk.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Choice<'a> {
@@ -183,7 +182,7 @@ struct Choice<'a> {
     logprobs: Option<&'a RawValue>,
 }
 
-/// The text and calls generated since the last event, by the names of all dialects.
+/// The text and tool calls generated since the last event, by the field names of all dialects.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Delta<'a> {
@@ -227,7 +226,7 @@ struct Logprobs<'a> {
     tokens: Option<&'a RawValue>,
 }
 
-/// True if the data of an event carries text, reasoning, a tool call or another part of the answer.
+/// True if the data of an event carries generated output: text, reasoning, a tool call or another part of the answer.
 pub(super) fn is_generated(data: &[u8], dialect: Dialect) -> bool {
     let Ok(event) = serde_json::from_slice::<Event<'_>>(data) else {
         // Streams of paths that have no prompt may be of any form.
@@ -283,13 +282,13 @@ fn is_full_delta(raw: Option<&RawValue>) -> bool {
     .any(is_full)
 }
 
-/// True if a block or an item is a tool call with at least its name.
+/// True if a content block or an item is a tool call with at least a name.
 fn is_call(raw: Option<&RawValue>) -> bool {
     let kind = read::<Delta<'_>>(raw).and_then(|block| read::<Cow<'_, str>>(block.kind));
     kind.is_some_and(|kind| kind.ends_with("tool_use") || kind.ends_with("_call"))
 }
 
-/// True if a value is present and not empty.
+/// True if a JSON value is present and not empty.
 fn is_full(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| !matches!(raw.get(), "null" | "\"\"" | "[]" | "{}"))
 }

@@ -1,4 +1,4 @@
-//! Finds how many tokens an answer says that it has, wherever in it that stands.
+//! Extracts token counts from the `usage` object of an answer, wherever in the answer it is.
 
 use std::sync::LazyLock;
 
@@ -12,38 +12,40 @@ use super::read;
 const NAME: &[u8] = b"\"usage\"";
 static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
 
-/// Bytes that a `usage` object may have.
+/// Maximum size of a `usage` object, in bytes.
 const MOST: usize = 8 << 10;
 
-/// Most `usage` objects in an answer; with more, the answer's own cannot be identified.
+/// Maximum number of `usage` objects in an answer; with more, the answer's own one cannot be identified.
 const MOST_OBJECTS: u32 = 16;
 
-/// Tokens, as an engine counts them.
+/// Token counts of a request, as reported by the engine; None if not reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// Tokens of the prompt, cached or not.
+    /// Prompt tokens, cached ones included.
     pub(crate) prompt: Option<u32>,
-    /// Tokens of the prompt that were in the engine's cache.
+    /// Prompt tokens that were in the engine's cache.
     pub(crate) cached: Option<u32>,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub(crate) output: Option<u32>,
 }
 
-/// Numbers that the `usage` objects said so far. Streams of `/v1/messages` have several, each with some of them.
+/// Numbers from the `usage` objects found so far. Streams of `/v1/messages` have several `usage` objects, each with
+/// some of the numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct UsageNumbers {
-    /// `prompt_tokens`, or `input_tokens`.
+    /// Value of `prompt_tokens`, or of `input_tokens`.
     prompt: Option<u32>,
-    /// `cached_tokens` among the details: part of `prompt`.
+    /// `cached_tokens` in the details, which are part of `prompt`.
     cached: Option<u32>,
-    /// `cache_read_input_tokens` and `cache_creation_input_tokens`, which are not part of `input_tokens`.
+    /// Value of `cache_read_input_tokens`, which is not part of `input_tokens`.
     read: Option<u32>,
+    /// Value of `cache_creation_input_tokens`, which is not part of `input_tokens`.
     created: Option<u32>,
     output: Option<u32>,
 }
 
 impl UsageNumbers {
-    /// Takes over all numbers that another one has.
+    /// Takes over all numbers that are present in `new`.
     pub(super) fn merge(&mut self, new: Self) {
         let Self { prompt, cached, read, created, output } = new;
         self.prompt = prompt.or(self.prompt);
@@ -53,7 +55,7 @@ impl UsageNumbers {
         self.output = output.or(self.output);
     }
 
-    /// The usage in OpenAI's terms: prompt tokens include the cached ones.
+    /// The token counts as in OpenAI's API, where prompt tokens include the cached ones.
     pub(super) fn usage(self) -> Usage {
         let (prompt, cached) = match (self.prompt, self.cached, self.read.or(self.created)) {
             (Some(input), None, Some(_)) => {
@@ -68,13 +70,13 @@ impl UsageNumbers {
     }
 }
 
-/// The last `usage` object in a text that is whole.
+/// Parses the last `usage` object in a complete text; None if there is none.
 pub(super) fn read_usage(text: &[u8]) -> Option<UsageNumbers> {
     let at = memmem::rfind(text, NAME)?;
     parse(&text[at + NAME.len()..]).ok()
 }
 
-/// True if a chunk that has usage has no choices, in whichever way it says so, and is no error.
+/// True if a chunk has usage but no choices (missing, null or empty) and no error.
 pub(super) fn is_usage_alone(chunk: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Chunk<'a> {
@@ -92,8 +94,8 @@ pub(super) fn is_usage_alone(chunk: &[u8]) -> bool {
     })
 }
 
-/// The numbers in a text that is whole, or a piece of one, as SGLang's `/generate` has them: among many others, in an
-/// object that may be long. A number that may be cut off is not there.
+/// Finds the token counts in a text, complete or a piece of one, by the names that SGLang's `/generate` uses in its
+/// `meta_info`, which may be long. A number at the end of a piece, which may be cut off, is left out.
 pub(super) fn read_meta(text: &[u8]) -> UsageNumbers {
     let number = |name: &[u8]| {
         let value = text[memmem::rfind(text, name)? + name.len()..].trim_ascii_start().strip_prefix(b":")?;
@@ -109,19 +111,19 @@ pub(super) fn read_meta(text: &[u8]) -> UsageNumbers {
     }
 }
 
-/// Search for SGLang's `meta_info` in JSON that passes piece by piece; lists of answers are left out, as each has its
-/// own.
+/// Search for the token counts of SGLang's `meta_info` in JSON that arrives in pieces. Lists of answers are skipped, as
+/// each answer has its own `meta_info`.
 #[derive(Debug, Default)]
 pub(super) struct MetaScan {
     pub(super) told: UsageNumbers,
-    /// True if the JSON text is a list; none before its first byte.
+    /// True if the JSON text is a list; None before its first byte.
     is_list: Option<bool>,
-    /// The last bytes that passed, among which a name may have begun.
+    /// The last bytes that passed, in which a JSON name may have begun.
     tail: Vec<u8>,
 }
 
 impl MetaScan {
-    /// Bytes within which a name and its number fit.
+    /// Maximum length of a name with its number, in bytes.
     const LONGEST: usize = 64;
 
     pub(super) fn pass(&mut self, data: &[u8]) {
@@ -141,18 +143,18 @@ impl MetaScan {
     }
 }
 
-/// Search for `usage` objects in JSON that passes piece by piece, which keeps nothing else.
+/// Search for `usage` objects in JSON that arrives in pieces; stores nothing else of the text.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     pub(super) told: UsageNumbers,
-    /// The last bytes that passed, among which a name may have begun.
+    /// The last bytes that passed, in which the name may have begun.
     tail: [u8; NAME.len() - 1],
     tail_len: usize,
-    /// The text behind a name, while its object is not whole.
+    /// The text after the name, while the object is incomplete; None if no object is open.
     open: Option<Vec<u8>>,
-    /// Number of objects of that name.
+    /// Number of `usage` objects found so far.
     objects: u32,
-    /// True if the last one is among them.
+    /// True if the last object found is included in `objects`.
     is_counted: bool,
 }
 
@@ -195,7 +197,7 @@ impl Scan {
         self.objects > MOST_OBJECTS
     }
 
-    /// Takes the text behind a name.
+    /// Starts on the text after a `usage` name.
     fn begin(&mut self, text: &[u8]) {
         self.is_counted = false;
         self.read(&text[..text.len().min(MOST)]);
@@ -232,23 +234,23 @@ impl Scan {
     }
 }
 
-/// Bytes after a name within which its object must begin.
+/// Maximum distance from a name to the start of its object, in bytes.
 const FIRST: usize = 16;
 
-/// True if the value after a name is an object.
+/// True if the value after a JSON name is an object.
 fn is_object(text: &[u8]) -> bool {
     matches!(text.trim_ascii_start(), [b':', rest @ ..] if rest.trim_ascii_start().starts_with(b"{"))
 }
 
-/// Reason for a missing `usage` object.
+/// Reason why no `usage` object could be parsed.
 enum UsageFault {
-    /// The object may come yet.
+    /// The text ends before the object does.
     NotWhole,
-    /// A value other than an object, such as null.
+    /// The name is followed by something other than an object, such as null.
     Other,
 }
 
-/// The object behind a name.
+/// Parses the object after a `usage` name.
 fn parse(text: &[u8]) -> Result<UsageNumbers, UsageFault> {
     let object = match text.trim_ascii_start() {
         [] => return Err(UsageFault::NotWhole),
@@ -267,7 +269,7 @@ fn parse(text: &[u8]) -> Result<UsageNumbers, UsageFault> {
     }
 }
 
-/// A `usage` object, by the names of all dialects. What is of another type than it should be is not there.
+/// A `usage` object, with the field names of all dialects. Fields of a wrong type count as missing.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Object<'a> {

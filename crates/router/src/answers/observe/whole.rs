@@ -1,7 +1,7 @@
-//! An answer that comes as a whole, in JSON.
+//! Reader of a JSON answer that is not streamed.
 //!
-//! An error looks like any other answer until it is read. So an answer whose first name leaves that open is held back until
-//! it is there, as long as it is no longer than an error may be.
+//! An error can be told from other answers only by its content. An answer whose first JSON name leaves open whether it
+//! is an error is therefore held back until it is complete, up to the maximum size of an error.
 
 use bytes::{Bytes, BytesMut};
 
@@ -11,7 +11,7 @@ use super::stop::Reason;
 use super::usage::{MetaScan, Scan};
 use super::{AnswerFacts, AnswerFormat, Dialect};
 
-/// An answer that comes as a whole.
+/// Reader of a JSON answer that is not streamed.
 #[derive(Debug)]
 pub(crate) struct WholeAnswer {
     format: AnswerFormat,
@@ -20,16 +20,16 @@ pub(crate) struct WholeAnswer {
     reason: Reason,
     held: HeldBack,
     failure: Option<Failure>,
-    /// True if something came that is not white space.
+    /// True if something other than white space has arrived.
     has_begun: bool,
 }
 
-/// The beginning of an answer, which may be an error.
+/// The held-back beginning of an answer that may be an error.
 #[derive(Debug)]
 enum HeldBack {
-    /// A single piece, as received.
+    /// The held-back beginning is a single piece, as received.
     Piece(Bytes),
-    /// Several pieces.
+    /// The held-back beginning consists of several pieces, joined.
     Pieces(BytesMut),
     /// Nothing is held back; the answer passes as it comes.
     Over,
@@ -65,7 +65,7 @@ impl WholeAnswer {
         Bytes::new()
     }
 
-    /// Returns what was held back, at the end of an answer that is whole.
+    /// Returns the held-back bytes at the end of a complete answer, after checking whether they are an error.
     pub(super) fn rest(&mut self) -> Bytes {
         let whole = self.release();
         let is_worth_reading = match first_name(&whole) {
@@ -79,7 +79,7 @@ impl WholeAnswer {
         whole
     }
 
-    /// Returns what was held back, which is not looked at any more.
+    /// Returns the held-back bytes, unchecked; later bytes pass as they come.
     pub(super) fn release(&mut self) -> Bytes {
         match std::mem::replace(&mut self.held, HeldBack::Over) {
             HeldBack::Piece(piece) => piece,
@@ -114,16 +114,16 @@ impl WholeAnswer {
     }
 }
 
-/// The kind of answer that begins with a name.
+/// The kind of answer that begins with a given JSON name.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstName {
-    /// The name has not come as a whole.
+    /// The first JSON name has not arrived completely.
     Unknown,
-    /// An answer that is no error.
+    /// The name occurs only in answers that are no errors.
     OfAnswer,
-    /// Either.
+    /// The name occurs in answers as well as in errors.
     OfBoth,
-    /// An error, or a small answer.
+    /// The name occurs in errors, and in small answers.
     OfError,
 }
 

@@ -1,35 +1,35 @@
-//! Blocks in the order of their last use, and the tokens that were used since.
+//! Blocks in the order of their last use, with the number of tokens used since.
 
 use std::collections::HashMap;
 
 use crate::requests::sessions::KeySeed;
 
-/// Blocks that are kept at most. Beyond, half of them are left out: see [`LastUses::is_sampled`].
+/// Maximum number of blocks in the sample. Beyond it, half of the blocks are left out: see [`LastUses::is_sampled`].
 const MOST: usize = 1 << 13;
 
-/// Number of positions after which unused ones are removed.
+/// Maximum number of positions; beyond it, positions that a later use has replaced are removed.
 const POSITIONS: usize = 4 * MOST;
 
-/// A block of a prompt.
+/// A block of a prompt, with its tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UsedBlock {
-    /// Hash of the block and all before it.
+    /// Hash of the block and all blocks before it.
     pub(super) chain: u64,
-    /// Tokens of the block.
+    /// Number of tokens in the block.
     pub(super) tokens: u32,
-    /// Tokens of the block that the prompt may find in a cache: an engine computes the last one of a prompt always.
+    /// Number of tokens in the block that a prompt may find in a cache; the last token of a prompt is always computed.
     pub(super) usable: u32,
 }
 
-/// The order in which a sample of all blocks was used last.
+/// The order in which a sample of all blocks was last used.
 ///
-/// A cache from which what was used least recently goes first holds a block if fewer tokens were used since than fit: its
-/// reuse distance (Mattson et al., 1970). Only blocks count whose hash is below a bound, which falls as there are more of
-/// them, so memory is bounded (fixed-size SHARDS: Waldspurger et al., FAST 2015).
+/// An LRU cache holds a block if the number of tokens used since the block's last use, its reuse distance, is below the
+/// size of the cache (Mattson et al., 1970). Only blocks whose hash is below a bound are in the sample; the bound is
+/// lowered as blocks increase, so that memory is bounded (fixed-size SHARDS: Waldspurger et al., FAST 2015).
 #[derive(Debug)]
 pub(super) struct LastUses {
     positions: HashMap<u64, u32, KeySeed>,
-    /// The blocks by position: a later use has a higher one.
+    /// The blocks by position; a later use has a higher position.
     slots: Vec<Slot>,
     /// Sums of the slots' tokens, as a Fenwick tree.
     tree: Vec<u64>,
@@ -39,13 +39,13 @@ pub(super) struct LastUses {
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// Block; none for tokens without one, such as those of answers.
+    /// Hash of the block; None for tokens without one, such as generated tokens.
     chain: Option<u64>,
     tokens: u32,
 }
 
 impl LastUses {
-    /// Makes an order without blocks.
+    /// Makes an empty order.
     pub(super) fn new() -> Self {
         Self {
             positions: HashMap::with_hasher(KeySeed::new()),
@@ -56,18 +56,19 @@ impl LastUses {
         }
     }
 
-    /// Number of blocks that each one in the sample stands for.
+    /// Number of blocks that each block of the sample represents.
     pub(super) fn scale(&self) -> f64 {
         (self.halvings as f64).exp2()
     }
 
-    /// True if the block is in the sample.
+    /// True if the block with this hash is in the sample.
     pub(super) fn is_sampled(&self, chain: u64) -> bool {
         chain.leading_zeros() >= self.halvings
     }
 
-    /// Uses a prompt's sampled blocks, and as many tokens that no block names, scaled to the sample. Calls `found` for each block
-    /// that was used before, with its usable tokens and the size of the smallest cache that holds it, both of the sample.
+    /// Records the use of a prompt's sampled blocks, and of `unnamed` tokens without a block, scaled to the sample.
+    /// Calls `found` for each block that was used before, with its usable tokens and the size in tokens of the smallest
+    /// cache that holds it, both scaled to the sample.
     pub(super) fn use_prompt(&mut self, blocks: &[UsedBlock], unnamed: u32, mut found: impl FnMut(u32, u64)) {
         for block in blocks {
             if let Some(&position) = self.positions.get(&block.chain) {
@@ -98,7 +99,7 @@ impl LastUses {
         self.add(position, u64::from(slot.tokens));
     }
 
-    /// Adds tokens at a position; the two's complement subtracts.
+    /// Adds tokens at a position; a two's complement subtracts.
     fn add(&mut self, position: u32, tokens: u64) {
         self.tokens = self.tokens.wrapping_add(tokens);
         let mut at = position as usize + 1;
@@ -108,7 +109,7 @@ impl LastUses {
         }
     }
 
-    /// Tokens used before this position.
+    /// Number of tokens at positions before this one.
     fn tokens_before(&self, position: u32) -> u64 {
         let (mut at, mut sum) = (position as usize, 0u64);
         while at > 0 {
@@ -118,7 +119,8 @@ impl LastUses {
         sum
     }
 
-    /// Takes out positions that are free, and blocks that are in the sample no longer, which has been halved so often.
+    /// Removes free positions, and blocks that are no longer in the sample. `halved`: how often the sample was just
+    /// halved.
     fn compact(&mut self, halved: u32) {
         let old = std::mem::take(&mut self.slots);
         self.positions.clear();

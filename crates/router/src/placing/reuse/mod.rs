@@ -1,5 +1,5 @@
-//! Measures what share of prompts caches could hold: the hit rate of one cache, by its size, for the prompts of about the
-//! last hour. `kvatlas.lab.traffic.curve` computes the same of a trace.
+//! Estimate of the share of prompts that caches could hold: the hit rate of one cache, by its size, for the prompts of
+//! about the last hour. `kvatlas.lab.traffic.curve` computes the same from a trace.
 
 mod last_uses;
 
@@ -11,33 +11,34 @@ use serde_json::{Value, json};
 
 use self::last_uses::{LastUses, UsedBlock};
 
-/// Seconds after which a prompt counts half.
+/// Time, in seconds, after which a prompt's weight has halved.
 const HALF_LIFE: f64 = 3600.0;
 
-/// Seconds that pass before counts are made less.
+/// Minimum time, in seconds, between two reductions of the weights.
 const DECAY_EVERY: f64 = 10.0;
 
-/// Sizes of caches between one and twice its tokens: the curve has a step for each.
+/// Number of steps of the curve between one size of a cache and twice that size.
 const STEPS: f64 = 8.0;
 
-/// Factor by which a size is above another one if it has the next step.
+/// Factor by which a size exceeds a step's size to belong to the next step.
 const ABOVE: f64 = 1.0 + 1e-9;
 
-/// A prompt whose request has ended.
+/// The prompt of a request that has ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndedPrompt<'a> {
     pub(crate) model: Option<&'a str>,
-    /// Tokens of the prompt, and of its answer.
+    /// Number of tokens in the prompt.
     pub(crate) tokens: u32,
+    /// Number of tokens in the answer.
     pub(crate) output: u32,
     pub(crate) block_size: u32,
-    /// Content hashes of its blocks.
+    /// Content hashes of the prompt's blocks.
     pub(crate) hashes: &'a [u64],
-    /// Prompt tokens that the engine had cached, if it said so.
+    /// Number of prompt tokens that the engine had cached; None if not reported.
     pub(crate) cached: Option<u32>,
 }
 
-/// Measures what share of prompts caches could hold.
+/// Estimator of the share of prompts that caches could hold.
 #[derive(Debug)]
 pub(crate) struct ReuseMeter(Mutex<Measurement>);
 
@@ -45,30 +46,32 @@ pub(crate) struct ReuseMeter(Mutex<Measurement>);
 struct Measurement {
     uses: LastUses,
     sums: Sums,
-    /// Time until which old prompts have been made to count less, in seconds.
+    /// Time up to which weights have been reduced, in seconds of the router's clock.
     decayed: f64,
     sample: Vec<UsedBlock>,
-    /// Tokens of a block of the last prompt.
+    /// Block size of the last prompt, in tokens.
     block_size: u32,
 }
 
-/// Sums over prompts, with older ones weighted less.
+/// Sums over all prompts, weighted by age.
 #[derive(Debug, Default)]
 struct Sums {
     requests: f64,
     prompt_tokens: f64,
-    /// Usable tokens of all blocks, and what the sample says that they are.
+    /// Number of usable tokens in all blocks, exactly.
     usable: f64,
+    /// Number of usable tokens in all blocks, as extrapolated from the sample.
     usable_by_sample: f64,
-    /// Tokens that were used before, by the step of the smallest cache that holds them.
+    /// Number of tokens that were used before, by the step of the smallest cache that holds them.
     found: BTreeMap<u32, f64>,
-    /// Prompt tokens with a report of cached tokens, and the cached ones.
+    /// Number of prompt tokens in requests with a report of cached tokens.
     told_of: f64,
+    /// Number of prompt tokens that engines reported as cached.
     told_cached: f64,
 }
 
 impl ReuseMeter {
-    /// Makes a measurement that begins at a time, in seconds.
+    /// Makes an estimator that starts at time `now`, in seconds.
     pub(crate) fn new(now: f64) -> Self {
         Self(Mutex::new(Measurement {
             uses: LastUses::new(),
@@ -79,7 +82,7 @@ impl ReuseMeter {
         }))
     }
 
-    /// Adds a prompt.
+    /// Adds the prompt of a request that has ended. `now`: time in seconds.
     pub(crate) fn add(&self, prompt: &EndedPrompt<'_>, now: f64) {
         if prompt.block_size == 0 || prompt.tokens == 0 {
             return;
@@ -97,7 +100,7 @@ impl ReuseMeter {
         measured.sums.rate(blocks * f64::from(measured.block_size))
     }
 
-    /// Returns the measurement in JSON. `fleet_blocks`: blocks that fit into all engines' caches, if that is known.
+    /// Returns the estimate as JSON. `fleet_blocks`: capacity of all engines' caches in blocks; None if unknown.
     pub(crate) fn to_json(&self, fleet_blocks: Option<f64>) -> Value {
         let measured = self.0.lock();
         let sums = &measured.sums;
@@ -177,7 +180,7 @@ impl Measurement {
 }
 
 impl Sums {
-    /// Multiplies all sums by `factor`.
+    /// Multiplies all sums by `factor`, to reduce the weight of older prompts.
     fn times(&mut self, factor: f64) {
         let Self { requests, prompt_tokens, usable, usable_by_sample, found, told_of, told_cached } = self;
         for sum in [requests, prompt_tokens, usable, usable_by_sample, told_of, told_cached] {
@@ -196,25 +199,26 @@ impl Sums {
     }
 }
 
-/// The beginning of the chains of a model's prompts: others share nothing with it.
+/// Initial value of the block hashes of a model's prompts, so that prompts of different models share no block.
 fn seed_of(model: Option<&str>) -> u64 {
     let mut hasher = DefaultHasher::new();
     model.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Hash of a block and all before it, by its content hash. That is mixed well already, so one product is enough.
+/// Hash of a block and all blocks before it, from the block's content hash. As that is well mixed already, one
+/// multiplication is enough.
 fn next_chain(before: u64, content: u64) -> u64 {
     let product = u128::from(before.rotate_left(1) ^ content) * 0x9e37_79b9_7f4a_7c15;
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// The step of the smallest size on the curve that is not below a number of tokens.
+/// The step of the smallest size on the curve that is at least this number of tokens.
 fn step_of(tokens: f64) -> u32 {
     (tokens.max(1.0).log2() * STEPS - 1e-9).ceil() as u32
 }
 
-/// Tokens of the cache at a step of the curve.
+/// Size in tokens of the cache at a step of the curve.
 fn size_of(step: u32) -> f64 {
     (f64::from(step) / STEPS).exp2()
 }
@@ -233,7 +237,7 @@ mod tests {
 
     const SIZE: u32 = 16;
 
-    /// A generator of numbers, the same in each run (SplitMix64).
+    /// Generator of pseudo-random numbers, the same in each run (SplitMix64).
     struct Numbers(u64);
 
     impl Numbers {
@@ -246,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Prompts of conversations that go on, one block after the other, each with a prefix that all have.
+    /// Prompts of growing conversations, in random order, with a prefix common to all conversations.
     fn prompts(count: usize, conversations: u64) -> Vec<Vec<u64>> {
         let mut numbers = Numbers(7);
         let mut open: Vec<Vec<u64>> = (0..conversations).map(|one| vec![1, 2, 3, 1000 + one]).collect();

@@ -1,7 +1,7 @@
-//! Claims of sites about a prompt, checked against the engine's report when the request ends, and reported to the service
-//! above sites.
+//! Sites' claims about their caches, compared with the engine's report when the request ends, and reported to the
+//! service that indexes many sites.
 //!
-//! A request's end only puts the report into a bounded queue; one task sends them.
+//! The end of a request only adds the report to a bounded queue; one task sends the reports.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -16,16 +16,16 @@ use super::SitesService;
 use crate::engines::json_fields::{pick, read};
 use crate::remote::{JSON, post};
 
-/// Time within which a report must be taken.
+/// Time limit for sending a report.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A site's claim about the cached tokens of a prompt, until its engine reports them. A claim that is dropped is of a
-/// request that did not finish.
+/// A site's claim about the cached tokens of a prompt, until the engine reports them. Dropping it counts the request as
+/// not finished.
 pub(crate) struct Claim {
     global: Arc<SitesService>,
     model: String,
     site: Arc<str>,
-    /// None: the site might have anything.
+    /// Minimum and maximum number of cached tokens; None if the site might have anything.
     pub(crate) bounds: Option<(u32, u32)>,
     is_over: bool,
 }
@@ -35,8 +35,9 @@ impl Claim {
         Self { global: global.clone(), model: model.to_owned(), site: site.clone(), bounds, is_over: false }
     }
 
-    /// Reports the claim after a successful request; `cached`: tokens that the engine had cached, if it said so.
-    /// `is_other`: of another prompt, as it counts other tokens.
+    /// Reports the claim after a successful request. `cached`: number of tokens that the engine had cached, None if not
+    /// reported; `is_other`: whether the engine counted the prompt's tokens differently, so that the comparison means
+    /// nothing.
     pub(crate) fn report(mut self, cached: Option<u32>, is_other: bool) {
         self.is_over = true;
         let reports = &self.global.reports;
@@ -69,7 +70,7 @@ impl Drop for Claim {
     }
 }
 
-/// Sends reports for as long as the router lives.
+/// Sends queued reports; returns only when the router ends.
 pub(crate) async fn run(global: Arc<SitesService>) {
     let Some(mut waiting) = global.reports.waiting.lock().take() else { return };
     let mut has_complained = false;
@@ -99,9 +100,9 @@ pub(crate) async fn run(global: Arc<SitesService>) {
     }
 }
 
-/// Capacity of the queue of reports.
+/// Maximum number of reports that wait to be sent.
 const QUEUE: usize = 1024;
-/// The outcomes of placed requests whose site's bounds were asked for.
+/// Names of the outcomes of requests placed with bounds of a site, in the metrics.
 pub(crate) const REPORTED: [&str; 9] = [
     "compared",
     "nothing_claimed",
@@ -123,9 +124,9 @@ pub(super) const NOT_TAKEN: usize = 6;
 pub(super) const REFUSED: usize = 7;
 pub(super) const UNKNOWN_SITE: usize = 8;
 
-/// Reports on their way.
+/// Queue of reports, and counts by outcome.
 pub(crate) struct Reports {
-    /// Requests by [`REPORTED`].
+    /// Number of requests placed with bounds of a site, by the outcome of the comparison ([`REPORTED`]).
     pub(crate) counts: [AtomicU64; REPORTED.len()],
     pub(super) queue: mpsc::Sender<Report>,
     pub(super) waiting: Mutex<Option<mpsc::Receiver<Report>>>,

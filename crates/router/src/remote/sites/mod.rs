@@ -1,13 +1,13 @@
-//! The service above many sites, where this router's "engines" are sites.
+//! Client of the service that indexes many sites, for routers whose "engines" are sites.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `mod.rs` | questions, which sites can hold how much of a prompt, and their answers |
-//! | `claims.rs` | what it is told after a request: what the site's engine had cached |
+//! | `mod.rs` | lookups: how much of a prompt each site can hold |
+//! | `claims.rs` | reports to the service after a request: how much of the prompt the site's engine had cached |
 //!
-//! A question never holds a request up for longer than `global_timeout`. One that takes longer goes on by itself, so that
-//! its connection is there for the next one; after several in a row that came to nothing there is a pause without
-//! questions, in which requests are placed by load.
+//! A lookup never delays a request by more than `global_timeout`. A lookup that takes longer continues in the
+//! background, so that its connection is usable for the next one; after several failures in a row, lookups pause, and
+//! requests are placed by load meanwhile.
 
 mod claims;
 
@@ -32,16 +32,16 @@ use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
 use crate::remote::{JSON, Question, post, service_at};
 
-/// Time limit of a lookup, even if nobody waits for it any more.
+/// Time limit of a lookup, even after its request has been placed without it.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Consecutive failures after which lookups pause.
+/// Number of successive failures after which lookups pause.
 const FAILURES: u32 = 3;
-/// The pause, in milliseconds.
+/// Length of that pause, in milliseconds.
 const PAUSE: u64 = 1000;
-/// Time for which a connection is kept without a question. The service keeps it for longer.
+/// Time after which an unused connection is closed; the service keeps connections for longer.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// The outcomes of questions.
+/// Names of the outcomes of lookups, in the metrics.
 pub(crate) const ANSWERS: [&str; 6] =
     ["answered", "unanswered", "refused", "unknown_keyspace", "other_block_size", "not_asked"];
 const ANSWERED: usize = 0;
@@ -51,22 +51,22 @@ const UNKNOWN_KEYSPACE: usize = 3;
 const OTHER_BLOCK_SIZE: usize = 4;
 const NOT_ASKED: usize = 5;
 
-/// The service above many sites.
+/// Client of the service that indexes many sites.
 pub(crate) struct SitesService {
     at: Arc<Engine>,
     routing_group: String,
     patience: Duration,
-    /// The shard of its connections for who serves no requests.
+    /// Shard of the connections used by tasks that serve no requests.
     pub(crate) own_shard: usize,
-    /// Questions by [`ANSWERS`].
+    /// Number of lookups, by the outcome ([`ANSWERS`]).
     pub(crate) questions: [AtomicU64; ANSWERS.len()],
-    /// Questions in a row that came to nothing.
+    /// Number of successive failed lookups.
     failures: AtomicU32,
-    /// Time from which the service is asked again, in milliseconds.
+    /// Time until which lookups pause, in milliseconds of the router's clock.
     asked_again: AtomicU64,
-    /// True if it was said that the service does not answer.
+    /// True if it has been logged that the service does not answer.
     is_away: AtomicBool,
-    /// True if it was said that the service refuses, or has blocks of another size.
+    /// True if it has been logged that the service refuses lookups, or has another block size.
     has_complained: AtomicBool,
     pub(crate) reports: Reports,
 }
@@ -97,7 +97,7 @@ impl SitesService {
         })
     }
 
-    /// Looks up how much of a prompt each site can hold. None without a timely answer.
+    /// Looks up how much of a prompt each site can hold; None without a timely answer.
     pub(crate) async fn look_up(&self, shard: usize, question: Question<'_>) -> Option<Arc<Bounds>> {
         let (result, bounds) = self.ask(shard, question).await;
         self.questions[result].fetch_add(1, Relaxed);
@@ -169,7 +169,7 @@ impl SitesService {
         }
     }
 
-    /// Logs once that all lookups fail.
+    /// Logs the reason why all lookups fail, once.
     fn complain(&self, what: impl FnOnce() -> String) {
         if !self.has_complained.swap(true, Relaxed) {
             tracing::warn!("requests are placed without knowing what sites hold: {}", what());
@@ -177,13 +177,13 @@ impl SitesService {
     }
 }
 
-/// The code of a refusal.
+/// The error code in a refusal of the service; None if there is none.
 fn code(answer: &[u8]) -> Option<String> {
     let [code] = pick(answer, ["code"])?;
     read(code)
 }
 
-/// The service's answer, in tokens.
+/// Answer of the service to a lookup; figures are in tokens.
 #[derive(Deserialize)]
 struct GlobalAnswer {
     block_size: u32,
@@ -207,14 +207,14 @@ struct Probe {
     at_least: u32,
 }
 
-/// Bounds of how much of one prompt each site can hold, in tokens.
+/// Bounds on how much of one prompt each site holds, in tokens.
 pub(crate) struct Bounds {
     pub(crate) model: String,
-    /// Bounds of sites that surely have something, and of a doubted site whose claims are to be tried now.
+    /// Bounds of sites that certainly hold something, and of a doubted site whose claim is tested with this request.
     sites: HashMap<String, (u32, u32)>,
-    /// Upper bound for every site that is not listed.
+    /// Upper bound, in tokens, for every site that is not listed.
     rest_at_most: u32,
-    /// Sites that may have anything.
+    /// Sites that may hold anything.
     unknown: Vec<String>,
     probe: Option<String>,
 }
@@ -235,7 +235,7 @@ impl Bounds {
         Self { model: model.to_owned(), sites, rest_at_most, unknown, probe }
     }
 
-    /// Returns the bounds where no site has anything.
+    /// Makes the bounds for a prompt that is in no site's cache.
     fn nobody(question: Question<'_>) -> Self {
         Self {
             model: question.model.to_owned(),
@@ -246,7 +246,7 @@ impl Bounds {
         }
     }
 
-    /// Tokens that a site has at least and at most; None if it may have anything.
+    /// Minimum and maximum number of tokens that a site holds; None if it may hold anything.
     pub(crate) fn of(&self, site: &str) -> Option<(u32, u32)> {
         match self.sites.get(site) {
             Some(bounds) => Some(*bounds),
@@ -255,7 +255,8 @@ impl Bounds {
         }
     }
 
-    /// Returns what decisions go by: what each site surely has. One that may have anything counts as having nothing.
+    /// Returns what decisions use: the number of blocks that each site certainly holds. A site that may hold anything
+    /// counts as holding nothing.
     pub(crate) fn held(&self, engines: &[Arc<Engine>], block_size: u32) -> Vec<RankDepths> {
         let mut held = Vec::new();
         for engine in engines {
@@ -272,7 +273,7 @@ impl Bounds {
         held
     }
 
-    /// Returns the bounds of these sites in JSON, for programs.
+    /// Returns the bounds of these sites as JSON, for programs.
     pub(crate) fn to_json<'a>(&self, names: impl Iterator<Item = &'a str>) -> Value {
         let one = |name: &str| {
             let bounds = self.of(name);

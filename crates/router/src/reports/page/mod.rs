@@ -1,6 +1,6 @@
-//! The page: its files, what it shows, live, and one decision in detail.
+//! The web page of the router: its files, its live contents, and one decision in detail.
 //!
-//! * `shown`: what is gathered for it, once a second while a page is open.
+//! * `shown`: the page's contents, gathered once a second while a page is open.
 
 mod shown;
 
@@ -22,7 +22,8 @@ use crate::placing::Places;
 
 pub(crate) use self::shown::run;
 
-/// A file of the page. It must not be shown inside another page, nor load anything from elsewhere.
+/// Answers with a file of the page, with headers by which browsers neither frame it in other pages nor load anything
+/// from other servers for it.
 pub(crate) fn file(asset: Asset) -> Response<Answer> {
     let mut response = typed(StatusCode::OK, asset.media_type, asset.bytes);
     let headers = response.headers_mut();
@@ -34,7 +35,7 @@ pub(crate) fn file(asset: Asset) -> Response<Answer> {
     response
 }
 
-/// Answers with the event stream of the page.
+/// Answers with the event stream that keeps the page up to date.
 pub(crate) fn events(page: &Page) -> Result<Response<Answer>, Refusal> {
     let viewer = page.watch().map_err(|full| {
         let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
@@ -48,7 +49,7 @@ pub(crate) fn events(page: &Page) -> Result<Response<Answer>, Refusal> {
     Ok(response)
 }
 
-/// One decision, `?number=N`.
+/// Answers with one decision in detail; the query is `number=N`.
 pub(crate) fn decision(places: &Places, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
     let number = query.and_then(|query| query.strip_prefix("number=")?.parse().ok());
     let number: u64 =
@@ -58,7 +59,7 @@ pub(crate) fn decision(places: &Places, query: Option<&str>) -> Result<Response<
     Ok(json(StatusCode::OK, shown::whole(found, places.policy()).to_string()))
 }
 
-/// Event stream of a viewer.
+/// Body of an answer with a viewer's event stream.
 struct ViewerStream(Viewer);
 
 impl Body for ViewerStream {

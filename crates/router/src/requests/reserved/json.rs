@@ -1,19 +1,19 @@
-//! A body read for its keys and texts, as engines read it: whatever its encoding, and however its texts are written.
+//! Scanner for keys and strings in a body, as an engine reads them: in any encoding, with any escapes.
 //!
-//! A body need not be valid JSON: an engine refuses one that is not, so nothing is at stake.
+//! A body need not be valid JSON: engines refuse invalid ones, so nothing is at risk.
 //!
-//! In JSON every quote that is not escaped is one of these two, so that what is looked for is found without reading what
-//! is between: most of a body are the texts of a prompt.
+//! In JSON every quote that is not escaped begins or ends a string, so reserved parts are found without reading what is
+//! between quotes: most of a body is the text of a prompt.
 
 use kvatlas_prompt::PICTURE_PREFIX;
 use memchr::{memchr_iter, memmem};
 
 use super::{ReservedPart, has_address, is_engine_field};
 
-/// Bytes of a text that are kept: no name of a field is longer.
+/// Number of bytes of a string that are kept; no field's name is longer.
 const KEPT: usize = 512;
 
-/// Fields of a body in which clients write schemas and arguments of their own, whose keys are no fields of the engine's.
+/// Fields of a body with the client's own schemas and arguments, in which keys are not fields of the engine.
 const OF_CLIENTS: [&[u8]; 9] = [
     b"messages",
     b"tools",
@@ -26,7 +26,7 @@ const OF_CLIENTS: [&[u8]; 9] = [
     b"output_format",
 ];
 
-/// The encoding of a body, by its first bytes, as Python's `json` finds it.
+/// Encoding of a body, detected from its first bytes as in Python's `json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Text {
     Utf8,
@@ -45,7 +45,7 @@ impl Text {
         }
     }
 
-    /// True if the body begins as an object of JSON does.
+    /// True if the body begins like a JSON object.
     pub(super) fn is_object(self, body: &[u8]) -> bool {
         let beginning = &body[..body.len().min(KEPT)];
         let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte >= 0x80;
@@ -66,7 +66,8 @@ impl Text {
     }
 }
 
-/// Units of a width in bytes, each as its ASCII character, or as a byte that is none: no other one is looked for.
+/// Code units of `width` bytes: each ASCII character as itself, any other as a non-ASCII byte, as only ASCII is
+/// searched.
 fn units(body: &[u8], width: usize, is_big: bool) -> impl Iterator<Item = u8> + '_ {
     body.chunks_exact(width).map(move |unit| {
         let (low, high) = if is_big { (unit[width - 1], &unit[..width - 1]) } else { (unit[0], &unit[1..]) };
@@ -74,53 +75,54 @@ fn units(body: &[u8], width: usize, is_big: bool) -> impl Iterator<Item = u8> + 
     })
 }
 
-/// The last thing that was read outside of texts.
+/// The last token read outside of strings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     Text,
-    /// A key with its colon.
+    /// A key and its colon.
     Key(Key),
     Other,
 }
 
-/// Kind of a key, by what its value can be.
+/// Kind of a key, by what its value may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
-    /// One of a field that is between the router and its engines.
+    /// Key of a field reserved for the router and its engines.
     Field,
-    /// The name of a picture.
+    /// Key of an image's id.
     Uuid,
-    /// The name of the request.
+    /// Key of the request's id.
     RequestId,
     Other,
 }
 
-/// The escape in which a text is being read.
+/// State of an escape within a string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Escape {
     None,
     Begun,
-    /// The digits so far of four, and their value.
+    /// Number of digits read, of four, and their value.
     Digits(u8, u16),
 }
 
-/// A reader of keys and texts, one byte after the other.
+/// Scanner for keys and strings, which takes one byte after the other.
 pub(super) struct Reader {
     is_object: bool,
     may_write_fields: bool,
     is_in_text: bool,
     escape: Escape,
     kept: Vec<u8>,
-    /// Bytes of the text.
+    /// Length of the current string in bytes.
     length: usize,
     depth: usize,
-    /// True in a field in which keys are the client's own.
+    /// True inside a field whose keys are the client's own.
     is_of_client: bool,
     last: Last,
 }
 
 impl Reader {
-    /// `is_object`: whether the body begins as an object does.
+    /// Makes a scanner. `is_object`: whether the body begins like a JSON object; `may_write_fields`: whether the client
+    /// may write reserved fields.
     pub(super) fn new(is_object: bool, may_write_fields: bool) -> Self {
         Self {
             is_object,
@@ -172,7 +174,7 @@ impl Reader {
         None
     }
 
-    /// The kind of key that the text is that has just ended.
+    /// Kind of the key that the string just read is.
     fn key(&mut self) -> Key {
         let name = &*self.kept;
         if self.length > KEPT {
@@ -224,7 +226,7 @@ impl Reader {
         self.length += 1;
     }
 
-    /// A text has ended.
+    /// Ends a string, and returns the reserved part that it is, if any.
     fn end(&mut self) -> Option<ReservedPart> {
         self.is_in_text = false;
         let of = std::mem::replace(&mut self.last, Last::Text);
@@ -241,27 +243,28 @@ impl Reader {
     }
 }
 
-/// Bytes of the longest key that is compared, each possibly an escape.
+/// Maximum length of a key that is compared, in bytes: 64 characters, each written as an escape.
 const LONGEST: usize = 64 * 6;
 
-/// Hexadecimal digits behind the prefix, from which on a text is taken for one of the router's names.
+/// Number of hexadecimal digits after the prefix by which a string is recognized as one of the router's image ids.
 const DIGITS: usize = 32;
 
-/// The result of a look at the quotes.
+/// Result of a quick scan of a body's quotes.
 pub(super) enum Suspicion {
     /// Nothing in the body is reserved.
     None,
-    /// Unknown: the body must be parsed.
+    /// Undecided: the body must be scanned in full.
     Open,
     Sure(ReservedPart),
 }
 
-/// True if a text is, or could be taken for, one of the router's names of pictures.
+/// True if a string is one of the router's image ids, or could be taken for one.
 pub(super) fn is_picture_name(text: &[u8]) -> bool {
     is_prefixed(text.iter().copied()).is_some_and(|is_name| is_name)
 }
 
-/// Searches a body. `is_object`: whether it begins as an object of JSON does.
+/// Scans a body quickly for reserved parts. `is_object`: whether the body begins like a JSON object;
+/// `may_write_fields`: whether the client may write reserved fields.
 pub(super) fn suspicion(body: &[u8], is_object: bool, may_write_fields: bool) -> Suspicion {
     if !is_object && let Some(found) = in_form(body, may_write_fields) {
         return Suspicion::Sure(found);
@@ -294,7 +297,7 @@ pub(super) fn suspicion(body: &[u8], is_object: bool, may_write_fields: bool) ->
     Suspicion::None
 }
 
-/// True if a key with this value may be of a field that is between the router and its engines.
+/// True if a key with this value may be a field reserved for the router and its engines.
 fn is_suspicious(key: &[u8], value: &[u8]) -> bool {
     let decoded: Vec<u8>;
     let name = if key.contains(&b'\\') {
@@ -315,7 +318,7 @@ fn is_suspicious(key: &[u8], value: &[u8]) -> bool {
     name == b"request_id" && value.trim_ascii_start().strip_prefix(b"\"").is_some_and(|text| !is_plain(text))
 }
 
-/// Searches forms and lines of JSON for reserved names and fields.
+/// Searches forms and lines of JSON for reserved ids and fields.
 fn in_form(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     let is_name = |at: usize| is_picture_name(&body[at..]);
     if memmem::find_iter(body, PICTURE_PREFIX).any(is_name) {
@@ -331,7 +334,7 @@ fn in_form(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     Some(ReservedPart::Field(String::from_utf8_lossy(field).into_owned().into()))
 }
 
-/// True if a text is one of the router's names; none if it does not even begin so.
+/// True if a string is one of the router's image ids; None if it does not even have their prefix.
 fn is_prefixed(mut text: impl Iterator<Item = u8>) -> Option<bool> {
     if !PICTURE_PREFIX.bytes().all(|byte| text.next() == Some(byte)) {
         return None;
@@ -339,7 +342,7 @@ fn is_prefixed(mut text: impl Iterator<Item = u8>) -> Option<bool> {
     Some(text.take(DIGITS).filter(u8::is_ascii_hexdigit).count() == DIGITS)
 }
 
-/// Bytes of a text with escapes resolved, up to its end; 255 for any that are not ASCII.
+/// Bytes of a string with escapes resolved, up to its end; 255 in place of any that are not ASCII.
 fn unescaped(text: &[u8]) -> impl Iterator<Item = u8> + '_ {
     let mut rest = text;
     std::iter::from_fn(move || {

@@ -1,12 +1,12 @@
-//! Detection of names and fields in clients' requests that only the router may write.
+//! Detection of ids and fields in clients' requests that only the router may write.
 //!
-//! An engine does not look at a picture whose name it knows, so that a client with one of the router's names for
-//! another picture would change what others are answered. Fields that are between the router and its engines' connectors
-//! make engines fetch blocks by number, keep them, or connect to an address.
+//! An engine does not examine an image whose id it knows, so a client that used one of the router's ids for another
+//! image would change the answers to others. Fields for the connectors between engines make engines fetch blocks by
+//! number, keep them, or connect to an address.
 //!
-//! Both are looked for in every body that goes to an engine, whether it can be read here or not, as the engine would read
-//! it: after escapes are undone, in UTF-16 and UTF-32 too. A look at the quotes decides at nearly no cost that most bodies
-//! have none of them; only where something stands there is the body read from its beginning.
+//! Every body that goes to an engine is searched for both, whether or not the router can parse it, the way the engine
+//! would read it: with escapes resolved, in UTF-16 and UTF-32 too. A quick scan of the quotes clears most bodies at
+//! nearly no cost; only suspicious ones are scanned in full.
 
 mod json;
 
@@ -21,7 +21,7 @@ use crate::engines::request_head::REQUEST_ID;
 use crate::requests::long_work::LongWork;
 use kvatlas_http::ShownKey;
 
-/// Headers reserved for the router, or for a proxy of an engine.
+/// Headers reserved for the router, or for an engine's own proxy.
 const HEADERS: [&str; 9] = [
     "x-data-parallel-rank",
     "x-data-parallel-host-port",
@@ -40,13 +40,13 @@ const ADDRESSES: [&str; 2] = ["___prefill_addr_", "___decode_addr_"];
 /// A reserved part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ReservedPart {
-    /// A name of a picture.
+    /// An image id that only the router may assign.
     Name,
-    /// A field or header between the router and its engines.
+    /// A field or header for the communication between the router and its engines.
     Field(Cow<'static, str>),
 }
 
-/// True if a client with this key may write fields reserved for the router.
+/// True if a client that has sent this key may write the fields reserved for the router.
 pub(crate) fn may_write_fields(config: &Config, shown: ShownKey) -> bool {
     config.engine_fields == EngineFields::All || shown == ShownKey::AdminKey
 }
@@ -54,7 +54,7 @@ pub(crate) fn may_write_fields(config: &Config, shown: ShownKey) -> bool {
 /// Refuses a head with headers reserved for the router.
 ///
 /// # Errors
-/// A refusal that names the header or field, if there is one.
+/// A refusal that names the header.
 pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
     // A request has few headers: to compare their names takes less than to look each of these up.
     let mut names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("x-"));
@@ -66,11 +66,11 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
     found.map_or(Ok(()), |name| Err(ReservedPart::Field(name.into()).refusal("header")))
 }
 
-/// Refuses a body with names or fields reserved for the router. `may_write_fields`: whether its client may write
-/// fields; `takes_long`: whether that work on the body [does](crate::requests::long_work::takes_long).
+/// Refuses a body with ids or fields reserved for the router. `may_write_fields`: whether the client may write reserved
+/// fields; `takes_long`: whether work on the body [takes long](crate::requests::long_work::takes_long).
 ///
 /// # Errors
-/// A refusal that names the header or field, if there is one.
+/// A refusal that names the field.
 pub(crate) async fn check_body(
     threads: &LongWork,
     may_write_fields: bool,
@@ -95,7 +95,7 @@ fn find(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     }
 }
 
-/// True for a field reserved for the router.
+/// True for the name of a field reserved for the router.
 fn is_engine_field(name: &[u8]) -> bool {
     name.ends_with(b"_transfer_params")
         || name.starts_with(b"bootstrap_")
@@ -110,7 +110,7 @@ fn has_address(id: &[u8]) -> bool {
 }
 
 impl ReservedPart {
-    /// `what`: a header, or a field.
+    /// Makes the refusal of a reserved part. `what`: the word for it, `header` or `field`.
     fn refusal(self, what: &str) -> Refusal {
         match self {
             Self::Name => {
@@ -143,7 +143,7 @@ mod tests {
         Some(ReservedPart::Field(name.into()))
     }
 
-    /// A text with each of these characters written as an escape.
+    /// A text in which each character selected by `which` is written as a JSON escape.
     fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
         text.chars().map(|it| if which(it) { format!("\\u{:04X}", u32::from(it)) } else { it.to_string() }).collect()
     }

@@ -1,7 +1,7 @@
-//! The table of the router's routes: its own and the forwarded ones.
+//! The table of the router's routes: those that it answers itself, and the forwarded ones.
 //!
-//! A path below `/v1/` that the table does not name is forwarded for the admin key only: engines have routes there that
-//! change them for everybody (`/v1/load_lora_adapter`), and get new ones with each release.
+//! A path below `/v1/` that is not in the table is forwarded only for the admin key: engines have routes there that
+//! change them for all clients (`/v1/load_lora_adapter`), and get new ones with each release.
 
 mod model;
 mod table;
@@ -13,18 +13,18 @@ pub(crate) use self::model::{ModelAt, of_query};
 use self::table::{ForwardCondition, LISTED, LISTED_CHANGE, ROUTES};
 pub(crate) use self::table::{ForwardRule, Responder, Route, RouterAnswer, WELCOME};
 
-/// The route of a request.
+/// Result of the search for a request's route.
 #[derive(Debug)]
 pub(crate) enum RouteMatch {
     Route(&'static Route),
-    /// A method for the admin key only; all others may use the listed methods.
+    /// A method for the admin key only; other clients may use the listed methods.
     ForAdmins(&'static Route, Methods),
-    /// A known path with other methods.
+    /// A known path, which accepts only the listed methods.
     WrongMethod(Methods),
     Unknown,
 }
 
-/// The route of a request. `listed`: the paths that the setting `forward` adds.
+/// Finds the route of a request. `listed`: paths that the setting `forward` adds.
 pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch {
     let mut others = Methods(0);
     // True if the path has a row to itself, which says all of it.
@@ -75,12 +75,12 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
     if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
 }
 
-/// True if a path is forwarded only for clients that show a key, and this one showed none.
+/// True if a path is forwarded only for clients with a key, and this client has sent none.
 pub(crate) fn lacks_key(forwarded: ForwardRule, shown: ShownKey, path: &str, listed: &[String]) -> bool {
     forwarded.allowed == ForwardCondition::ToAdmins && shown == ShownKey::Nothing && !is_listed(path, listed)
 }
 
-/// True if the setting `forward` lists a path, or a prefix of it ending in `*`.
+/// True if the setting `forward` lists a path, or a prefix of it followed by `*`.
 fn is_listed(path: &str, listed: &[String]) -> bool {
     listed.iter().any(|rule| match rule.strip_suffix('*') {
         Some(start) => path.starts_with(start),
@@ -88,7 +88,7 @@ fn is_listed(path: &str, listed: &[String]) -> bool {
     })
 }
 
-/// A path as an engine may read it.
+/// The path as an engine may read it: decoded, in lower case, without empty segments.
 fn plain(path: &str) -> String {
     let decoded = kvatlas_http::plain(path.as_bytes());
     let decoded = String::from_utf8_lossy(&decoded).to_ascii_lowercase();
@@ -96,7 +96,7 @@ fn plain(path: &str) -> String {
     segments.fold(String::new(), |path, segment| path + "/" + segment)
 }
 
-/// True if a path has `.` or `..` among its segments, however it writes them (RFC 3986, 5.2.4).
+/// True if a path has a segment `.` or `..`, however encoded (RFC 3986, 5.2.4).
 fn climbs(path: &str) -> bool {
     if !path.bytes().any(|byte| matches!(byte, b'.' | b'%') || !byte.is_ascii()) {
         return false;
@@ -110,11 +110,11 @@ fn climbs(path: &str) -> bool {
     })
 }
 
-/// A path, with at most one parameter: `{id}` is one segment, `{name*}` one or more.
+/// Pattern of a path with at most one parameter: `{id}` matches one segment, `{name*}` one or more.
 #[derive(Debug)]
 struct Pattern {
     text: &'static str,
-    /// Bytes before the parameter, and behind it.
+    /// Number of bytes before the parameter, and after it; None if there is no parameter.
     around: Option<(usize, usize)>,
     is_rest: bool,
 }
@@ -135,7 +135,7 @@ impl Pattern {
         Self { text, around, is_rest }
     }
 
-    /// True if the pattern is one path, without a parameter.
+    /// True if the pattern is a single path, without a parameter.
     const fn is_literal(&self) -> bool {
         self.around.is_none()
     }
@@ -144,7 +144,7 @@ impl Pattern {
         self.parameter(path).is_some()
     }
 
-    /// Returns the parameter in a matching path; empty if the pattern has none.
+    /// Returns the parameter in a matching path, empty if the pattern has none; None if the path does not match.
     fn parameter<'p>(&self, path: &'p str) -> Option<&'p str> {
         let Some((before, behind)) = self.around else { return (path == self.text).then_some("") };
         let (head, tail) = (&self.text[..before], &self.text[self.text.len() - behind..]);
@@ -158,11 +158,11 @@ pub(crate) fn bare(path: &str) -> &str {
     path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
 }
 
-/// A set of methods.
+/// A set of HTTP methods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Methods(u8);
 
-/// The methods that a route can have.
+/// All methods that a route can have; the position is the method's bit in [`Methods`].
 const METHODS: [Method; 6] = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
 const STREAM: Methods = Methods(1);
@@ -176,14 +176,14 @@ impl Methods {
         METHODS.iter().position(|other| other == method).is_some_and(|at| self.0 & (1 << at) != 0)
     }
 
-    /// Lists the methods as in a header `Allow`.
+    /// Lists the methods as in an `Allow` header.
     pub(crate) fn list(self) -> String {
         let names = METHODS.iter().filter(|method| self.has(method)).map(Method::as_str);
         names.collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Removes the trailing slash of a request's path, which engines would answer with a redirection.
+/// Removes the trailing slash of a request's path, which engines would answer with a redirect.
 pub(crate) fn take_off_slash(uri: &mut Uri) {
     let bare = bare(uri.path());
     if bare.len() < uri.path().len() {

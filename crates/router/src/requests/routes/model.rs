@@ -1,4 +1,4 @@
-//! Finds the model that a request names, apart from prompts that are read as a whole.
+//! Extraction of the model that a request names, for requests whose prompts are not parsed.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Bytes of a model's name as a body has it.
+/// Maximum length of a model's name in a body, in bytes.
 const LONGEST_NAME: usize = 4096;
 
-/// Place where a body names the model, if its type does not say otherwise.
+/// Place where a body names the model, unless its content type determines another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelAt {
-    /// The field `model` of a JSON object.
+    /// The model is named in the field `model` of a JSON object.
     Json,
-    /// The field `model` of a form (`multipart/form-data`).
+    /// The model is named in the field `model` of a form (`multipart/form-data`).
     Form,
     Nowhere,
 }
 
 impl ModelAt {
-    /// The model that a body of this type (`Content-Type`) names, if it names one.
+    /// The model named in a body of content type `kind`; None if it names none.
     pub(crate) fn of(self, kind: &str, body: &[u8]) -> Option<String> {
         match self.value(kind, body)? {
             ModelText::Json(value) if value.len() > LONGEST_NAME => None,
@@ -31,7 +31,7 @@ impl ModelAt {
         }
     }
 
-    /// Makes the same body with another model's name.
+    /// Makes the body with another name for the model; None if the body names no model.
     pub(crate) fn renamed(self, kind: &str, body: &[u8], name: &str) -> Option<Vec<u8>> {
         let (old, new) = match self.value(kind, body)? {
             ModelText::Json(value) => (value, serde_json::to_string(name).ok()?),
@@ -43,7 +43,7 @@ impl ModelAt {
         Some([before, new.as_bytes(), behind].concat())
     }
 
-    /// Returns the model's name as written in a body.
+    /// Returns the model's name as written in a body; None if the body names none.
     fn value<'b>(self, kind: &str, body: &'b [u8]) -> Option<ModelText<'b>> {
         if self == Self::Nowhere {
             return None;
@@ -60,17 +60,17 @@ impl ModelAt {
     }
 }
 
-/// A model's name as written in a body, and its position.
+/// A model's name as written in a body, borrowed from it.
 enum ModelText<'b> {
     /// A JSON string, quotes and escapes included.
     Json(&'b str),
-    /// A part of a form.
+    /// The text of a form's field.
     Form(&'b str),
-    /// A value of a query, where bytes may be written as `%XX`.
+    /// A value of a query, in which bytes may be written as `%XX`.
     Url(&'b str),
 }
 
-/// The model that the query of a URL names.
+/// The model named in the query of a URL; None if it names none.
 pub(crate) fn of_query(query: &str) -> Option<String> {
     decoded(query_field(query)?)
 }
@@ -84,12 +84,12 @@ fn decoded(value: &str) -> Option<String> {
     Some(plain).filter(|model| !model.is_empty())
 }
 
-/// Returns the field `model` of a JSON object; the last one, as engines do, if it is repeated.
+/// Returns the field `model` of a JSON object; the last one if it is repeated, as engines do.
 fn json_field(body: &[u8]) -> Option<&str> {
     serde_json::from_slice::<ModelField<'_>>(body).ok()?.0.map(|value| value.get())
 }
 
-/// The field of an object that names the model: nothing is kept of the others.
+/// Parser that keeps only the field `model` of a JSON object.
 struct ModelField<'b>(Option<&'b RawValue>);
 
 impl<'de> Deserialize<'de> for ModelField<'de> {
@@ -127,7 +127,8 @@ impl<'de> Deserialize<'de> for ModelField<'de> {
     }
 }
 
-/// A short field of a form (RFC 7578). `boundary`: what stands between its parts; else its first line says that.
+/// Returns a field of a form (RFC 7578). `boundary`: separator of the form's parts; None to take it from the first
+/// line.
 fn form_field<'b>(body: &'b [u8], boundary: Option<&str>, name: &str) -> Option<&'b str> {
     let mark = match boundary {
         Some(boundary) => format!("--{boundary}").into_bytes(),
@@ -157,7 +158,7 @@ fn form_field<'b>(body: &'b [u8], boundary: Option<&str>, name: &str) -> Option<
     })
 }
 
-/// A parameter of a header's value: `name="value"` or `name=value`, behind a semicolon or at the beginning.
+/// A parameter of a header's value: `name="value"` or `name=value`, after a semicolon or at the beginning.
 fn parameter(text: &str, name: &str) -> Option<String> {
     text.split(';').find_map(|parameter| {
         let (key, value) = parameter.split_once('=')?;

@@ -1,4 +1,4 @@
-//! The rows of the table of routes, the text at `GET /`, and tables for the documentation.
+//! Rows of the table of routes, the text at `GET /`, and tables for the documentation.
 
 use std::sync::LazyLock;
 
@@ -13,66 +13,66 @@ use Access::{Admin, Ask, Open};
 use ForwardCondition::{IfListed, ToAdmins};
 use ModelAt::{Form, Json};
 
-/// The paths below `/v1/` that have no row of their own.
+/// Pattern of the paths below `/v1/` without a row of their own.
 const UNNAMED: &str = "/v1/{path*}";
 
-/// A row of the table: some methods of a path.
+/// A row of the table of routes: some methods of a path.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) methods: Methods,
     pub(super) path: Pattern,
-    /// Key that the route needs.
+    /// Key that the route requires.
     pub(crate) wants: Access,
     pub(crate) to: Responder,
-    /// Description of what the route does, in a few words.
+    /// Short description of the route.
     about: &'static str,
 }
 
-/// The one who answers: the router or an engine.
+/// Place where a request is answered: in the router, or at an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Responder {
-    /// The router.
+    /// The router answers itself.
     Own(RouterAnswer),
-    /// An engine.
+    /// An engine answers.
     Engine(ForwardRule),
 }
 
-/// The kind of request that goes to an engine.
+/// Properties of a request that is forwarded to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForwardRule {
-    /// The API that gives the body its form, if it has a prompt that is read.
+    /// API of the body, if it has a prompt that is parsed; None if it has not.
     pub(crate) endpoint: Option<Endpoint>,
     /// Place where the body names the model.
     pub(crate) model: ModelAt,
-    /// Kind of work for the engine.
+    /// Kind of work that the request is.
     pub(crate) task: Task,
-    /// True if a POST leaves nothing behind at the engine: it may be sent again, though it was sent as a whole before.
+    /// True if a POST has no lasting effect at the engine, so that it may be sent again after it was sent completely.
     pub(crate) repeats: bool,
     pub(crate) allowed: ForwardCondition,
 }
 
-/// Condition under which a path is forwarded at all.
+/// Condition under which a path is forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ForwardCondition {
     Always,
-    /// Forwarded if a client shows a key that allows changes, or the setting `forward` names the path.
+    /// Forwarded if the client sends a key that permits changes, or the setting `forward` lists the path.
     ToAdmins,
-    /// Forwarded if the setting `forward` names the path.
+    /// Forwarded if the setting `forward` lists the path.
     IfListed,
 }
 
 impl Route {
-    /// The pattern of its paths.
+    /// Pattern of the route's paths.
     pub(crate) fn pattern(&self) -> &'static str {
         if self.path.text.is_empty() { "/{path*}" } else { self.path.text }
     }
 
-    /// Returns the parameter in a matching path.
+    /// Returns the parameter in a path that matches the route.
     pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
         self.path.parameter(bare(path)).unwrap_or_default()
     }
 
-    /// True if a request may be sent again after an engine had it as a whole.
+    /// True if a request may be sent again after an engine has received it completely.
     pub(crate) fn may_repeat(&self, method: &Method) -> bool {
         match self.to {
             // Some engines are changed by GET too.
@@ -82,17 +82,17 @@ impl Route {
         }
     }
 
-    /// True if a trailing slash is removed: engines want none at the listed paths.
+    /// True if a trailing slash is removed from the path, as engines accept none at the listed paths.
     pub(crate) fn takes_off_slash(&self) -> bool {
         !self.path.text.is_empty() && !self.is_unnamed()
     }
 
-    /// True for the row of the paths below `/v1/` that have no row of their own.
+    /// True for the row of the paths below `/v1/` without a row of their own.
     pub(crate) fn is_unnamed(&self) -> bool {
         self.path.text == UNNAMED
     }
 
-    /// True if the admin listener answers it without a key.
+    /// True if the admin listener answers the route without a key.
     pub(crate) fn is_for_probes(&self) -> bool {
         matches!(
             self.to,
@@ -101,7 +101,7 @@ impl Route {
     }
 }
 
-/// Requests that the router answers itself: `dispatch` does it.
+/// Requests that the router answers itself, in `dispatch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RouterAnswer {
     Welcome,
@@ -130,12 +130,12 @@ pub(crate) enum RouterAnswer {
 }
 
 impl RouterAnswer {
-    /// True if it needs a body.
+    /// True if the request needs a body.
     pub(crate) fn wants_body(self) -> bool {
         matches!(self, Self::Explain | Self::PeersRequests | Self::AddEngine)
     }
 
-    /// True if its body must be JSON.
+    /// True if the request's body must be JSON.
     pub(crate) fn takes_json(self) -> bool {
         self.wants_body() || matches!(self, Self::RemoveEngine | Self::Drain | Self::Undrain)
     }
@@ -162,12 +162,12 @@ const fn prompt(path: &'static str, endpoint: Endpoint) -> Route {
     forwarded(POST, path, "a prompt that is read", what)
 }
 
-/// Makes the route of something that an engine computes, and does not keep.
+/// Makes the route of work whose result an engine computes and does not store.
 const fn work(path: &'static str, model: ModelAt) -> Route {
     computed(path, model, Task::Alone)
 }
 
-/// Makes the route of something that an engine says of a body without computing with its model.
+/// Makes the route of a request that an engine answers about a body without computing with its model.
 const fn said(path: &'static str) -> Route {
     computed(path, Json, Task::Tell)
 }
@@ -177,7 +177,7 @@ const fn computed(path: &'static str, model: ModelAt, task: Task) -> Route {
     forwarded(POST, path, "computed by the engine", what)
 }
 
-/// Makes the route of something that an engine makes and keeps.
+/// Makes the route of something that an engine creates and stores.
 const fn made(path: &'static str, about: &'static str) -> Route {
     let what = ForwardRule {
         endpoint: None,
@@ -189,7 +189,7 @@ const fn made(path: &'static str, about: &'static str) -> Route {
     forwarded(ANY, path, about, what)
 }
 
-/// Makes the route of something that an engine knows, or keeps for a client.
+/// Makes the route of something that an engine knows, or stores for a client.
 const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Route {
     let what = ForwardRule {
         endpoint: None,
@@ -201,13 +201,13 @@ const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Rout
     forwarded(methods, path, about, what)
 }
 
-/// Makes a route that changes an engine for all its clients, or shows how it is run.
+/// Makes the route of a request that changes an engine for all its clients, or reveals its settings.
 const fn change(path: &'static str, allowed: ForwardCondition) -> Route {
     let what = ForwardRule { endpoint: None, model: ModelAt::Nowhere, task: Task::Tell, repeats: false, allowed };
     forwarded(ANY, path, "changes an engine for everybody", what)
 }
 
-/// Makes the route of whatever else is below `/v1/`: it may be work for a model.
+/// Makes the route of all other paths below `/v1/`, which may be work for a model.
 const fn unnamed() -> Route {
     let what = ForwardRule { endpoint: None, model: Json, task: Task::Tell, repeats: false, allowed: ToAdmins };
     forwarded(ANY, UNNAMED, "what no other row is about", what)
@@ -215,9 +215,10 @@ const fn unnamed() -> Route {
 
 /// Route of the paths in the setting `forward` that change no engine.
 pub(super) static LISTED: Route = made("", "a path that the setting `forward` adds");
+/// Route of the paths in the setting `forward` that change an engine.
 pub(super) static LISTED_CHANGE: Route = change("", IfListed);
 
-/// All routes: the most frequent ones first.
+/// All routes, the most frequent ones first.
 pub(super) static ROUTES: &[Route] = &[
     prompt("/v1/chat/completions", Endpoint::Chat),
     prompt("/v1/completions", Endpoint::Completions),
@@ -375,7 +376,7 @@ pub(super) static ROUTES: &[Route] = &[
     change("/get_server_info", IfListed),
 ];
 
-/// The text that `GET /` answers.
+/// Text of the answer to `GET /`.
 pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
     let mut text = String::from("kvatlas: a router in front of inference engines\n\n");
     for route in ROUTES.iter().filter(|route| matches!(route.to, Responder::Own(_))) {
@@ -396,7 +397,7 @@ pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
 mod tests {
     use super::*;
 
-    /// Formats rows as a table for the documentation, with similar ones in one line.
+    /// Formats rows as a table for the documentation, with similar rows combined.
     fn documented(allowed: Option<ForwardCondition>) -> String {
         let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
         for route in ROUTES {

@@ -1,9 +1,9 @@
-//! Habits that defeat every cache: a client whose prompts begin differently turn after turn, by a time, a counter or an
-//! order that changes.
+//! Detection of sessions that defeat every cache: their prompts begin differently turn after turn, by a time, a counter
+//! or a changing order.
 //!
-//! The last prompts of a session are kept, by the hashes of their blocks. More than one, since an agent's side requests
-//! (a title, a summary) have prompts of their own. A turn that shares next to nothing with any of them is lost work; one
-//! alone is a fresh start, several in a row are a habit.
+//! The recent prompts of a session are stored as the hashes of their blocks: several of them, as an agent's side
+//! requests (a title, a summary) have their own prompts. A turn that shares next to nothing with any of them is lost
+//! work; a single one is a fresh start, several in a row are a habit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,32 +13,34 @@ use serde_json::{Value, json};
 use super::memory::Lru;
 use super::turn::ShownUnder;
 
-/// Sessions whose last prompts are kept, and the bytes of these.
+/// Maximum number of sessions whose recent prompts are stored.
 const MOST: usize = 1 << 14;
+/// Memory for the hashes of all sessions' recent prompts, in bytes.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Prompts of a session that are kept.
+/// Number of prompts stored for each session.
 const KEPT: usize = 3;
 
-/// Blocks below which nothing is lost.
+/// Number of blocks below which a prompt is ignored, as too little could be cached.
 const SHORTEST: usize = 8;
 
-/// Part of the shorter prompt that two share at least if something can be taken from a cache.
+/// Two prompts share too little to use a cache if the common blocks are at most one in this number of the shorter
+/// one's.
 const FEW: usize = 8;
 
-/// Turns in a row that make a habit.
+/// Number of successive turns with changed beginnings that make a habit.
 const IN_A_ROW: u32 = 3;
 
 /// Time after its last turn for which a habit is reported, in seconds.
 const TOLD: f64 = 600.0;
 
-/// Most habits reported at a time.
+/// Maximum number of habits reported at a time.
 const MOST_TOLD: usize = 1024;
 
-/// The last prompts of sessions, and the sessions whose prompts begin differently each time.
+/// The recent prompts of sessions, and the sessions whose prompts begin differently each time.
 pub(super) struct Habits {
     sessions: Lru<Prompts>,
-    /// Number of turns in sessions with changing prompts.
+    /// Number of turns that had a changed beginning by habit.
     turns: u64,
     told: VecDeque<Habit>,
 }
@@ -46,7 +48,7 @@ pub(super) struct Habits {
 #[derive(Debug, Default)]
 struct Prompts {
     last: VecDeque<Arc<[u64]>>,
-    /// Turns in a row that shared next to nothing with the ones before.
+    /// Number of successive turns that shared next to nothing with the turns before.
     lost: u32,
 }
 
@@ -55,7 +57,7 @@ struct Prompts {
 pub(super) struct Habit {
     pub(super) session: u64,
     at: f64,
-    /// The first token from which on its last prompt differs from the ones before, to the block.
+    /// First token, rounded down to a block, at which the session's last prompt differs from the ones before.
     pub(super) differs_at: u32,
     pub(super) tokens: u32,
 }
@@ -65,12 +67,13 @@ impl Habits {
         Self { sessions: Lru::new(MOST, MOST_BYTES), turns: 0, told: VecDeque::new() }
     }
 
-    /// Forgets the prompts of a session whose next one begins anew, and rightly so.
+    /// Drops the prompts of a session whose next prompt begins anew for a good reason.
     pub(super) fn forget(&mut self, session: u64) {
         self.sessions.remove(session);
     }
 
-    /// Looks at a prompt of `tokens` tokens in blocks of `block_size`. Returns a habit when it is seen for the first time.
+    /// Compares a prompt of `tokens` tokens in blocks of `block_size` tokens with the recent ones. Returns the
+    /// session's habit when it is first detected, else None. `now`: time in seconds.
     pub(super) fn look(
         &mut self,
         session: u64,
@@ -112,12 +115,12 @@ impl Habits {
         (lost == IN_A_ROW).then_some(habit)
     }
 
-    /// Turns whose prompts begin differently by habit.
+    /// Number of turns that had a changed beginning by habit.
     pub(super) fn turns(&self) -> u64 {
         self.turns
     }
 
-    /// The habits of the last minutes, for a page. None if there are none.
+    /// The recent habits as JSON, for a page; None if there are none. `now`: time in seconds.
     pub(super) fn to_json(&self, now: f64, shown_under: &ShownUnder) -> Option<Value> {
         let last = self.told.back().filter(|habit| habit.at + TOLD >= now)?;
         Some(json!({
@@ -128,7 +131,7 @@ impl Habits {
         }))
     }
 
-    /// Number of sessions with changing prompts in the last minutes.
+    /// Number of sessions whose prompts changed in this way in the last ten minutes. `now`: time in seconds.
     pub(super) fn count(&self, now: f64) -> usize {
         self.told.iter().filter(|habit| habit.at + TOLD >= now).count()
     }

@@ -1,5 +1,5 @@
-//! The most recent sessions: length, end of the last answer, and its reason, in a map bounded in number and size, which
-//! drops the least recently used.
+//! The most recent sessions: number of turns, end of the last answer, and its reason, in a map limited in number and
+//! size, which drops the least recently used ones.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -9,13 +9,13 @@ use lru::LruCache;
 use super::turn::{Class, Hints, Identity, ShownUnder, Turn};
 use crate::answers::observe::Stop;
 
-/// Most sessions remembered.
+/// Maximum number of sessions remembered.
 const MOST: usize = 1 << 16;
 
-/// Most open child sessions of a session.
+/// Maximum number of ended child sessions remembered for a session.
 const MOST_CHILDREN: usize = 64;
 
-/// The sessions that were seen last.
+/// The most recently used sessions.
 pub(super) struct Memory {
     sessions: Lru<Session>,
     shown_under: ShownUnder,
@@ -25,14 +25,14 @@ pub(super) struct Memory {
 struct Session {
     turns: u32,
     last: Option<AnswerEnd>,
-    /// The sessions that it started and that have come to an end since its last request, each with its last answer.
+    /// Child sessions that have ended since the session's last request, each with its last answer.
     children: Vec<(u64, AnswerEnd)>,
 }
 
-/// An answer that has ended.
+/// End of an answer.
 #[derive(Debug, Clone, Copy)]
 struct AnswerEnd {
-    /// The number of the decision.
+    /// Number of the request's decision.
     id: u64,
     at: f64,
     stop: Option<Stop>,
@@ -47,12 +47,12 @@ impl Memory {
         self.sessions.len()
     }
 
-    /// True if a session's last answer has ended.
+    /// True if an answer of the session has ended.
     pub(super) fn has_answer(&self, session: u64) -> bool {
         self.sessions.get(session).is_some_and(|session| session.last.is_some())
     }
 
-    /// Returns what a request is to its session, without any effect.
+    /// Returns the turn that a request is in its session, without recording it. `now`: time in seconds.
     pub(super) fn look(&self, identity: Identity, hints: Hints, now: f64) -> Turn {
         let Identity { name, source } = identity;
         let session = self.sessions.get(name.key);
@@ -90,14 +90,14 @@ impl Memory {
         }
     }
 
-    /// Notes that a request of a session has come.
+    /// Records the arrival of a session's request.
     pub(super) fn begin(&mut self, turn: &Turn) {
         let session = self.sessions.used(turn.session);
         session.turns = session.turns.saturating_add(1);
         session.children.clear();
     }
 
-    /// Notes that the answer to a request has ended.
+    /// Records the end of the answer to a request. `id`: number of the decision; `now`: time in seconds.
     pub(super) fn end(&mut self, turn: &Turn, id: u64, stop: Option<Stop>, now: f64) {
         let ended = AnswerEnd { id, at: now, stop };
         if let Some(parent) = turn.parent.and_then(|parent| self.sessions.get_mut(parent)) {
@@ -115,7 +115,7 @@ impl Memory {
     }
 }
 
-/// Values by key. Keys are hashes.
+/// Map that drops the least recently used values, limited in number and in bytes. Keys are hashes.
 #[derive(Debug)]
 pub(super) struct Lru<T> {
     slots: LruCache<u64, Slot<T>, KeySeed>,
@@ -154,7 +154,7 @@ impl<T: Default> Lru<T> {
         &mut self.slots.get_or_insert_mut(key, Slot::default).value
     }
 
-    /// Says how many bytes a value takes beside its own size.
+    /// Sets the number of bytes that a value takes besides its own size.
     pub(super) fn weigh(&mut self, key: u64, bytes: usize) {
         let Some(slot) = self.slots.peek_mut(&key) else { return };
         self.bytes = self.bytes - slot.bytes + bytes;
@@ -176,8 +176,7 @@ impl<T: Default> Lru<T> {
     }
 }
 
-/// The seed of the hash of keys. Keys are hashes of what clients say: without a seed, clients could choose keys that
-/// all fall into one place.
+/// Seed for hashing keys. Keys are hashes of clients' inputs: without a seed, clients could choose keys that collide.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeySeed(u64);
 
@@ -195,7 +194,7 @@ impl BuildHasher for KeySeed {
     }
 }
 
-/// The hasher of keys.
+/// Hasher of keys that are hashes already.
 pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {

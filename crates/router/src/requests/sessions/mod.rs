@@ -1,11 +1,12 @@
-//! Sessions: the turns of a chat, the requests of an agent, which belong together. Those without a name are in this file.
+//! Sessions: groups of requests that belong together, as the turns of a chat or the requests of an agent. Sessions
+//! without a name are handled in this file.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `named.rs` | sessions that headers and fields of the body name |
-//! | `memory.rs` | the sessions that were seen last |
+//! | `named.rs` | sessions named in headers and fields of the body |
+//! | `memory.rs` | the most recent sessions |
 //! | `habits.rs` | sessions whose prompts begin differently each time |
-//! | `turn.rs` | the session that a request names, and the request as a part of it |
+//! | `turn.rs` | the session that a request names, and the turn that the request is in its session |
 
 mod habits;
 mod memory;
@@ -38,27 +39,28 @@ use named::Headers;
 use turn::{Class, ShownUnder};
 pub(crate) use turn::{Hints, Identity, Name, Turn};
 
-/// The sessions that requests belong to.
+/// The sessions to which requests belong.
 pub(crate) struct Sessions {
-    /// The places where a session may be named, the first one first.
+    /// Places that may name a session, in the order of the search.
     sources: Vec<Source>,
     own_header: Option<HeaderName>,
     memory: Mutex<Memory>,
     shown_under: ShownUnder,
     habits: Mutex<Habits>,
     chains: Chains,
-    /// Sessions without a name that have begun, and what their keys are made with: no other router makes the same.
+    /// Number of sessions without a name that have begun; also the input for their keys, which no other router
+    /// generates.
     started: AtomicU64,
     has_warned: AtomicBool,
     seed: u64,
-    /// Prompts by the source of their session's name, in the order of [`Source::ALL`], with those without a session
-    /// last.
+    /// Number of prompts by the source of their session's name, in the order of [`Source::ALL`]; those without a
+    /// session last.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
-    /// Prompts of sessions, by [`Kind::ALL`].
+    /// Number of prompts of sessions, by the kind of turn ([`Kind::ALL`]).
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
 }
 
-/// The part of a prompt that identifies the session it continues.
+/// The parts of a prompt by which the session that it continues is found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prompt<'a> {
     pub(crate) hashes: &'a Arc<[u64]>,
@@ -89,7 +91,7 @@ impl Sessions {
         })
     }
 
-    /// Returns the session in a request, and its client's hints.
+    /// Returns the session named in a request, None if none is, and the client's hints.
     pub(crate) fn identify(&self, headers: &HeaderMap, body: &BodyNames) -> (Option<Identity>, Hints) {
         if self.sources.is_empty() {
             return (None, Hints::default());
@@ -100,13 +102,13 @@ impl Sessions {
         (found, headers.hints)
     }
 
-    /// Returns what a request is to its session, without any effect. None if it belongs to no session that is known.
+    /// Returns the turn that a request is in its session, without recording it. None if it belongs to no known session.
     pub(crate) fn look(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Turn> {
         let identity = named.or_else(|| self.continued(prompt).map(unnamed))?;
         Some(self.memory.lock().look(identity, hints, seconds()))
     }
 
-    /// Records a prompt, and returns it as a turn of its session. None if nothing tells which one that is.
+    /// Records a prompt, and returns the turn that it is in its session. None if its session is unknown.
     pub(crate) fn begin(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Arc<Turn>> {
         let identity = named.or_else(|| self.continue_or_start(prompt).map(unnamed));
         let source = identity.and_then(|identity| Source::ALL.iter().position(|source| *source == identity.source));
@@ -124,7 +126,7 @@ impl Sessions {
         Some(Arc::new(turn))
     }
 
-    /// Notes that the answer to a prompt has ended. `id`: the number of the decision.
+    /// Records the end of the answer to a prompt. `id`: number of the decision.
     pub(crate) fn end(&self, turn: &Turn, id: u64, stop: Option<Stop>) {
         self.memory.lock().end(turn, id, stop, seconds());
     }
@@ -154,23 +156,24 @@ impl Sessions {
         }
     }
 
-    /// Returns the number of turns with changing beginnings, and the number of their recent sessions.
+    /// Returns the number of turns with changed beginnings, and the number of sessions that had them lately.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
         let habits = self.habits.lock();
         (habits.turns(), habits.count(seconds()))
     }
 
-    /// The sessions whose prompts begin differently each time, for a page. None if there were none lately.
+    /// The sessions whose prompts begin differently each time, as JSON for a page; None if there were none lately.
     pub(crate) fn habits(&self) -> Option<Value> {
         self.habits.lock().to_json(seconds(), &self.shown_under)
     }
 
-    /// Sessions that are kept in mind.
+    /// Number of sessions that are remembered.
     pub(crate) fn len(&self) -> usize {
         self.memory.lock().len()
     }
 
-    /// The session without a name that a prompt continues. A turn comes after the answer to the one before, and is longer.
+    /// Key of the session without a name that a prompt continues; None if there is none. The next turn of a session
+    /// comes after the answer to the last one, and has a longer prompt.
     fn continued(&self, prompt: Prompt<'_>) -> Option<u64> {
         if !self.sources.contains(&Source::Prefix) {
             return None;
@@ -179,8 +182,8 @@ impl Sessions {
         (prompt.tokens > end.tokens && self.memory.lock().has_answer(end.session)).then_some(end.session)
     }
 
-    /// The session without a name that a prompt continues, or starts. None if such sessions are not looked for, or the
-    /// prompt has no full block.
+    /// Key of the session without a name that a prompt continues or starts. None if sessions without a name are not
+    /// tracked, or the prompt has no full block.
     fn continue_or_start(&self, prompt: Prompt<'_>) -> Option<u64> {
         if prompt.hashes.is_empty() || !self.sources.contains(&Source::Prefix) {
             return None;
@@ -203,19 +206,19 @@ fn unnamed(key: u64) -> Identity {
     Identity { name: Name { key, parent: None }, source: Source::Prefix }
 }
 
-/// Prompts that are kept in mind.
+/// Maximum number of prompts whose ends are remembered.
 const MOST: usize = 1 << 17;
 
-/// Blocks from the end of a prompt among which the end of an earlier one is looked for: 16 K tokens in blocks of 16. Of
-/// recorded turns of coding agents 95 % are shorter than a third of that.
+/// Number of blocks, from the end of a prompt, among which the end of an earlier one is searched: 16 K tokens in blocks
+/// of 16. In recordings of coding agents, 95 % of the turns are shorter than a third of that.
 const LOOKED_AT: usize = 1024;
 
-/// The ends of prompts.
+/// The ends of recent prompts, by which a prompt that continues one of them is recognized.
 struct Chains {
     ends: RwLock<Lru<End>>,
 }
 
-/// The prompt that ends in some block.
+/// The prompt that ends with some block.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct End {
     session: u64,
@@ -227,7 +230,7 @@ impl Chains {
         Self { ends: RwLock::new(Lru::new(MOST, usize::MAX)) }
     }
 
-    /// The longest earlier prompt that this one begins with.
+    /// Returns the longest earlier prompt that is a prefix of this one; None if there is none.
     fn find(&self, hashes: &[u64]) -> Option<End> {
         let ends = self.read();
         let from = hashes.len().saturating_sub(LOOKED_AT);
@@ -249,7 +252,7 @@ impl Chains {
     }
 }
 
-/// The key of a block at some place of a prompt.
+/// Key of a block at a position of a prompt.
 fn key(at: usize, hash: u64) -> u64 {
     hash ^ (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,4 +1,4 @@
-//! Sessions that fields of the body or headers name, and what clients say of a request in others.
+//! Sessions named in fields of the body or in headers, and hints on a request that clients send in other headers.
 //!
 //! | client | headers |
 //! |---|---|
@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use super::turn::{Class, Hints, Name};
 use crate::config::Source;
 
-/// The sessions that the fields of a body name, by the kind of field.
+/// Sessions named in the fields of a body, by the kind of field.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct BodyNames {
     body: Option<Name>,
@@ -40,7 +40,7 @@ impl BodyNames {
         }
     }
 
-    /// The session that fields of this kind name.
+    /// Returns the session named in fields of this kind; None if they name none.
     pub(super) fn name(&self, source: Source) -> Option<Name> {
         match source {
             Source::Body => self.body,
@@ -51,7 +51,7 @@ impl BodyNames {
     }
 }
 
-/// An agent's identity, by the names that Dynamo and vllm-router have for it.
+/// An agent's identity, with the field names of Dynamo and vllm-router.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Context<'a> {
@@ -69,13 +69,13 @@ struct Context<'a> {
     parent_program_id: Option<&'a RawValue>,
     #[serde(borrow)]
     agent_id: Option<&'a RawValue>,
-    /// SGLang's own name of a session.
+    /// SGLang's id of a session.
     #[serde(borrow)]
     id: Option<&'a RawValue>,
 }
 
 impl<'a> Context<'a> {
-    /// The session of an agent's chain, else that of the whole session.
+    /// Returns the most specific session: the agent's own, else the whole session; None if nothing names one.
     fn name(&self) -> Option<Name> {
         let named = |name, parent| {
             let parent: Option<Cow<'_, str>> = text(parent);
@@ -90,7 +90,8 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The agent that an object names. It may be written as a string: not every field takes objects.
+/// Parses an object that identifies an agent. The object may be written as a string, as not every field accepts
+/// objects.
 fn agent(raw: Option<&RawValue>) -> Option<Name> {
     match text(raw) {
         Some(inner) => serde_json::from_str::<Context<'_>>(&inner).ok()?.name(),
@@ -98,7 +99,7 @@ fn agent(raw: Option<&RawValue>) -> Option<Name> {
     }
 }
 
-/// vLLM's further arguments.
+/// Session fields in vLLM's `vllm_xargs`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Arguments<'a> {
@@ -114,7 +115,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Dynamo's further fields.
+/// Session fields in Dynamo's `nvext`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Dynamo<'a> {
@@ -142,7 +143,7 @@ struct Metadata<'a> {
 }
 
 impl Metadata<'_> {
-    /// The session within `user_id`, in the two forms that Claude Code has had, or beside it.
+    /// Returns the session within `user_id`, in either of Claude Code's two formats, or else in `session_id`.
     fn name(&self) -> Option<Name> {
         #[derive(Deserialize)]
         struct User<'a> {
@@ -159,12 +160,12 @@ impl Metadata<'_> {
     }
 }
 
-/// Returns the session in a string or number.
+/// Returns the session named by a string or a number.
 fn plain(raw: Option<&RawValue>) -> Option<Name> {
     text(raw).map(|name| Name::new(name.as_bytes(), None))
 }
 
-/// Returns a non-empty string, or a number as text.
+/// Returns a non-empty string, or a number as text; None for anything else.
 fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     let raw = raw?;
     if raw.get().starts_with(|first: char| first.is_ascii_digit()) {
@@ -177,7 +178,7 @@ fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// The headers of a request that are about its session. Empty ones are as if they were not there.
+/// The headers of a request that concern its session. Empty headers count as missing.
 #[derive(Default)]
 pub(super) struct Headers<'h> {
     own: Option<&'h [u8]>,
@@ -189,17 +190,17 @@ pub(super) struct Headers<'h> {
     thread: Option<&'h [u8]>,
     session: Option<&'h [u8]>,
     session_before: Option<&'h [u8]>,
-    /// The common ones, in the order of [`COMMON`].
+    /// The common headers, in the order of [`COMMON`].
     common: [Option<&'h [u8]>; COMMON.len()],
     parent: Option<&'h [u8]>,
     pub(super) hints: Hints,
 }
 
-/// Headers with a session, of any client.
+/// Headers with a session's id, sent by various clients.
 const COMMON: [&str; 4] = ["x-session-id", "x-session-affinity", "x-opencode-session", "x-hermes-session-id"];
 
 impl<'h> Headers<'h> {
-    /// Reads all headers once. `own`: the header that the configuration names.
+    /// Reads all headers once. `own`: the header named in the configuration.
     pub(super) fn of(headers: &'h HeaderMap, own: Option<&HeaderName>) -> Self {
         let mut found = Self::default();
         for (name, value) in headers {
@@ -255,7 +256,7 @@ impl<'h> Headers<'h> {
         *slot = Some(value);
     }
 
-    /// The session that headers of this kind name.
+    /// Returns the session named in headers of this kind; None if they name none.
     pub(super) fn name(&self, source: Source) -> Option<Name> {
         match source {
             Source::OwnHeader => Some(Name::new(self.own?, self.parent)),
@@ -278,12 +279,12 @@ impl<'h> Headers<'h> {
     }
 }
 
-/// True unless a flag says no.
+/// True unless the value of a flag means no.
 fn is_yes(value: &[u8]) -> bool {
     !["0", "false", "no", "none"].iter().any(|no| value.eq_ignore_ascii_case(no.as_bytes()))
 }
 
-/// Seconds that all tools took of a text like `Bash=742;Read=9`, in milliseconds.
+/// Parses a text such as `Bash=742;Read=9`, in milliseconds, and returns the sum in seconds; None if it has no numbers.
 fn seconds(text: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(text).ok()?;
     let took = text.split(';').filter_map(|tool| tool.rsplit_once('=')?.1.trim().parse::<u32>().ok());

@@ -1,4 +1,4 @@
-//! The session that a request names, and its turn: the request as a part of its session.
+//! The session that a request names, and the turn that the request is in its session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::answers::observe::Stop;
 use crate::config::Source;
 
-/// The key under which names of sessions are shown, so that none is found by guessing it.
+/// Key with which sessions' ids are hashed before they are shown, so that ids cannot be found by guessing.
 #[derive(Clone, PartialEq)]
 pub(crate) struct ShownUnder(Arc<[u8; 32]>);
 
@@ -19,7 +19,7 @@ impl ShownUnder {
         Self(Arc::new(key))
     }
 
-    /// Writes a session's key as records and pages have it.
+    /// Returns a session's id as records and pages show it: hashed, in hexadecimal.
     pub(super) fn hex(&self, session: u64) -> String {
         blake3::keyed_hash(&self.0, &session.to_le_bytes()).to_hex()[..16].to_owned()
     }
@@ -31,29 +31,29 @@ impl fmt::Debug for ShownUnder {
     }
 }
 
-/// A request as a part of its session.
+/// A turn of a session: a request with its position in the session.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Turn {
     pub(crate) session: u64,
     pub(crate) parent: Option<u64>,
     pub(crate) source: Source,
-    /// The number of the request in its session, from 0 on.
+    /// Number of the request in its session, counted from 0.
     pub(crate) number: u32,
     pub(crate) kind: Kind,
-    /// The reason for which the session's previous answer ended.
+    /// Reason for the end of the session's previous answer; None if unknown.
     pub(crate) stop: Option<Stop>,
-    /// Seconds since the end of the session's previous answer.
+    /// Seconds since the end of the session's previous answer; None for the first request.
     pub(crate) pause: Option<f64>,
-    /// The requests that had to end before this one could be made, by the numbers of their decisions.
+    /// Numbers of the decisions of the requests that had to end before this one could be made.
     pub(crate) after: Vec<u64>,
-    /// Seconds since the last of these ends.
+    /// Seconds since the last of the requests in `after` ended; None if there were none.
     pub(crate) delay: Option<f64>,
     pub(crate) hints: Hints,
     pub(crate) shown_under: ShownUnder,
 }
 
 impl Turn {
-    /// Returns the turn in JSON.
+    /// Returns the turn as JSON.
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "key": self.shown_under.hex(self.session),
@@ -69,7 +69,7 @@ impl Turn {
         })
     }
 
-    /// Writes the fields of a record, by the names that traces have for them.
+    /// Writes the turn's fields of a record of decisions, with the names used in traces.
     pub(crate) fn record(&self, fields: &mut Map<String, Value>) {
         let millis = |seconds: f64| (seconds * 1e3).round() as u64;
         let fields_of_turn: [(&str, Value); 10] = [
@@ -88,12 +88,12 @@ impl Turn {
     }
 }
 
-/// Seconds, to the millisecond.
+/// Rounds seconds to the millisecond.
 fn to_millis(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }
 
-/// A session by its name, and the session that started it. Names stay in the request: all else has hashes of them.
+/// Hash of a session's name, and of the name of the session that started it. Names themselves are not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) key: u64,
@@ -106,8 +106,8 @@ impl Name {
         Self { key, parent: parent.map(xxh3_64).filter(|parent| *parent != key) }
     }
 
-    /// Makes the name of an agent, whose own name is unique within a session only. Agents are started by the session
-    /// itself, or by another one of its agents.
+    /// Makes the hash for an agent, whose name is unique only within a session. An agent's parent is the session
+    /// itself, or another agent of the session.
     pub(super) fn of_agent(session: &[u8], agent: &[u8], parent: Option<&[u8]>) -> Self {
         let session = xxh3_64(session);
         let of = |agent| xxh3_64_with_seed(agent, session);
@@ -115,26 +115,26 @@ impl Name {
     }
 }
 
-/// The session that a request names, and what its client says of the request.
+/// The session that a request names, and the place where it is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) name: Name,
     pub(crate) source: Source,
 }
 
-/// The facts that a client tells of a request beside its session.
+/// Facts that a client states about a request besides its session.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Hints {
     pub(crate) class: Option<Class>,
     /// True if the session was compacted since its last request, so that its cached blocks are useless.
     pub(crate) is_compacted: bool,
-    /// True if the client says that the session ends with this request.
+    /// True if the client states that the session ends with this request.
     pub(crate) is_last: bool,
-    /// Seconds that the tools took whose results the request brings.
+    /// Seconds that the tools took whose results are in the request; None if not stated.
     pub(crate) tools: Option<f64>,
 }
 
-/// The part of an agent's work that a request does, as Claude Code names it.
+/// Part of an agent's work that a request does, by Claude Code's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     Main,
