@@ -68,24 +68,24 @@ counts! {
     reconnects,
 }
 
-/// A message of the log, on its way to its stream.
+/// A message of the log, on the way to the task of its stream.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) payload: Bytes,
     /// Sequence number of the message in the log.
     pub(crate) sequence: u64,
-    /// Time of reading, if the message was published just before, which shows that its relay is alive.
+    /// Time at which the message was read, if it was published just before, and so shows that its relay is alive.
     pub(crate) heard: Option<Instant>,
 }
 
-/// The messages of the log for one stream, as its task receives them.
+/// Receiver of the log's messages for one stream's task.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub(crate) messages: mpsc::Receiver<Delivery>,
 }
 
 impl Inbox {
-    /// An inbox that never receives a message.
+    /// Creates an inbox that never receives a message.
     pub(crate) fn empty() -> Self {
         Self { messages: mpsc::channel(1).1 }
     }
