@@ -1,4 +1,4 @@
-//! Streams of loaded snapshots that wait to be registered.
+//! Streams of loaded snapshots that wait for their engines to be registered.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use super::format::Snapshot;
 use crate::state::{KeyedPool, Keyspace, SavedKeyspace, SavedStream, Stream, StreamCopy};
 use kvatlas_stream::Outcome;
 
-/// Origin of a snapshot.
+/// Origin of a snapshot: kind, and path or URL.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    /// `disk`, `peer`, or `store` for the log's object store.
+    /// Kind of origin: `disk`, `peer` for another service, or `store` for the log's object store.
     pub(crate) kind: &'static str,
-    /// Path of the file, or URL.
+    /// Path or URL that the snapshot came from.
     pub(crate) file: String,
 }
 
-/// A stream of a snapshot, taken by the task of the stream.
+/// Saved state of a stream, taken out of a snapshot by the stream's task.
 #[derive(Debug)]
 pub(crate) struct StreamRestore {
     pub(crate) kind: &'static str,
@@ -28,16 +28,16 @@ pub(crate) struct StreamRestore {
     pub(crate) stream: SavedStream,
 }
 
-/// A stream of a snapshot that cannot be used.
+/// Saved state of a stream that cannot be used.
 #[derive(Debug)]
 pub(super) struct RestoreFailure {
-    /// The reason why it cannot be used.
+    /// Reason why the saved state cannot be used.
     pub(super) outcome: Outcome,
-    /// Meanings of the names, if contents are still hashed in the same way.
+    /// Dictionary with the meanings of block names, if content hashes are still computed in the same way.
     pub(super) dictionary: Option<Arc<Dictionary>>,
 }
 
-/// A keyspace of a snapshot.
+/// A keyspace of a loaded snapshot, with the streams that still wait.
 #[derive(Debug)]
 struct KeyspaceRestore {
     kind: &'static str,
@@ -55,7 +55,7 @@ struct KeyspaceRestore {
 pub(super) struct PendingRestores(Vec<KeyspaceRestore>);
 
 impl PendingRestores {
-    /// Adds a snapshot. Returns its numbers of streams and blocks.
+    /// Adds the streams of a snapshot. Returns the numbers of streams and blocks.
     pub(super) fn add(&mut self, snapshot: Snapshot, origin: Origin) -> (u64, u64) {
         let (mut streams, mut blocks) = (0, 0);
         for keyspace in snapshot.keyspaces {
@@ -77,7 +77,7 @@ impl PendingRestores {
         (streams, blocks)
     }
 
-    /// Takes the newest state of a stream, and drops older ones.
+    /// Takes the newest saved state of a stream, and drops older ones.
     pub(super) fn take(
         &mut self,
         keyspace: &Keyspace,
@@ -127,13 +127,13 @@ impl PendingRestores {
         newest.into_values().flatten().collect()
     }
 
-    /// Takes all streams: the worker and the number of blocks of each.
+    /// Takes out all waiting streams: the worker and the number of blocks of each.
     pub(super) fn drain(&mut self) -> Vec<(String, u64)> {
         let streams = self.0.drain(..).flat_map(|waiting| waiting.streams.into_values());
         streams.map(|stream| (stream.head.worker.clone(), stream.blocks())).collect()
     }
 
-    /// Model, routing group and block size of all keyspaces.
+    /// Model, routing group and block size of all keyspaces with waiting streams.
     pub(super) fn keyspaces(&self) -> Vec<(String, String, u32)> {
         self.0.iter().map(|it| (it.model.clone(), it.routing_group.clone(), it.block_size)).collect()
     }

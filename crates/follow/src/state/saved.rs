@@ -1,4 +1,4 @@
-//! A stream's holdings, copied out of the index by its task, and as a snapshot has them.
+//! A stream's holdings, as copied out of the index by the stream's task, and as read from a snapshot.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -16,20 +16,21 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StreamHead {
     pub(crate) worker: String,
-    /// The rank as registered.
+    /// Rank as registered.
     pub(crate) rank: u32,
     pub(crate) topic: String,
     pub(crate) count_copies: bool,
-    /// Last batch before the copy began: each rank's holdings go on from here, or from the rank's own batch.
+    /// Last batch before the copy began; each rank's holdings continue from this batch, or from the rank's own batch if
+    /// later.
     pub(crate) mark: Mark,
-    /// The first batch applied since the last clear.
+    /// Number of the first batch applied since the last clear.
     pub(crate) first: u64,
     pub(crate) partial: bool,
-    /// Ranks that batches named, with the ranks that they are stored under.
+    /// Ranks named in batches, each with the rank that its blocks are stored under.
     pub(crate) claimed: Vec<(u32, u32)>,
-    /// True if a batch has named the registered rank, or none.
+    /// True if a batch has named the registered rank, or no rank.
     pub(crate) plain: bool,
-    /// Sequence number up to which the log was read, if the stream was read from one.
+    /// Sequence number up to which the log was read; `None` if the stream was not read from a log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sequence: Option<u64>,
     /// Check value of the key that content hashes depend on (`Identity::key_check`); 0 for none.
@@ -43,34 +44,34 @@ fn is_none(key: &u32) -> bool {
     *key == 0
 }
 
-/// The state of one rank besides its blocks.
+/// State of one rank besides its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankHead {
-    /// The rank that blocks are stored under.
+    /// Rank that the blocks are stored under.
     pub(crate) rank: u32,
-    /// Last batch that the holdings include.
+    /// Number of the last batch that the holdings include.
     pub(crate) seq: u64,
-    /// True if a block was ever stored under the rank.
+    /// True if a block was ever stored under this rank.
     pub(crate) seen: bool,
     pub(crate) decides: Option<u32>,
     pub(crate) others: Vec<u32>,
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
-    /// Proved names whose blocks are not known yet.
+    /// Proved names of blocks whose contents are not known yet.
     #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
     pub(crate) unknown: UnnamedProofs,
 }
 
-/// Names of blocks that a rank has proved without announcing them, and the names that it has removed since.
+/// Names of blocks that a rank has proved without announcing the blocks, and the names that the rank has removed since.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnnamedProofs {
-    /// Proved names, each with the number of removals after its proof.
+    /// Proved names, each with the number of removals that followed the proof.
     proofs: Vec<(u64, u32)>,
     removals: Vec<u64>,
 }
 
-/// Most removals, and most proofs, that are kept of a rank: 0.2 MB of a head in JSON each.
+/// Maximum number of removals, and of proofs, kept per rank: each is up to 0.2 MB of JSON in a snapshot.
 const MOST_REMOVALS: usize = 8192;
 const MOST_PROOFS: usize = 8192;
 
@@ -103,23 +104,23 @@ impl RankHead {
     }
 }
 
-/// Blocks of a rank, to be written to a file.
+/// Blocks of a rank, to be written to a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct RankBlocks {
     pub(crate) held: RankCopy,
     pub(crate) salts: Vec<SaltedBlock>,
-    /// Blocks that are held because an engine's answer reported them; no batch has named them since.
+    /// Names of blocks known only from an engine's report of cached tokens; no batch has named them since.
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, to be written to a file. Its ranks are in the order of its head's.
+/// A stream, to be written to a snapshot. Ranks are in the same order as in the head.
 #[derive(Debug)]
 pub(crate) struct StreamCopy {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<RankBlocks>,
 }
 
-/// Blocks of a rank, read from a file.
+/// Blocks of a rank, read from a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct SavedRank {
     pub(crate) held: SavedBlocks,
@@ -127,7 +128,7 @@ pub(crate) struct SavedRank {
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, read from a file.
+/// A stream, read from a snapshot.
 #[derive(Debug)]
 pub(crate) struct SavedStream {
     pub(crate) head: StreamHead,
