@@ -135,7 +135,7 @@ pub(crate) struct SavedStream {
     pub(crate) ranks: Vec<SavedRank>,
 }
 
-/// A keyspace, read from a file.
+/// A keyspace with its streams and pools, read from a snapshot.
 #[derive(Debug)]
 pub(crate) struct SavedKeyspace {
     pub(crate) model: String,
@@ -146,7 +146,8 @@ pub(crate) struct SavedKeyspace {
     pub(crate) pools: Vec<KeyedPool>,
 }
 
-/// A pool of a keyspace, with the check value of the key that its content hashes depend on (`Identity::key_check`).
+/// A pool of a keyspace, with the check value of the key that content hashes of its blocks depend on
+/// (`Identity::key_check`).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct KeyedPool {
     pub(crate) key: u32,
@@ -154,12 +155,12 @@ pub(crate) struct KeyedPool {
 }
 
 impl SavedStream {
-    /// Number of blocks held by all ranks: names on the device, and names on other tiers.
+    /// Number of blocks held, summed over all ranks and tiers.
     pub(crate) fn blocks(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.held.blocks()).sum()
     }
 
-    /// The stream as it was written to its file, to be written to another one.
+    /// Copy of the stream, to be written to another snapshot.
     pub(crate) fn to_copy(&self, dictionary: &Dictionary) -> StreamCopy {
         let chain = |piece: &Piece| {
             let (parent, names, contents) = dictionary.get(*piece);
@@ -193,20 +194,20 @@ impl SavedStream {
     }
 }
 
-/// Blocks of a rank, as copied by the stream's task.
+/// Blocks of a rank, as copied out of the index by the stream's task.
 pub(crate) struct CopiedRank {
     pub(crate) blocks: CopyDone,
     pub(crate) salts: Vec<SaltedBlock>,
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, as copied by its task. Its ranks are in the order of its head's.
+/// A stream, as copied by its task. Ranks are in the same order as in the head.
 pub(crate) struct CopiedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<CopiedRank>,
 }
 
-/// Request for a copy of a stream, until a deadline.
+/// Request to a stream's task for a copy of its holdings, until a deadline.
 pub(crate) struct CopyRequest {
     answer: SyncSender<Result<CopiedStream, Skip>>,
     until: Instant,
@@ -223,12 +224,12 @@ impl CopyRequest {
     }
 }
 
-/// Channel of requests to a stream's task for a copy of the holdings.
+/// Channel of requests to a stream's task for copies of the holdings.
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Mutex<Option<mpsc::Sender<CopyRequest>>>);
 
 impl Copies {
-    /// The receiver for a task that begins.
+    /// Receiver of requests, for a task that begins.
     pub(crate) fn listen(&self) -> mpsc::Receiver<CopyRequest> {
         let (sender, receiver) = mpsc::channel(1);
         *self.0.lock() = Some(sender);
@@ -242,7 +243,8 @@ impl Copies {
         Some(answered)
     }
 
-    /// Requests a copy of the holdings, which the task makes between batches, and waits for it up to `wait`.
+    /// Requests a copy of the holdings, which the stream's task makes between batches, and waits for the copy for up to
+    /// `wait`.
     ///
     /// # Errors
     /// The reason why there is no copy.
