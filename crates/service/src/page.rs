@@ -1,4 +1,4 @@
-//! `/ui/events`: the data of the page about this service.
+//! `/ui/events`: data of the page about this service.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
