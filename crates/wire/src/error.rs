@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-/// Reason why a payload is no batch. Whatever is wrong with single events is in
-/// [`Batch::refused`](crate::Batch::refused).
+/// Reason why a payload is no batch. Events that cannot be read are in [`Batch::refused`](crate::Batch::refused).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The payload has no bytes.
+    /// The payload is empty.
     #[error("an empty payload: a batch is a MessagePack array [timestamp, events, rank]")]
     Empty,
     /// The payload is not an array of timestamp and events.
@@ -16,19 +15,19 @@ pub enum Error {
         /// Kind of the value found instead.
         what: String,
     },
-    /// The bytes end before the first event.
+    /// The payload ends before the first event.
     #[error("the payload ends before its events begin, after {bytes} bytes")]
     Truncated {
-        /// Length of the payload.
+        /// Length of the payload, in bytes.
         bytes: usize,
     },
-    /// The payload is no MessagePack from the beginning.
+    /// The payload is not MessagePack, from its first byte on.
     #[error("not MessagePack: the byte 0xc1 begins no value")]
     Malformed,
 }
 
 impl Error {
-    /// A name that stays the same in every release, for programs to test.
+    /// Stable code of the error, the same in every release, for programs to compare.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -53,7 +52,7 @@ macro_rules! reasons {
             /// All reasons, in a fixed order.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// A name in snake case that stays the same in every release: a label for metrics.
+            /// Stable code of the reason in snake case, the same in every release, used as a label of metrics.
             #[must_use]
             pub fn code(self) -> &'static str {
                 match self {
@@ -106,17 +105,17 @@ impl fmt::Display for Reason {
     }
 }
 
-/// An event that could not be decoded.
+/// An event that could not be decoded, or several with the same reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RefusedEvent {
-    /// Number of the event in the batch as sent, from 0.
+    /// Position of the event in the batch as sent, from 0.
     pub at: usize,
-    /// Number of events that this stands for: more than one where those after it went with it.
+    /// Number of events counted here: more than one if later events were lost with it.
     pub events: u64,
     /// Reason why the event was left out.
     pub reason: Reason,
-    /// True if the event may have removed blocks: all but a single store may.
+    /// True if the event may have removed blocks, which is certain not to be so only for a single store.
     pub may_remove: bool,
-    /// Description of what was found, for people.
+    /// Description of what was found instead, for people.
     pub detail: String,
 }
