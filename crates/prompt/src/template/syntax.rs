@@ -1,5 +1,6 @@
-//! The source of a template, read without rendering it: its delimiters, the marks of generated text, statements that add a
-//! value to itself; and concatenations that it only writes, which are written piece by piece.
+//! Source of a template, examined and changed without rendering it: its delimiters, the marks of generated text,
+//! statements that add a value to itself, and concatenations that are only written, which are then written piece by
+//! piece.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Object, Rest};
 use minijinja::{Environment, Error, State, Value, context};
 
-/// The syntax of templates, with white space around blocks trimmed as in transformers.
+/// Syntax of templates, with white space around blocks trimmed as in transformers.
 pub(super) fn syntax() -> SyntaxConfig {
     let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     // Only delimiters can be invalid, and these are the defaults.
@@ -87,7 +88,7 @@ fn doubles(tokens: &[Token<'_>]) -> bool {
     })
 }
 
-/// Name of the function that replaces the concatenations.
+/// Name of the function that replaces concatenations in templates.
 const JOINED: &str = "_kvatlas_joined";
 
 /// Texts to be written one after another.
@@ -158,7 +159,7 @@ pub(super) fn with_pieces(source: &str) -> String {
     made
 }
 
-/// The positions of the operators, if an expression is a sum: names, strings, calls and filters with `+` between them.
+/// Positions of the `+` operators, if an expression is a sum of names, strings, calls and filters; else `None`.
 fn pluses(tokens: &[(Token<'_>, usize, usize)]) -> Option<Vec<(usize, usize)>> {
     const OPERATORS: [&str; 7] = ["if", "else", "and", "or", "not", "in", "is"];
     let (mut found, mut depth, mut is_empty) = (Vec::new(), 0_usize, true);
