@@ -112,7 +112,8 @@ impl Frontier {
         self.proofs.remove(&name);
     }
 
-    /// Whether each name was removed after a moment; `None` if the moment is before the remembered removals.
+    /// Tells for each name whether it was removed after a moment; `None` if the moment is before the remembered
+    /// removals.
     #[must_use]
     pub fn find_removed(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
         let skip = usize::try_from(moment.0.checked_sub(self.since.0)?).ok()?;

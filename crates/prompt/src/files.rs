@@ -21,7 +21,7 @@ pub(crate) const DEFAULT: &str = "default";
 /// Name of the template for requests that offer tools.
 pub(crate) const WITH_TOOLS: &str = "tool_use";
 
-/// What prompts need of a model's files: tokenizer, templates and special tokens.
+/// Parts of a model's files that prompts need: tokenizer, templates and special tokens.
 #[derive(Debug)]
 pub(crate) struct Files {
     /// Path of `tokenizer.json`.

@@ -92,7 +92,7 @@ impl KeptHashes {
         size_of::<BlockHashes>() + tokens
     }
 
-    /// Kept hashes of the leading blocks that a prompt with these tokens shares.
+    /// Content hashes of the leading blocks that a prompt with these tokens shares with the earlier prompt.
     fn of(&self, ids: &Rope<u32>, block_size: usize, lora: Option<&str>, salt: Option<&str>) -> &[u64] {
         let is_alike = |kept: &&BlockHashes| {
             kept.block_size == block_size && kept.lora.as_deref() == lora && kept.salt.as_deref() == salt

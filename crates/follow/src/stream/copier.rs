@@ -338,7 +338,8 @@ impl CopySink for LogSink {
 }
 
 impl Holdings {
-    /// Whether a block was ever stored under a rank, and the state of the rank's reader; `None` for a hybrid model.
+    /// Returns whether a block was ever stored under a rank, and the state of the rank's reader; `None` for a hybrid
+    /// model.
     fn reader_state(&mut self, rank: u32, proven: &mut RankAdoption) -> Option<(bool, ReaderState)> {
         let seen = self.seen.contains(&rank);
         let Some(reader) = self.readers.get_mut(&rank) else { return Some((seen, ReaderState::default())) };

@@ -40,7 +40,7 @@ pub struct ChatTemplate {
 pub struct Variables {
     /// Messages in the form for templates.
     pub messages: Vec<Value>,
-    /// Tools offered to the model; `None` leaves the variable undefined.
+    /// Tools offered to the model; `None` is passed to the template as `none`, which differs from undefined.
     pub tools: Option<Value>,
     /// Documents, for templates with retrieval.
     pub documents: Option<Value>,

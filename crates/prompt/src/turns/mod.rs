@@ -34,7 +34,7 @@ pub struct Turns {
     seed: u64,
 }
 
-/// What is known of the beginning of a body from an earlier turn.
+/// Record of what is known, from an earlier turn, of the beginning of a body.
 #[derive(Debug)]
 pub struct RecalledBody {
     /// Offset of the body's list of messages, in bytes.
