@@ -14,7 +14,7 @@ use kvatlas_index::BlockHash;
 
 /// Maximum number of removals remembered per stream: 1 MiB.
 pub const MOST_REMOVALS: usize = 1 << 17;
-/// Maximum number of names on the frontier of a stream.
+/// Maximum number of proved block names of unknown contents (the frontier) kept per stream.
 pub const MOST_PROOFS: usize = 1 << 15;
 /// Minimum time between two recorded times.
 const BETWEEN_TIMES: Duration = Duration::from_millis(100);
@@ -34,7 +34,8 @@ pub struct FrontierState {
     pub removals: Vec<BlockHash>,
 }
 
-/// Frontier of a stream, with the removals since its oldest proof.
+/// Frontier of a stream: block names that it has proved to be held, of unknown contents, with the removals since the
+/// oldest proof.
 #[derive(Debug)]
 pub struct Frontier {
     /// Names with the latest moment at which they and all blocks before them were proved to be held.
@@ -153,18 +154,18 @@ impl Frontier {
         fresh.into_iter().filter(|name| self.proofs.contains_key(name)).collect()
     }
 
-    /// All names on the frontier.
+    /// All names on the frontier: of blocks proved to be held whose contents are unknown.
     pub fn names(&self) -> impl Iterator<Item = BlockHash> {
         self.proofs.keys().copied()
     }
 
-    /// Number of names on the frontier.
+    /// Number of names on the frontier: of blocks proved to be held whose contents are unknown.
     #[must_use]
     pub fn len(&self) -> usize {
         self.proofs.len()
     }
 
-    /// True if there are no names on the frontier.
+    /// True if no name is on the frontier: the contents of all blocks proved to be held are known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.proofs.is_empty()

@@ -21,7 +21,7 @@ pub struct Publisher {
     seq: u64,
     grain: u32,
     ranks: HashMap<(Arc<str>, u32), Rank>,
-    /// Number of ranks that have each mark.
+    /// Number of ranks that have each mark, by the mark's prefix hash.
     marks: HashMap<u64, u32>,
     /// Marks that were added or removed since the last digest, each with whether it was published before.
     changed: HashMap<u64, bool>,
@@ -84,7 +84,7 @@ impl Publisher {
         self.grain
     }
 
-    /// Number of marks that the site has now.
+    /// Number of marks (prefix hashes) that the site has now.
     #[must_use]
     pub fn marks(&self) -> usize {
         self.marks.len()

@@ -18,9 +18,9 @@ use std::time::Duration;
 pub struct Counts {
     /// Number of sites.
     pub sites: u64,
-    /// Number of different marks over all sites.
+    /// Number of different marks (prefix hashes) over all sites.
     pub marks: u64,
-    /// Number of different sets of more than one site.
+    /// Number of different sets of two or more sites that have a mark in common.
     pub sets: u64,
     /// Allocated memory, in bytes.
     pub bytes: u64,
@@ -103,7 +103,7 @@ pub struct SiteStatus {
     pub life: u64,
     /// Number of the site's last digest.
     pub seq: u64,
-    /// Number of the site's marks.
+    /// Number of the site's marks (prefix hashes).
     pub marks: u64,
     /// Number of bytes of the site's digests so far.
     pub bytes: u64,
@@ -146,7 +146,8 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// Compares a claim of at least `claimed` blocks with the real number. True if the site becomes doubted.
+    /// Compares a site's claim to hold at least `claimed` blocks with the real number, `was`. True if the site becomes
+    /// doubted.
     pub(crate) fn compare(&mut self, claimed: u32, was: u32, grain: u32) -> bool {
         if claimed == 0 {
             return false;

@@ -84,7 +84,7 @@ impl Table {
         }
     }
 
-    /// All marks, with their sets.
+    /// All marks, each with the number of its set of sites.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.shards.iter().flat_map(|shard| &shard.entries);
         entries.filter(|entry| entry.set != EMPTY).map(|entry| (entry.mark(), entry.set))
@@ -184,7 +184,7 @@ pub(crate) struct Sets {
     kept: Vec<Option<SharedSet>>,
     free: Vec<u32>,
     numbers: HashMap<Arc<Bits>, u32>,
-    /// Number of words of all kept sets.
+    /// Number of 64-bit words in all kept sets.
     words: usize,
 }
 
@@ -209,7 +209,8 @@ impl Sets {
         Some(&kept.bits)
     }
 
-    /// Adds a site to the set of a mark: `set` loses the mark, and the returned set gains it.
+    /// Adds a site to the set of sites of one mark, whose present set has number `set`. Returns the number of the
+    /// mark's new set.
     pub(crate) fn with(&mut self, set: Option<u32>, site: usize) -> u32 {
         let Some(set) = set else { return site as u32 };
         if self.has(set, site) {
@@ -221,8 +222,8 @@ impl Sets {
         self.number(bits)
     }
 
-    /// Removes a site from the set of a mark: `set` loses the mark, and the returned set gains it; `None` if no site is
-    /// left.
+    /// Removes a site from the set of sites of one mark, whose present set has number `set`. Returns the number of the
+    /// mark's new set; `None` if no site is left.
     pub(crate) fn without(&mut self, set: u32, site: usize) -> Option<u32> {
         if !self.has(set, site) {
             return Some(set);
@@ -294,7 +295,7 @@ impl Sets {
         }
     }
 
-    /// Number of kept sets.
+    /// Number of kept sets, each of more than one site.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }

@@ -19,7 +19,7 @@ pub struct StreamContext {
     pub config: StreamConfig,
     /// Bytes in buffers, and counts of reached limits, over all streams.
     pub shared: Arc<SharedCounts>,
-    /// Identity by which indexes tell blocks: content hashes, or words that depend on a key.
+    /// Scheme by which indexes identify blocks: by content hashes, or by 64-bit words that depend on a key.
     pub identity: Arc<Identity>,
     /// Hashing schemes by which engines may compute block hashes.
     pub schemes: Arc<[Scheme]>,

@@ -132,7 +132,7 @@ impl Follower {
         Ok(Self { fleet, allow, prompt_queue, running, digests, sole_tokens, sites, sources: Arc::default() })
     }
 
-    /// The registered fleet.
+    /// Fleet of the engines that this follower follows.
     #[must_use]
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
@@ -201,7 +201,7 @@ impl Follower {
         self.sources.write_metrics(out)
     }
 
-    /// Answer to `/workers`.
+    /// Answer to `/workers`, in JSON.
     #[must_use]
     pub fn workers(&self) -> Value {
         report::workers(&self.fleet, None, None)
@@ -315,7 +315,7 @@ impl Follower {
         spooled.ok_or_else(not_ready)
     }
 
-    /// Answer to `/engines`.
+    /// Answer to `/engines`, in JSON.
     #[must_use]
     pub fn engines(&self) -> Value {
         report::engines(&self.fleet)

@@ -42,7 +42,7 @@ pub enum Level {
     Error,
     /// Problems that do not keep the service from working.
     Warning,
-    /// Changes of state.
+    /// Changes of state, such as those of streams.
     Info,
     /// Details for developers.
     Debug,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// State of a stream in its life.
+/// State of an engine's event stream, as shown in answers and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {

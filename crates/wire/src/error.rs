@@ -110,7 +110,7 @@ impl fmt::Display for Reason {
 pub struct RefusedEvent {
     /// Position of the event in the batch as sent, from 0.
     pub at: usize,
-    /// Number of events counted here: more than one if later events were lost with it.
+    /// Number of refused events in this entry: more than one if later events were lost with the first.
     pub events: u64,
     /// Reason why the event was left out.
     pub reason: Reason,

@@ -271,10 +271,10 @@ impl CheckOf<'_> {
 /// Binary logarithm of the number of remembered blocks, which take two megabytes.
 const REMEMBERED_BITS: u32 = 18;
 
-/// Recently seen blocks, each at the place given by its word.
+/// Recently seen blocks, each at the position given by its name in the index.
 struct RecentBlocks {
-    /// Rest of each block's word, with as many check bits as fit. Each entry is written by one store, so it describes
-    /// one block.
+    /// Remembered blocks: of each, the rest of its name in the index, and as many check bits as fit. An entry is
+    /// written at once, so it describes one block.
     entries: Box<[AtomicU64]>,
     collisions: AtomicU64,
 }

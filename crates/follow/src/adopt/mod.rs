@@ -86,9 +86,9 @@ impl Keyspace {
     }
 }
 
-/// Time between two checks of the latest names proved by streams.
+/// Time between two checks of the block names that streams have lately proved their engines to hold.
 const TICK: Duration = Duration::from_millis(100);
-/// Time between two checks of all proved names whose meanings are unknown.
+/// Time between two checks of all block names that engines were proved to hold and whose contents are unknown.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Working time after which the adoption thread rests.
 const SLICE: Duration = Duration::from_millis(2);

@@ -152,7 +152,7 @@ impl Config {
         self.log_key().map(drop)
     }
 
-    /// Identity by which indexes tell blocks: content hashes, or words that depend on a key.
+    /// Scheme by which indexes identify blocks: by content hashes, or by 64-bit words that depend on a key.
     ///
     /// # Errors
     /// [`Error::Config`] if the log's key cannot be read.

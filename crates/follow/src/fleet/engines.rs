@@ -157,7 +157,7 @@ pub struct Blockers {
 }
 
 impl Blockers {
-    /// True if readiness waits for nothing.
+    /// True if no condition of readiness is unmet.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining

@@ -271,7 +271,7 @@ impl Outlet {
         Some(Envelope { id, payload: payload.into(), size, status, since })
     }
 
-    /// Gives back the memory budget of a message that has been acknowledged or given up.
+    /// Frees the memory budget of a message that was acknowledged or given up.
     pub(super) fn note_arrival(&self, packed: &Envelope) {
         self.relay.buffered.fetch_sub(packed.size, Relaxed);
     }

@@ -99,8 +99,8 @@ struct Route {
 }
 
 impl Reader {
-    /// Reads the log until the runtime ends. `questions`: subjects whose relays are to publish all that their streams
-    /// hold.
+    /// Reads the log until the runtime ends. `questions`: receives subjects whose relays are to be asked to publish all
+    /// that their streams hold.
     async fn run(mut self, mut questions: mpsc::Receiver<String>) {
         let mut error = String::new();
         loop {

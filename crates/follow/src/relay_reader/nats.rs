@@ -79,8 +79,8 @@ impl Ends {
 }
 
 impl Reader {
-    /// Reads the log until reading fails. `questions`: subjects whose relays are to publish all that their streams
-    /// hold.
+    /// Reads the log until reading fails. `questions`: receives subjects whose relays are to be asked to publish all
+    /// that their streams hold.
     pub(super) async fn read_nats(&mut self, questions: &mut mpsc::Receiver<String>) -> Result<(), String> {
         let Some(client) = self.relay.client().cloned() else { return Err("not connected".to_owned()) };
         let mut state = self.relay.link.watch();

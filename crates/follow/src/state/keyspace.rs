@@ -44,16 +44,16 @@ pub struct Keyspace {
     changes: Mutex<()>,
     /// Counter of new reservations about streams, by which look-ups notice changes.
     losses: AtomicU64,
-    /// Identity by which the index tells blocks: content hashes, or words that depend on a key.
+    /// Scheme by which the index identifies blocks: by content hashes, or by 64-bit words that depend on a key.
     identity: Arc<Identity>,
     /// Queue of prompts from which blocks may be adopted.
     prompt_queue: Arc<PromptQueue<Self>>,
-    /// True if a stream has proved names of blocks whose contents are unknown.
+    /// True if an engine was proved to hold blocks whose contents are unknown.
     waiting: AtomicBool,
-    /// True if the tokens of a prompt may identify the blocks whose names streams have proved.
+    /// True if the tokens of a prompt may identify the blocks, of unknown contents, that engines were proved to hold.
     nameable: AtomicBool,
-    /// True if the last query, made while names of unknown blocks were proved, had content hashes, which cannot
-    /// identify names.
+    /// True if the last query had content hashes, which cannot identify blocks by the engine's names. Kept while
+    /// engines hold blocks of unknown contents.
     hashed: AtomicBool,
     /// Dictionaries of snapshots whose blocks could not be proved, to be taken by the adoption thread.
     taught: Mutex<Vec<Arc<Dictionary>>>,
@@ -105,7 +105,7 @@ impl Keyspace {
         Self { prompt_queue, identity, loading, ..self }
     }
 
-    /// Identity by which the index tells blocks, and by which a prompt's tokens become the words of a query.
+    /// Scheme by which the index identifies blocks, and by which a prompt's tokens become the words of a query.
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
@@ -115,7 +115,7 @@ impl Keyspace {
         &self.prompt_queue
     }
 
-    /// True if a stream may have proved names of blocks whose contents are unknown.
+    /// True if an engine may have been proved to hold blocks whose contents are unknown.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed)
@@ -127,8 +127,8 @@ impl Keyspace {
         }
     }
 
-    /// True if, as of the last check, the tokens of a prompt may identify the proved names; false if no such name can
-    /// be computed.
+    /// True if, as of the last check, the tokens of a prompt may identify blocks of unknown contents that engines hold;
+    /// false if no such block's name can be computed.
     pub(crate) fn is_nameable(&self) -> bool {
         self.nameable.load(Relaxed)
     }
@@ -139,15 +139,16 @@ impl Keyspace {
         }
     }
 
-    /// Records the kind of the last query, by content hashes or by tokens, made while names of unknown blocks are
-    /// proved.
+    /// Records the kind of the last query, by content hashes or by tokens, made while engines hold blocks of unknown
+    /// contents.
     pub(crate) fn was_asked(&self, by_hashes: bool) {
         if by_hashes != self.hashed.load(Relaxed) {
             self.hashed.store(by_hashes, Relaxed);
         }
     }
 
-    /// True if queries by tokens might identify proved names, and the last query was by content hashes.
+    /// True if queries by tokens might identify blocks of unknown contents that engines hold, and the last query was by
+    /// content hashes.
     pub(crate) fn misses_tokens(&self) -> bool {
         self.is_nameable() && self.hashed.load(Relaxed)
     }

@@ -58,7 +58,7 @@ pub(crate) struct RankHead {
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
-    /// Proved names of blocks whose contents are not known yet.
+    /// Names of blocks that the rank was proved to hold and whose contents are unknown.
     #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
     pub(crate) unknown: UnnamedProofs,
 }

@@ -118,29 +118,30 @@ pub(crate) struct ProvenBlocks {
 }
 
 impl ProvenBlocks {
-    /// Begins anew without proofs. `index`: index of a stream that is followed from now on; `None` for no following.
+    /// Begins anew without proofs of held blocks. `index`: index of a stream that is followed from now on; `None` for
+    /// no following.
     pub(crate) fn begin(&mut self, index: Option<Arc<BlockIndex>>) {
         *self = Self { index, ranks: BTreeMap::new() };
     }
 
-    /// Drops all proofs, as the stream's blocks are gone, and perhaps the engine is another one.
+    /// Drops all proofs of held blocks, as the stream's blocks are gone, and perhaps the engine is another one.
     pub(crate) fn forget(&mut self) {
         self.ranks.values_mut().for_each(RankAdoption::begin);
     }
 
-    /// Proofs of one rank, created if there are none.
+    /// Proofs of which blocks one rank holds, created if there are none.
     pub(crate) fn of(&mut self, rank: u32) -> &mut RankAdoption {
         self.ranks.entry(rank).or_default()
     }
 
-    /// Calls `f` with the index and the proofs of each rank, if the stream is followed.
+    /// Calls `f` with the index and the proofs of held blocks of each rank, if the stream is followed.
     pub(crate) fn each(&mut self, mut f: impl FnMut(&Arc<BlockIndex>, u32, &mut RankAdoption)) {
         if let Some(index) = &self.index {
             self.ranks.iter_mut().for_each(|(rank, proven)| f(index, *rank, proven));
         }
     }
 
-    /// Proofs of all ranks.
+    /// Proofs of held blocks, for each rank.
     pub(crate) fn all(&self) -> impl Iterator<Item = &RankAdoption> {
         self.ranks.values()
     }

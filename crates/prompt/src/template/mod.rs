@@ -172,8 +172,8 @@ impl ChatTemplate {
         Some(Text { text: text.join_slice(same, &new[same - start..]), same, begins: all })
     }
 
-    /// Renders into an output. Returns the number of bytes shared with the earlier text, the bytes after them, and the
-    /// offset of each message's text, if messages are written independently.
+    /// Renders a chat and compares the output with an earlier text. Returns the number of leading bytes shared with it,
+    /// the bytes after them, and the offset of each message's text, if messages are written independently.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
         let (length, count) = (texts_length(&variables.messages), variables.messages.len());
         let room = if earlier.len() == 0 { length } else { 0 };

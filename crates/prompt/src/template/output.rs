@@ -25,11 +25,11 @@ const LOOK: usize = 64;
 /// Output that shares its beginning with an earlier text.
 pub(super) struct Output<'t> {
     earlier: &'t Rope<u8>,
-    /// Number of shared bytes so far.
+    /// Number of leading bytes shared with the earlier text so far.
     same: usize,
-    /// Bytes after the shared ones.
+    /// Bytes of the output after those shared with the earlier text.
     rest: Vec<u8>,
-    /// Initial capacity for bytes after the shared ones.
+    /// Initial capacity for the bytes that are not shared, in bytes.
     room: usize,
     /// Number of bytes written, shared with [`MeteredMessages`].
     written: Arc<AtomicUsize>,

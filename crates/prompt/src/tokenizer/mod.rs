@@ -311,7 +311,7 @@ impl PartialTokens {
         self.cut.is_some()
     }
 
-    /// Appends the tokens of the next segment of the rest.
+    /// Appends the tokens of the text's next segment.
     fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
         self.cut(segment, self.before + self.ids.len());
         self.ids.extend_from_slice(ids);

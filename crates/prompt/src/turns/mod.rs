@@ -168,7 +168,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// Number of leading known items in a list that shares its first `common` bytes with this one.
+    /// Number of leading items known of a list that shares its first `common` bytes with this turn's list.
     fn items(&self, common: usize) -> usize {
         let mut count = self.ends.partition_point(|(end, _)| *end <= common);
         let is_assistants = |(_, messages): &(usize, usize)| {

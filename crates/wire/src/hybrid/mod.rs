@@ -20,12 +20,12 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use self::blocks::{Blocks, HOLDERS, Need, bit};
 use crate::event::StoredOf;
 
-/// Number, among holders, of the cache group that the index knows.
+/// Number of the indexed cache group, among all that hold blocks.
 const INDEXED: usize = 0;
-/// Number, among holders, of the connectors, which announce blocks without naming a group, and keep the blocks of all
-/// groups.
+/// Number under which connectors are kept like one more cache group: they announce blocks without naming a group, and
+/// keep the blocks of all groups.
 const ALL_GROUPS: usize = 1;
-/// Number, among holders, of the first other group.
+/// Number of the first cache group that is not the indexed one.
 const OTHERS: usize = 2;
 
 /// Blocks that one rank of a hybrid model holds, by cache group. A [`Reader`](crate::Reader) writes it, queries read

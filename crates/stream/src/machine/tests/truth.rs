@@ -1,4 +1,4 @@
-//! Tests of faults that nothing would show by itself.
+//! Tests of cases in which wrong holdings could be trusted unnoticed.
 
 use super::{Bench, a, b, clearing, unreadable, with_unreadable_store};
 use crate::State;
