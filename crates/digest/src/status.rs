@@ -119,7 +119,9 @@ pub struct SiteStatus {
 const MEMORY: f64 = 16.0;
 /// Credit of a new site, in units of `grain` kept blocks.
 const CREDIT: f64 = 4.0;
+/// Trust below which a site becomes doubted.
 const DOUBTED: f64 = 0.5;
+/// Trust from which on a doubted site counts again.
 const BELIEVED: f64 = 0.75;
 /// Number of answers in which a doubted site would have been the best, per probe of the site.
 pub(crate) const PROBE_EVERY: u32 = 32;

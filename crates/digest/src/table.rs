@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 const SHARDS: usize = 64;
 /// Set number that marks an empty entry.
 const EMPTY: u32 = u32::MAX;
+/// Minimum number of entries of a shard that is not empty.
 const SMALLEST: usize = 16;
 
 /// Entry of the table: a mark in two halves, which avoids padding, and the number of its set.

@@ -222,7 +222,7 @@ impl Follower {
         self.fleet.forget(worker, rank)
     }
 
-    /// Block size, in tokens, that most blocks in a worker's events have, if it differs from the registered one.
+    /// Block size, in tokens, of most blocks in a worker's events, if it differs from the registered one; else `None`.
     #[must_use]
     pub fn other_block_size(&self, worker: &str) -> Option<u32> {
         let keyspaces = self.fleet.keyspaces();

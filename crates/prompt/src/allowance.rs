@@ -28,13 +28,16 @@ pub(crate) const LONGEST_TEXT: usize = 4 << 20;
 /// Maximum number of tokens read from one prompt.
 pub(crate) const MOST_TOKENS: usize = 1 << 20;
 
-/// Number of bytes counted for an object, for each of its fields, and for each item of a list, besides texts.
+/// Number of bytes counted for an object, besides its fields.
 const OBJECT: usize = 256;
+/// Number of bytes counted for each field of an object, besides its text.
 const FIELD: usize = 96;
+/// Number of bytes counted for each item of a list, besides its text.
 const ITEM: usize = 40;
 
-/// Number of bytes counted for a message, or for a part of its content, in the form for templates, besides its text.
+/// Number of bytes counted for a message in the form for templates, besides its text.
 pub(crate) const MESSAGE: usize = 640;
+/// Number of bytes counted for a part of a message's content in the form for templates, besides its text.
 pub(crate) const PART: usize = 448;
 
 /// Number of counted values between two readings of the clock.

@@ -66,6 +66,7 @@ pub(crate) struct Tokens {
     flat: OnceLock<Arc<Vec<u32>>>,
     /// Hashes of the earlier prompt's blocks, which are reused for the common beginning.
     pub(crate) before: Option<Arc<KeptHashes>>,
+    /// Place where the hashes of this prompt's blocks are kept for later prompts; `None` to keep none.
     pub(crate) kept: Option<Arc<KeptHashes>>,
 }
 

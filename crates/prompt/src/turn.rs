@@ -28,12 +28,15 @@ pub(crate) struct Turn {
     /// For each item of the list, the offset in bytes where it ends and the number of messages made up to there, which
     /// may differ from the number of items.
     pub(crate) ends: Vec<(usize, usize)>,
-    /// System message given beside the list, and the list's messages, in the form for templates.
+    /// System message given beside the list of messages, in the form for templates; `None` without one.
     pub(crate) first: Option<Value>,
+    /// Messages made from the list, in the form for templates.
     pub(crate) messages: Vec<Value>,
-    /// Rendered text, the offset of each message in the text if known, and the tokens.
+    /// Rendered text of the chat.
     pub(crate) text: Rope<u8>,
+    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
     pub(crate) begins: Vec<usize>,
+    /// Tokens of the rendered text.
     pub(crate) tokens: TextTokens,
     /// Content hashes of the prompt's blocks.
     pub(crate) hashes: Arc<KeptHashes>,

@@ -135,9 +135,9 @@ async fn post(
 static LONG_WORK: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
 
-/// Size in bytes of the largest query that is answered on a serving thread: a prompt of 40,000 tokens. The limit is
-/// lower for bodies with many items, all of which are looked up.
+/// Size in bytes of the largest single query that is answered on a serving thread: a prompt of 40,000 tokens.
 const LONG_QUERY: usize = 256 << 10;
+/// Size in bytes of the largest other body that is answered on a serving thread: its many items are all looked up.
 const LONG_BODY: usize = 16 << 10;
 
 fn takes_long(route: Route, bytes: usize) -> bool {

@@ -9,6 +9,7 @@ use crate::state::{Keyspace, ModelNames};
 
 /// Maximum number of names in a message.
 const TOLD: usize = 8;
+/// Maximum number of characters of each name in a message.
 const TOLD_CHARS: usize = 64;
 
 /// Model that a name denotes, with the adapter if the name is an adapter's.

@@ -47,6 +47,7 @@ struct Queue {
     broken: bool,
     /// Status of the stream after the last item of the queue.
     told: Status,
+    /// Status of the stream after the last message that was sent.
     sent: Status,
     next_id: u64,
 }

@@ -240,9 +240,10 @@ fn rank(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<SavedRank, S
 
 /// First bytes of any data in zstd's format.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Unpacked size, in bytes, that any compressed snapshot may have, beside an allowance per compressed byte. Most of a
-/// snapshot is hashes, which cannot be compressed; a fleet whose engines hold the same blocks compresses to a tenth.
+/// Unpacked size, in bytes, that any compressed snapshot may have, however small it is.
 const FREE: u64 = 4 << 20;
+/// Additional unpacked bytes allowed per compressed byte of a snapshot. Most of a snapshot is hashes, which cannot be
+/// compressed; a fleet whose engines hold the same blocks compresses to a tenth.
 const RATIO: u64 = 64;
 /// Maximum number of bytes allocated in advance for an announced size.
 const ANNOUNCED: u64 = 1 << 20;
@@ -307,8 +308,9 @@ fn bounded(from: impl Read, out: &mut Vec<u8>, most: u64) -> io::Result<()> {
     if read as u64 > most { Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(most))) } else { Ok(()) }
 }
 
-/// Bits of a block's first byte that say which optional fields follow.
+/// Bit of a block's first byte: the name of the parent block follows.
 const HAS_PARENT: u8 = 1;
+/// Bit of a block's first byte: the prefix hash follows.
 const HAS_PREFIX: u8 = 2;
 const IS_HELD: u8 = 4;
 /// Minimum length of an encoded block, in bytes: its first byte, name and content hash.

@@ -68,11 +68,13 @@ pub(crate) struct RankHead {
 pub(crate) struct UnnamedProofs {
     /// Proved names, each with the number of removals that followed the proof.
     proofs: Vec<(u64, u32)>,
+    /// Names of the last removed blocks, oldest first.
     removals: Vec<u64>,
 }
 
-/// Maximum number of removals, and of proofs, kept per rank: each is up to 0.2 MB of JSON in a snapshot.
+/// Maximum number of removals kept per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_REMOVALS: usize = 8192;
+/// Maximum number of proofs of held blocks kept per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_PROOFS: usize = 8192;
 
 impl UnnamedProofs {

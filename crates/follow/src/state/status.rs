@@ -165,8 +165,9 @@ pub struct StreamStatus {
     refused: Vec<AtomicU64>,
     /// Number of blocks in a chunk, for each tier beyond the device, as seen in store events; 0 before the first.
     chunks: [AtomicU32; 3],
-    /// Most frequent block size, in tokens, among blocks whose size differs from the index's.
+    /// Most frequent block size, in tokens, among blocks left out because their size differs from the index's.
     other_size: AtomicU32,
+    /// Number of blocks of the most frequent other size that were left out.
     other_size_blocks: AtomicU64,
     errors: Mutex<Errors>,
     /// Outcome of the stream's restored holdings; `None` if no snapshot had any.
@@ -326,14 +327,14 @@ impl StreamStatus {
     }
 
     /// Most frequent size, in tokens, of blocks left out because it differs from the index's, and the number of blocks
-    /// left out; `None` if there were none.
+    /// of that size; `None` if none were left out.
     #[must_use]
     pub fn other_size(&self) -> Option<(u32, u64)> {
         let blocks = self.other_size_blocks.load(Relaxed);
         (blocks > 0).then(|| (self.other_size.load(Relaxed), blocks))
     }
 
-    /// True if more of the stream's blocks had another block size than the index's.
+    /// True if more blocks of one other size were left out than blocks of the index's size were stored.
     #[must_use]
     pub fn has_other_size(&self) -> bool {
         self.other_size_blocks.load(Relaxed) > self.counters.stored_blocks.load(Relaxed)

@@ -91,8 +91,8 @@ pub(super) struct LoggedWarnings {
 }
 
 impl Holdings {
-    /// Reports that blocks of another size than the index's were refused. `size`: most frequent size, in tokens;
-    /// `blocks`: number of refused blocks.
+    /// Reports that blocks of another size than the index's were refused. `size`: the most frequent such size, in
+    /// tokens; `blocks`: number of refused blocks of that size.
     pub(super) fn note_other_size(&mut self, size: u32, blocks: u64) {
         let status = &self.stream.status;
         status.set_other_size(size, blocks);

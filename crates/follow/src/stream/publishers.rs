@@ -229,6 +229,7 @@ const RIVALS: usize = 8;
 /// Maximum number of batches kept of each waiting connection; the newest are kept. Their numbers show which are
 /// missing.
 const BATCHES: usize = 1024;
+/// Maximum total size, in bytes, of the batches kept of each waiting connection; the newest are kept.
 const BYTES: usize = 4 << 20;
 
 /// A connection that waits until the first connection is gone.

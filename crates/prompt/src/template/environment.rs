@@ -17,10 +17,11 @@ use crate::python::{self, Json, strftime};
 /// chats. A template may loop over all messages once per message of a short chat, but not of a long one.
 pub(super) const FUEL: [u64; 2] = [1_000_000, 8_000_000];
 
-/// Template work, in instructions, counted as needed for every chat, plus for each of its messages, plus for each 64
-/// bytes of its text.
+/// Number of instructions that every chat is assumed to need at least, to choose the limit.
 const AT_LEAST: u64 = 200_000;
+/// Number of instructions that each message of a chat is assumed to need.
 const A_MESSAGE: u64 = 300;
+/// Number of instructions that each 64 bytes of text are assumed to need.
 const A_STEP: u64 = 8;
 
 /// Index in [`FUEL`] of the work limit for a chat with this number of messages and bytes of text.
@@ -127,8 +128,9 @@ fn named(args: &Rest<Value>, kwargs: &Kwargs, place: usize, name: &str) -> Resul
     Ok(kwargs.get::<Option<Value>>(name)?.or_else(|| args.get(place).cloned()))
 }
 
-/// Maximum width of an indentation in bytes, and of a field in a format.
+/// Maximum width of an indentation, in bytes.
 const WIDEST: usize = 64;
+/// Maximum number of digits in the width of a field in a format.
 const LONGEST_WIDTH: usize = 4;
 
 /// Number of bytes counted for an item of a list, with a short text.

@@ -25,8 +25,9 @@ pub(super) struct Cuts {
     tokens: AhoCorasick,
     /// Bit set of the ids of the tokens before which texts are cut.
     pub(super) ids: Box<[u64]>,
-    /// Lowest and highest of these token ids.
+    /// Lowest id of the tokens before which texts are cut.
     lowest: u32,
+    /// Highest id of the tokens before which texts are cut.
     highest: u32,
     /// Length of the longest of these tokens' texts, in bytes.
     pub(super) longest: usize,

@@ -28,9 +28,11 @@ const QUICK_PIECE: usize = 256;
 
 /// Number of bytes of pieces that are tokenized at once; the deadline is checked after each batch.
 const PIECE: usize = 256 << 10;
-/// Maximum length of a piece to tokenize, in bytes, with the quick library and with the common one: of a longer one
-/// only the beginning is tokenized.
+/// Maximum length of a piece to tokenize with the quick library, in bytes: of a longer one only the beginning is
+/// tokenized.
 const LONGEST_FOR_QUICK: usize = 1 << 20;
+/// Maximum length of a piece to tokenize with the common library, in bytes: of a longer one only the beginning is
+/// tokenized.
 const LONGEST_FOR_COMMON: usize = 256 << 10;
 /// Number of last tokens that are dropped if only a text's beginning is tokenized, as the following text may change
 /// them.
@@ -294,6 +296,7 @@ struct PartialTokens {
     cuts: Vec<(usize, usize)>,
     /// Offset in the text of the rest to be tokenized, in bytes.
     from: usize,
+    /// Number of tokens before the rest to be tokenized.
     before: usize,
     /// Reason why tokenizing has stopped; `None` if it has not.
     cut: Option<PromptFailure>,

@@ -16,8 +16,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const SHARDS: usize = 16;
 /// Number of bytes counted for an entry besides its text and tokens: its slot in a table and two allocations.
 const ENTRY: usize = 96;
-/// Bytes of the memory's size for which one key of a requested text is recorded, and the maximum number of these keys.
+/// Bytes of the memory's size per recorded key of a requested text.
 const BYTES_A_KEY: usize = 1024;
+/// Maximum number of recorded keys of requested texts.
 const MOST_KEYS: usize = 1 << 18;
 
 /// Remembered tokens, by text.

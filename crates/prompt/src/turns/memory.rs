@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Number of bytes counted for an entry besides its own data, and for each of its keys.
+/// Number of bytes counted for a chat besides its own data.
 const ENTRY: usize = 256;
+/// Number of bytes counted for each key of a chat.
 const KEY: usize = 48;
 
 /// Chats by number, and numbers by key. A key belongs to the last chat that had it; a chat without keys cannot be found

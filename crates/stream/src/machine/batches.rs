@@ -225,9 +225,11 @@ impl<P: AsRef<[u8]>> Machine<P> {
 pub(super) struct Question {
     /// Sequence number of the first requested batch.
     pub(super) from: u64,
-    /// Applied batch, by number and hash, that the answer must contain; `live`: the same for a batch of the live
-    /// connection.
+    /// Applied batch, by number and hash, that the answer must contain; `None` if there is none, or once the answer has
+    /// contained it.
     pub(super) past: Option<(u64, u64)>,
+    /// Batch of the live connection, by number and hash, that the answer must contain; `None` if there is none, or once
+    /// the answer has contained it.
     pub(super) live: Option<(u64, u64)>,
     /// True if the request is to complete a partial stream, which continues meanwhile.
     pub(super) heal: bool,

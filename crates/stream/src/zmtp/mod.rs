@@ -124,6 +124,7 @@ async fn connect(address: &str) -> io::Result<Socket> {
 const SIGNATURE: [u8; 10] = [0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F];
 /// Length of a ZMTP greeting, in bytes.
 const LENGTH: usize = 64;
+/// Security mechanism in the greeting: none.
 const MECHANISM: &[u8] = b"NULL";
 
 /// Error of a connection that ended before its messages.

@@ -231,10 +231,12 @@ fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor
     refuse(refused, RefusedEvent { at, events: lost, reason, may_remove: true, detail });
 }
 
-/// Maximum number of events of a batch, and of names or tokens of an event, for which memory is kept. Larger ones are
-/// rare, and their memory is freed.
+/// Maximum number of store events, and of lists of names, whose memory is kept for reuse.
 const EVENTS: usize = 64;
+/// Maximum number of block names in an event for which memory is kept. Longer lists are rare, and their memory is
+/// freed.
 const NAMES: usize = 1 << 11;
+/// Maximum number of tokens in an event for which memory is kept. Longer lists are rare, and their memory is freed.
 const TOKENS: usize = 1 << 14;
 
 /// Memory of decoded events that is reused for later ones.
