@@ -28,7 +28,7 @@ pub struct Moment(u64);
 /// State of a frontier from which another frontier can continue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FrontierState {
-    /// Names on the frontier, each with the number of removals after its proof.
+    /// Names of blocks that were proved to be held, each with the number of removals after its proof.
     pub proofs: Vec<(BlockHash, usize)>,
     /// Names of the last removed blocks, oldest first.
     pub removals: Vec<BlockHash>,
@@ -80,7 +80,7 @@ impl Frontier {
         Moment(self.since.0 + self.removals.len() as u64)
     }
 
-    /// Records the removal of blocks, under known names or unknown ones.
+    /// Records the removal of blocks, whether or not their names are known.
     pub fn removed(&mut self, names: &[BlockHash]) {
         self.removals.extend(names);
         let beyond = self.removals.len().saturating_sub(self.most_removals);
@@ -148,7 +148,7 @@ impl Frontier {
         (*moment >= self.since).then_some(*moment)
     }
 
-    /// Takes the names added to the frontier, or proved again, since the last call.
+    /// Takes the names of blocks that were proved to be held, or proved again, since the last call.
     pub fn take_fresh(&mut self) -> Vec<BlockHash> {
         let fresh = std::mem::take(&mut self.fresh);
         fresh.into_iter().filter(|name| self.proofs.contains_key(name)).collect()

@@ -36,7 +36,7 @@ pub struct Counts {
     pub whole_wanted: u64,
     /// Number of sites that were removed.
     pub forgotten: u64,
-    /// Number of times that a site became doubted.
+    /// Number of times that a site became doubted, as it had claimed more than it had.
     pub doubted: u64,
     /// Number of claims that were compared with the real holdings.
     pub compared: u64,
@@ -81,7 +81,7 @@ impl Counts {
 /// State of a site, which decides whether its claims count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// The site's bounds are used.
+    /// The site is known: its bounds are used.
     Known,
     /// The site was silent for too long, or one of its digests is missing: it may hold any blocks.
     Unknown,
@@ -129,9 +129,9 @@ pub(crate) const PROBE_EVERY: u32 = 32;
 /// Source of the knowledge of a site's real holdings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Answer of the site's exact index.
+    /// The answer of the site's exact index.
     Answer,
-    /// Report of an engine of the site, in its answer to the request.
+    /// The report of one of the site's engines, in its answer to a request.
     Engine,
 }
 
@@ -141,7 +141,7 @@ pub(crate) struct Trust {
     claimed: f64,
     kept: f64,
     doubted: bool,
-    /// Number of answers compared with claims.
+    /// Number of answers that were compared with the site's claims.
     pub(crate) compared: u64,
     /// Number of compared answers in which the site had fewer blocks than claimed.
     pub(crate) short: u64,

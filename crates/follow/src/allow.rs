@@ -10,7 +10,7 @@ use crate::state::Registration;
 /// Hosts and networks whose endpoints may be followed by default where registering needs no key.
 const LOOPBACK: [&str; 3] = ["127.0.0.0/8", "::1", "localhost"];
 
-/// List of networks, patterns of host names, and patterns of paths that may be followed.
+/// List of the endpoints that may be followed: networks, patterns of host names, and patterns of paths.
 #[derive(Debug, Clone)]
 pub struct AllowList {
     entries: Vec<Entry>,

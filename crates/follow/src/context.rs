@@ -23,7 +23,7 @@ pub struct StreamContext {
     pub identity: Arc<Identity>,
     /// Hashing schemes by which engines may compute block hashes.
     pub schemes: Arc<[Scheme]>,
-    /// Queue of prompts from which blocks may be adopted.
+    /// Queue of prompts from whose tokens blocks may be adopted.
     pub prompt_queue: Arc<PromptQueue<Keyspace>>,
     /// Snapshots that streams are restored from, and written to.
     pub snapshots: Arc<Snapshots>,

@@ -11,7 +11,7 @@ use crate::error::Error;
 pub struct Endpoint(Box<str>);
 
 impl Endpoint {
-    /// The endpoint in ZeroMQ's form.
+    /// Text of the endpoint in ZeroMQ's form.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

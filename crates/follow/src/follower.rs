@@ -48,7 +48,7 @@ pub struct Follower {
     fleet: Arc<Fleet>,
     /// Rules on which endpoints may be registered.
     allow: Arc<AllowList>,
-    /// Queue of prompts from which blocks may be adopted.
+    /// Queue of prompts from whose tokens blocks may be adopted.
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     running: Mutex<Option<FollowerThreads>>,
     digests: Digests,

@@ -36,7 +36,7 @@ pub enum Format {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Nothing is logged.
+    /// Level at which nothing is logged.
     Off,
     /// Errors that should not happen.
     Error,

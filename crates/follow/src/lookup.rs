@@ -17,7 +17,7 @@ use crate::state::{HybridRanks, Keyspace, Reservations, tell_time};
 /// Numbers of a prompt's leading blocks that one rank of a worker holds; each tier includes the tiers before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankDepths {
-    /// The caller's number for the rank.
+    /// Number by which the caller identifies the rank.
     pub number: u32,
     /// Leading blocks in device memory.
     pub device: u32,
@@ -164,7 +164,7 @@ impl Depths {
 pub struct Row<'m> {
     /// Name of the worker.
     pub worker: &'m str,
-    /// The rank of the worker.
+    /// Data-parallel rank of the worker.
     pub rank: u32,
     /// Leading blocks that the rank holds.
     pub depths: Depths,

@@ -37,7 +37,7 @@ pub struct Page {
 
 /// Source of a page's contents.
 pub trait PageSource {
-    /// Adds a point to the feed's charts. Called each second, also without viewers.
+    /// Adds a point to the feed's charts. Called each second, even without viewers.
     fn point(&mut self, feed: &Feed);
 
     /// Returns the present state in JSON, and adds new entries to the feed's lists. Called only if there are viewers.
@@ -69,7 +69,7 @@ impl Page {
         self.feed.close();
     }
 
-    /// Keeps the page up to date for as long as the future is polled.
+    /// Keeps the page's data up to date for as long as the returned future is polled.
     pub async fn keep(&self, mut gathering: impl PageSource) {
         let (started, mut point) = (Instant::now(), 0);
         loop {

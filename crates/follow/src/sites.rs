@@ -99,7 +99,7 @@ pub struct Tops {
     all: Mutex<BTreeMap<(String, String), Arc<Top>>>,
 }
 
-/// Sites of one keyspace.
+/// Sites whose digests are of one keyspace.
 pub struct Top {
     /// Name of the model.
     pub model: String,
@@ -238,7 +238,7 @@ pub(crate) struct SoleTokens {
 }
 
 impl SoleTokens {
-    /// Number of tokens that no other worker holds, by worker; workers that are not trusted are left out.
+    /// Number of tokens that no other worker holds, for each worker by name. Workers that are not trusted are left out.
     pub(crate) fn count(&self, keyspaces: &[Arc<Keyspace>]) -> Result<BTreeMap<String, u64>, Error> {
         let mut publishers = self.publishers.lock();
         publishers.retain(|name, _| keyspaces.iter().any(|it| (&it.model, &it.routing_group) == (&name.0, &name.1)));

@@ -133,7 +133,8 @@ pub(crate) fn fail(why_not: PromptFailure) {
     OPEN.set(Allowance { failure: open.failure.or(Some(why_not)), ..open });
 }
 
-/// True if the deadline has passed. Stores no failure: the values made so far may be of use.
+/// True if the deadline for parsing has passed. Unlike [`take`], this stores no failure, as the values made so far may
+/// be of use.
 pub(crate) fn is_late() -> bool {
     OPEN.get().is_late()
 }
@@ -155,7 +156,7 @@ pub(crate) fn begin_again() {
     OPEN.set(Allowance { left: open.limits.bytes, ..open });
 }
 
-/// A JSON list that counts `MORE` bytes for each item in addition to the item's own.
+/// A JSON list for each of whose items `MORE` bytes are counted, in addition to the item's own.
 pub(crate) struct CountedList<T, const MORE: usize>(pub(crate) Vec<T>);
 
 impl<'de, T: Deserialize<'de>, const MORE: usize> Deserialize<'de> for CountedList<T, MORE> {

@@ -207,7 +207,7 @@ impl<'a> Chat<'a> {
         self.is_plain_beside && plain == self.before.len() + self.messages.len()
     }
 
-    /// Number of images in the new messages.
+    /// Number of images in the chat's new messages.
     pub(crate) fn images(&self) -> usize {
         self.messages.iter().map(Message::images).sum()
     }

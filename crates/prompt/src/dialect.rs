@@ -19,13 +19,13 @@ pub(crate) const THINKS: &str = "enable_thinking";
 /// Name of the only parameter of the function that represents a tool of type `custom`.
 pub(crate) const CUSTOM_INPUT: &str = "input";
 
-/// A kind of engine.
+/// Kind of engine whose rules apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Engine {
-    /// vLLM.
+    /// The engine vLLM.
     #[default]
     Vllm,
-    /// SGLang.
+    /// The engine SGLang.
     Sglang,
 }
 
@@ -41,7 +41,7 @@ pub enum Dialect {
     /// may have tools of type `custom`.
     #[default]
     Vllm32,
-    /// SGLang.
+    /// SGLang, of all known versions.
     Sglang,
 }
 
@@ -210,7 +210,7 @@ impl Dialect {
         made
     }
 
-    /// True if the prompt of a chat ends with the beginning of an answer unless the request says otherwise.
+    /// True if the prompt of a chat ends with the beginning of an answer by default.
     pub(crate) fn begins_answer(self, endpoint: Endpoint) -> bool {
         !(self.is_vllm() && endpoint == Endpoint::Embeddings)
     }

@@ -157,7 +157,7 @@ fn is_of_messages(parts: &Parts<'_>) -> bool {
         || any_item(parts.messages, &has_own_block)
 }
 
-/// True if a value is a list with an item for which `is_it` holds.
+/// True if a value is a list that has an item for which `is_it` returns true.
 fn any_item(list: Option<&RawValue>, is_it: &dyn Fn(&str) -> bool) -> bool {
     struct Items<'f>(&'f dyn Fn(&str) -> bool);
 

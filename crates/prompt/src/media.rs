@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::json_string::{Key, string};
 
-/// A kind of content that is not text.
+/// Kind of content that is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaKind {
     /// Images and screenshots.
@@ -23,7 +23,7 @@ pub enum MediaKind {
     Video,
     /// Files, of whatever kind.
     File,
-    /// Prompts that are given as embeddings.
+    /// Prompts in the form of embeddings.
     Embeds,
 }
 

@@ -117,7 +117,7 @@ fn call_to_json(call: &Value) -> serde_json::Value {
 #[derive(Debug)]
 pub(crate) enum Part<'a> {
     Text(Cow<'a, str>),
-    /// A reference to a tool by name.
+    /// A reference to a tool, by the tool's name.
     Tool(Cow<'a, str>),
     /// A part that is not text: its type for templates, and the reason reported for it.
     Other(&'static str, PromptFailure),

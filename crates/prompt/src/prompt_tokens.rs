@@ -284,7 +284,7 @@ pub enum PromptFailure {
     /// The prompt continues an answer that the engine keeps (`previous_response_id`, `conversation`).
     #[error("the prompt continues an answer that an engine keeps")]
     Stored,
-    /// The prompt has items of a kind that cannot be converted to text here.
+    /// The prompt has items of a kind that this program cannot convert to text.
     #[error("the prompt has items that the router cannot turn into text")]
     OtherItem,
     /// The prompt is longer than the limit of [`Options::max_bytes`](crate::Options::max_bytes).
@@ -344,7 +344,7 @@ impl PromptFailure {
         matches!(self, Self::TooLong | Self::TooManyItems | Self::TookTooLong | Self::NoRoom)
     }
 
-    /// True if the request is invalid, as its engine will report to the client.
+    /// True if the request is invalid, so that the engine will refuse it.
     #[must_use]
     pub const fn is_mistake(self) -> bool {
         matches!(self, Self::NotJson | Self::NoPrompt | Self::BadMessages)

@@ -26,9 +26,9 @@ pub struct Request<'a> {
     pub endpoint: Endpoint,
     /// Name of the model in the body, which may be an adapter's; `None` if missing.
     pub model: Option<Cow<'a, str>>,
-    /// True if the answer is streamed.
+    /// True if the answer is to be streamed.
     pub stream: bool,
-    /// True if a streamed answer ends with token counts (`stream_options.include_usage`).
+    /// True if the client wants token counts at the end of a streamed answer (`stream_options.include_usage`).
     pub include_usage: bool,
     /// True if the request has any `stream_options`.
     pub has_stream_options: bool,
@@ -205,7 +205,7 @@ impl<'a> Request<'a> {
         self.body_len
     }
 
-    /// True if the request lets the engine truncate a prompt that is too long.
+    /// True if the request allows the engine to truncate a prompt that is too long.
     #[must_use]
     pub fn may_be_cut(&self) -> bool {
         let is_auto = |raw| text(raw).is_some_and(|how| how == "auto");
@@ -374,7 +374,7 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// The value itself, or the first item if it is a list: a list of prompts may have one value for each.
+/// The value itself, or the first item if the value is a list, as a list of prompts may have one value for each.
 pub(crate) fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     match raw {
         Some(list) if list.get().starts_with('[') => read::<FirstOfList<&RawValue>>(raw)?.first,

@@ -59,9 +59,9 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Kinds of engines that compute the whole prompt without their cache. vLLM since 0.11
-    /// (`skip_reading_prefix_cache`) and SGLang since 0.5 (`logprob_start_len`) have fields for this, each on its own
-    /// endpoints; other endpoints ignore the fields.
+    /// Kinds of engines that compute the whole prompt without their cache. Fields such as `skip_reading_prefix_cache`
+    /// (vLLM since 0.11) and `logprob_start_len` (SGLang since 0.5) request this, each on the engine's own endpoints;
+    /// other endpoints ignore them.
     pub(crate) fn skips(&self, endpoint: Endpoint, sampling: &SamplingFields<'_>) -> Skips {
         let echoes = read::<bool>(self.echo).unwrap_or(false);
         match endpoint {
@@ -246,7 +246,7 @@ pub(crate) struct RequestMessage<'a> {
     pub(crate) name: Option<&'a RawValue>,
 }
 
-/// The content of a message.
+/// Content of a message in a chat request.
 #[derive(Debug)]
 pub(crate) enum RequestContent<'a> {
     Text(Cow<'a, str>),

@@ -41,12 +41,12 @@ impl<T> From<Vec<T>> for Rope<T> {
 }
 
 impl<T: Copy + PartialEq> Rope<T> {
-    /// Number of items.
+    /// Number of items in all pieces.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
 
-    /// The pieces, in order.
+    /// Pieces of the rope, in order.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &[T]> {
         self.pieces.iter().map(Piece::get)
     }

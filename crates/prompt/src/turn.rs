@@ -10,14 +10,14 @@ use crate::prompt_tokens::KeptHashes;
 use crate::rope::Rope;
 use crate::tokenizer::TextTokens;
 
-/// Data of a chat kept for its next turn.
+/// Data of a chat that are kept for the chat's next turn.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// Number of the prompter that prepared the chat.
     pub(crate) prompter: u64,
     /// Endpoint of the request, which determines how messages are made.
     pub(crate) endpoint: Endpoint,
-    /// True if contents of messages are lists of parts.
+    /// True if contents of messages were converted to lists of parts.
     pub(crate) as_parts: bool,
     /// Number of leading messages that all dialects render equally.
     pub(crate) plain: usize,

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 /// Body of an answer.
 pub(crate) enum Answer {
-    /// A complete body.
+    /// A body that is complete.
     Whole(Bytes),
     /// Pieces of a body, up to [`Piece::End`]. If the sender is dropped before, the connection is cut off, so that the
     /// client does not take the body for complete.
@@ -35,7 +35,7 @@ pub(crate) enum Answer {
 #[derive(Debug)]
 pub(crate) enum Piece {
     Bytes(Bytes),
-    /// The end of the body.
+    /// The end of a body that is sent in pieces.
     End,
 }
 

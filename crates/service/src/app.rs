@@ -14,7 +14,7 @@ use kvatlas_follow::page::Page;
 
 /// The state shared by all requests.
 pub(crate) struct App {
-    /// The follower of the engines' events.
+    /// Follower of the engines' event streams, which keeps the indexes.
     pub(crate) follower: Follower,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) untrusted: UntrustedPolicy,

@@ -203,7 +203,7 @@ pub(crate) fn levels(out: &mut Writer, rows: &[Row<'_>], workers: &[WorkerRow], 
 /// Ranks in the answers to a batch of queries, numbered in the order of their first match.
 #[derive(Default)]
 pub(crate) struct Ranks {
-    /// Numbers of ranks, by worker.
+    /// Numbers given to ranks, by worker: pairs of rank and number.
     numbers: HashMap<String, Vec<(u32, u32)>>,
     list: Vec<(String, u32)>,
 }

@@ -134,7 +134,8 @@ fn answers(
     out
 }
 
-/// True if the tokens of these queries would help to find unannounced blocks. Counts the queries without tokens.
+/// True if queries with tokens instead of these with content hashes would help to adopt blocks. Counts the queries
+/// without tokens.
 fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
     (0..asked.hashed()).fold(false, |_, _| keyspace.note_hash_query())
 }
@@ -161,7 +162,7 @@ fn order(row: &Row<'_>) -> impl Ord + use<> {
     Reverse(row.depths)
 }
 
-/// Finds the keyspace of a query. If the model's name is an adapter's, the adapter is set for all prompts.
+/// Finds the keyspace that a query is for. If the model's name is an adapter's, the adapter is set for all prompts.
 fn find(app: &App, asked: &mut Queries<'_>) -> Result<ModelPlace> {
     let found = app.fleet.find(&asked.scope.model, asked.scope.routing_group())?;
     if let Some(adapter) = &found.adapter {

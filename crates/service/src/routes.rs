@@ -36,7 +36,7 @@ macro_rules! routes {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Route {
             $($name,)*
-            /// Any other path.
+            /// Any path that is not one of the service's routes.
             Unknown,
         }
 
@@ -67,7 +67,7 @@ macro_rules! routes {
                 }
             }
 
-            /// True if the route is available at a listener.
+            /// True if the route is available at this listener.
             pub(crate) fn is_at(self, listener: ListenerKind) -> bool {
                 listener == ListenerKind::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics | Self::Version)
             }

@@ -70,7 +70,7 @@ impl Service {
         self.admin_address
     }
 
-    /// The follower of the engines' events.
+    /// Follower of the engines' event streams, which keeps the indexes.
     #[must_use]
     pub fn follower(&self) -> &Follower {
         &self.app.follower

@@ -13,7 +13,7 @@ use crate::app::App;
 
 /// Maximum block size in a digest, in tokens.
 const LARGEST_BLOCK: u32 = 1 << 20;
-/// Longest name of a model or a routing group, in bytes.
+/// Maximum length of the name of a model or a routing group, in bytes.
 const LONGEST_NAME: usize = 1024;
 
 fn check_role(app: &App) -> Result<(), Refusal> {

@@ -66,7 +66,7 @@ pub struct Mark {
     pub hash: u64,
 }
 
-/// Outcome of a stream's holdings in a snapshot, after it was loaded.
+/// Outcome of the holdings that a loaded snapshot had for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The engine has proved to be the same; the holdings are in use.
@@ -123,7 +123,7 @@ impl Outcome {
 /// Reason to leave a stream out of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skip {
-    /// No batch was applied yet, or no block is held.
+    /// No batch has been applied yet, or no block is held.
     Nothing,
     /// The holdings are not proved to be the connected engine's, or contradict themselves.
     Unproven,

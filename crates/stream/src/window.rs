@@ -25,7 +25,7 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Remembers a batch by its hash.
+    /// Remembers the hash of an applied batch.
     pub fn insert(&mut self, seq: u64, hash: u64) {
         self.slots[seq as usize % REMEMBERED] = Some((seq, hash));
     }
@@ -35,7 +35,7 @@ impl Recent {
         self.slots[seq as usize % REMEMBERED].filter(|(number, _)| *number == seq).map(|(_, hash)| hash)
     }
 
-    /// Forgets all batches.
+    /// Forgets all remembered batches.
     pub fn clear(&mut self) {
         self.slots.fill(None);
     }

@@ -25,7 +25,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// All dialects.
+    /// All dialects, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Vllm, Self::Sglang, Self::VllmArrays, Self::SglangArrays];
 
     /// Name of the dialect: `vllm`, `sglang`, `vllm-arrays` or `sglang-arrays`.

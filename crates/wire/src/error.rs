@@ -64,32 +64,32 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Decoding: the payload ends inside the event, which costs those after it as well.
+    /// Decoding: the payload ends inside the event, so that the events after it are lost as well.
     Truncated = "truncated",
-    /// Decoding: bytes that are no MessagePack, which costs the events after it as well.
+    /// Decoding: bytes that are not MessagePack, so that the events after them are lost as well.
     Malformed = "malformed",
     /// Decoding: neither a map with a `type` nor an array that begins with a tag.
     NotAnEvent = "not_an_event",
-    /// Decoding: a type of event that is none of the three.
+    /// Decoding: a type of event other than stores, removals and clears.
     UnknownEvent = "unknown_event",
-    /// Decoding: a field without which the event means nothing.
+    /// Decoding: a required field is missing.
     MissingField = "missing_field",
-    /// Decoding: a field of a type or value that it cannot have.
+    /// Decoding: a field has a type or value that is not allowed.
     InvalidField = "invalid_field",
-    /// Decoding: tokens that are no ids of 32 bits, strings for instance.
+    /// Decoding: tokens that are not ids of 32 bits, for instance strings.
     InvalidToken = "invalid_token",
-    /// Applying: blocks of another size than the index has.
+    /// Applying: blocks whose block size differs from the index's.
     BlockSize = "block_size",
-    /// Applying: tokens that do not fill the blocks.
+    /// Applying: the number of tokens does not fit the number of blocks.
     TokenCount = "token_count",
     /// Applying: blocks announced by name alone (offload placeholders) that the rank does not hold, so their contents are
     /// unknown.
     NoContent = "no_content",
-    /// Applying: blocks of a cache group that does not decide how long a prefix is.
+    /// Applying: blocks of a cache group that is not indexed.
     OtherGroup = "other_group",
-    /// Applying: the index cannot number any more.
+    /// Applying: the index has no number left for another block.
     IndexFull = "index_full",
-    /// Applying: a block that is not full, by which no prompt can be found, or of a smaller size. The full blocks of the
+    /// Applying: a block that is not full, which no prompt can match, or one of a smaller size. The full blocks of the
     /// same event are applied.
     PartialBlock = "partial_block",
 }

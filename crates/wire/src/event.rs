@@ -23,9 +23,9 @@ pub struct BatchOf<N> {
     pub timestamp: f64,
     /// Data-parallel rank that the engine names; `None` if it names none.
     pub rank: Option<u32>,
-    /// Events that could be decoded, in order.
+    /// Events of the batch that could be decoded, in order.
     pub events: Vec<EventOf<N>>,
-    /// Events that could not be decoded.
+    /// Events of the batch that could not be decoded.
     pub refused: Vec<RefusedEvent>,
 }
 

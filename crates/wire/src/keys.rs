@@ -15,7 +15,7 @@
 use kvatlas_index::hash::SEED;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// One key of a block beyond its tokens, LoRA name and salt.
+/// One key that belongs to a block's contents besides tokens, LoRA name and salt.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Key {
     /// An item, such as an image or an audio clip, that overlaps the block.
@@ -28,7 +28,7 @@ pub enum Key {
     },
     /// Digest of prompt embeddings that were given instead of tokens.
     Embeds(Box<[u8]>),
-    /// A string whose meaning is not known.
+    /// A string of unknown meaning.
     Text(Box<str>),
     /// Any other key, as the MessagePack in which it was sent.
     Other(Box<[u8]>),

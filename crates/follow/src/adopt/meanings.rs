@@ -18,7 +18,8 @@ const KEPT: Duration = Duration::from_secs(600);
 /// Mark, instead of a place in the dictionary, of a name that has several meanings.
 const SEVERAL: u32 = u32::MAX;
 
-/// Meanings of the names in one keyspace of a snapshot.
+/// Meanings of the block names in one keyspace of a snapshot: which contents and which parent block each name stands
+/// for.
 #[derive(Debug)]
 pub(crate) struct Meanings {
     dictionary: Arc<Dictionary>,

@@ -21,7 +21,7 @@ const ENOUGH: usize = 64;
 /// Maximum number of prompts whose blocks are being named at once.
 const MOST_PROMPTS: usize = 4096;
 
-/// A prompt whose blocks are being named.
+/// Task of computing the names of one prompt's blocks.
 struct NamingTask {
     keyspace: Arc<Keyspace>,
     tokens: Box<[u32]>,
@@ -38,7 +38,7 @@ struct SchemeNames {
     dialects: Vec<(Dialect, Vec<BlockHash>)>,
 }
 
-/// State of the adoption thread: prompts whose blocks are to be named, and meanings from snapshots.
+/// State of the adoption thread: prompts whose blocks are to be named, and meanings of block names from snapshots.
 pub(super) struct Work {
     schemes: Arc<[Scheme]>,
     chains: Chains,
@@ -60,7 +60,7 @@ impl Work {
         }
     }
 
-    /// True if no prompt waits to be named.
+    /// True if no prompt waits for its blocks to be named.
     pub(super) fn is_idle(&self) -> bool {
         !self.has_prompts()
     }

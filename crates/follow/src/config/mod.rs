@@ -24,7 +24,7 @@ pub struct Config {
     pub streams: StreamConfig,
     /// Settings for adopting blocks that engines hold without having announced them to this service.
     pub adopt: AdoptConfig,
-    /// Settings for snapshots.
+    /// Settings for keeping snapshots of streams' holdings.
     pub snapshot: SnapshotConfig,
     /// Settings for publishing changes to a log in NATS, or reading streams from one.
     pub relay: RelayConfig,

@@ -90,7 +90,7 @@ impl From<&StreamConfig> for MachineConfig {
     }
 }
 
-/// Settings for adopting blocks that engines announced before they were followed.
+/// Settings for adopting blocks that engines announced before this service followed them.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptConfig {
@@ -100,7 +100,7 @@ pub struct AdoptConfig {
     pub hash_seeds: Vec<String>,
 }
 
-/// Settings for keeping snapshots.
+/// Settings for keeping snapshots of streams' holdings.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotConfig {
@@ -247,7 +247,7 @@ impl From<&PoolConfig> for SharedPool {
 pub struct LoadingConfig {
     /// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
     pub resets: Resets,
-    /// Pools that engines share.
+    /// Pools: stores that several engines put blocks in and load from.
     pub pools: Vec<PoolConfig>,
 }
 

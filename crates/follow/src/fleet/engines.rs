@@ -12,7 +12,7 @@ use super::registry::WorkerView;
 /// Maximum length of a reason, in bytes; a reason may quote an engine's answer.
 const MAX_REASON: usize = 1024;
 
-/// State of an engine in discovery.
+/// State of an engine in discovery, which registers engines by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
@@ -141,7 +141,7 @@ fn shortened(reason: &str) -> &str {
     &reason[..end.unwrap_or(0)]
 }
 
-/// Streams, engines and holds that readiness waits for; empty if ready.
+/// Unmet conditions of readiness: streams, engines and holds; all empty if the service is ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blockers {
     /// Names of holds on readiness that have not been released.

@@ -207,7 +207,8 @@ impl Registry {
         Ok(RegistrationOutcome::New)
     }
 
-    /// Checks the registration of an engine that connects to this service: the port listens, and no other stream has its topic.
+    /// Checks the registration of an engine that connects to this service: the service must listen at the port, and no
+    /// other stream may have the topic.
     fn check_bound(&self, registration: &Registration, workers: &BTreeMap<Arc<str>, Worker>) -> Result<(), Error> {
         let Some(port) = registration.endpoint.bound_port() else { return Ok(()) };
         let ports = self.publishers.ports();

@@ -20,9 +20,9 @@ const LONGEST: Duration = Duration::from_secs(2);
 pub(crate) enum LinkState {
     /// Not connected to NATS.
     Down,
-    /// Connected, but a reader has not caught up with the log, or a publisher has no log yet.
+    /// Connected, but a reader has not caught up with the log, or a publisher's log does not exist yet.
     Behind,
-    /// Connected, and a reader has caught up with the log, or a publisher has a log.
+    /// Connected, and a reader has caught up with the log, or a publisher's log exists.
     Up,
 }
 

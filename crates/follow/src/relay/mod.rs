@@ -91,7 +91,7 @@ impl Inbox {
     }
 }
 
-/// The connection, queues and counts shared by all streams of a service that publish to a log, or are read from one.
+/// Shared part of a service's streams that are published to a log, or read from one: connection, queues and counts.
 #[derive(Debug)]
 pub struct Relay {
     pub(crate) config: RelayConfig,
@@ -152,7 +152,7 @@ impl Relay {
         self.client.get()
     }
 
-    /// True if the service is connected to NATS.
+    /// True if the service is connected to a NATS server.
     pub(crate) fn is_connected(&self) -> bool {
         !self.link.is(LinkState::Down)
     }
@@ -219,7 +219,7 @@ pub(crate) const ASK: &str = "ask-";
 /// Characters that are escaped in subjects, as NATS gives them a meaning.
 const RESERVED: &AsciiSet = &CONTROLS.add(b'.').add(b'*').add(b'>').add(b' ').add(b'%').add(b'$');
 
-/// Identity of a stream in the log: a rank of a worker, with its model and routing group.
+/// Identity of a stream in the log: a rank of a worker, with model and routing group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) routing_group: String,

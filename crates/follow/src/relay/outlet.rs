@@ -186,7 +186,7 @@ impl Outlet {
         self.relay.link.trouble()
     }
 
-    /// Publishes the end of the stream. Nothing is added after it.
+    /// Publishes the end of the stream. Later changes are ignored.
     pub(crate) fn close(&self) {
         self.frame(Frame::Gone, 0.0);
         self.closed.store(true, Relaxed);

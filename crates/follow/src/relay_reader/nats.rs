@@ -34,7 +34,7 @@ pub(super) struct Ends {
     missed: u64,
 }
 
-/// Sequence numbers of the first and last message that the log kept at a moment.
+/// Sequence numbers of the first and last message that the log kept at one moment.
 #[derive(Clone, Copy)]
 struct End {
     at: Instant,

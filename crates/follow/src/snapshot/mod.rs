@@ -142,8 +142,8 @@ impl Snapshots {
         }
     }
 
-    /// Sequence numbers up to which the log was read for each saved stream that was read from it. Waits until all snapshots are
-    /// loaded.
+    /// Sequence numbers up to which the log was read, one for each saved stream that is read from the log. Waits until
+    /// all snapshots are loaded.
     pub(crate) async fn sequences(&self) -> Vec<u64> {
         let _ = self.loading.subscribe().wait_for(|left| *left == 0).await;
         self.pending.lock().sequences()

@@ -95,8 +95,8 @@ impl PendingRestores {
         taken
     }
 
-    /// Takes a keyspace's pools out of the newest snapshot that has any with the same content hashes, and the time of that
-    /// snapshot. Pools of older snapshots are dropped.
+    /// Takes a keyspace's pools out of the newest snapshot whose content hashes are computed with the same key, and
+    /// returns them with the snapshot's time. Pools of older snapshots are dropped.
     pub(super) fn take_pools(&mut self, keyspace: &Keyspace) -> Option<(f64, Vec<KeyedPool>)> {
         let mut newest = None;
         for waiting in self.0.iter_mut().filter(|it| it.is(keyspace) && !it.pools.is_empty()) {
@@ -110,13 +110,14 @@ impl PendingRestores {
         newest
     }
 
-    /// Copies of a keyspace's waiting pools, the newest first, for the next snapshot.
+    /// Copies of a keyspace's loaded pools that were not taken yet, the newest first, for the next snapshot.
     pub(super) fn pools(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<KeyedPool> {
         let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
         all.flat_map(|it| it.pools.iter().cloned()).collect()
     }
 
-    /// Sequence numbers up to which the log was read, one for each stream that was read from it, by its newest state.
+    /// Sequence numbers up to which the log was read, one for each loaded stream that is read from the log, by its
+    /// newest saved state.
     pub(super) fn sequences(&self) -> Vec<u64> {
         let mut newest = HashMap::new();
         for waiting in &self.0 {
@@ -138,7 +139,7 @@ impl PendingRestores {
         self.0.iter().map(|it| (it.model.clone(), it.routing_group.clone(), it.block_size)).collect()
     }
 
-    /// Copies of a keyspace's waiting streams, for the next snapshot.
+    /// Copies of a keyspace's loaded streams that were not taken yet, for the next snapshot.
     pub(super) fn copies(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<StreamCopy> {
         let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
         all.flat_map(|it| it.streams.values().map(|stream| stream.to_copy(&it.dictionary))).collect()

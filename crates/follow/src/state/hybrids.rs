@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_wire::Hybrid;
 
-/// Cache groups of hybrid models, by worker and rank.
+/// Cache groups of hybrid models' ranks, by worker and rank.
 #[derive(Debug, Default, Clone)]
 pub struct HybridRanks(HashMap<Arc<str>, Vec<(u32, Arc<Hybrid>)>>);
 

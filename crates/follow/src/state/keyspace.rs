@@ -27,7 +27,8 @@ use crate::error::Error;
 /// change.
 const TRIES: usize = 8;
 
-/// One index, the streams that fill it, and the reservations about them.
+/// Blocks of one model in one routing group: an index, the streams that fill it, and the reservations about these
+/// streams.
 pub struct Keyspace {
     /// Name of the model.
     pub model: Box<str>,
@@ -37,7 +38,7 @@ pub struct Keyspace {
     pub block_size: u32,
     /// Index of the blocks. After a failed change, it is replaced with an empty one, under the lock.
     index: ArcSwap<BlockIndex>,
-    /// Number of replacements of the index.
+    /// Number of times that the index was replaced after a failed change.
     rebuilds: watch::Sender<u64>,
     /// Streams, with the reservations about them. Changed only under the lock; read by queries without it.
     members: ArcSwap<Members>,
@@ -46,7 +47,7 @@ pub struct Keyspace {
     losses: AtomicU64,
     /// Scheme by which the index identifies blocks: by content hashes, or by 64-bit words that depend on a key.
     identity: Arc<Identity>,
-    /// Queue of prompts from which blocks may be adopted.
+    /// Queue of prompts from whose tokens blocks may be adopted.
     prompt_queue: Arc<PromptQueue<Self>>,
     /// True if an engine was proved to hold blocks whose contents are unknown.
     waiting: AtomicBool,
@@ -161,7 +162,7 @@ impl Keyspace {
         }
     }
 
-    /// Drains the dictionaries added since the last call.
+    /// Drains the dictionaries of block names that were added since the last call.
     pub(crate) fn take_taught(&self) -> Vec<Arc<Dictionary>> {
         std::mem::take(&mut self.taught.lock())
     }

@@ -174,7 +174,7 @@ impl Set {
     }
 }
 
-/// Reservations about the streams of a keyspace at one moment: which may hold other blocks than are known.
+/// Reservations about the streams of a keyspace at one moment: which engines may hold other blocks than are known.
 pub struct Reservations {
     members: Guard<Arc<Members>>,
     untrusted: Set,

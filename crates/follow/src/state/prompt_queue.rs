@@ -34,7 +34,7 @@ pub(crate) struct CacheReport {
     pub(crate) sent: Duration,
 }
 
-/// A prompt from which blocks may be adopted.
+/// A prompt from whose tokens blocks may be adopted.
 pub(crate) struct Prompt<K> {
     pub(crate) keyspace: Weak<K>,
     pub(crate) tokens: Box<[u32]>,
@@ -138,7 +138,7 @@ impl<K> PromptQueue<K> {
         Some(std::mem::take(&mut contents.prompts))
     }
 
-    /// Waits for `pause`, or until the queue is closed.
+    /// Waits for the duration `pause`, or until the queue is closed.
     pub(crate) fn rest(&self, pause: Duration) {
         self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
     }

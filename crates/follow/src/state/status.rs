@@ -152,7 +152,7 @@ pub struct StreamStatus {
     pub no_salts: AtomicBool,
     /// Number of restarts of the engine that were noticed.
     pub epoch: AtomicU64,
-    /// Value of `epoch` at the last call of [`StreamStatus::has_new_epoch`].
+    /// Value of `epoch`, the number of restarts, at the last call of [`StreamStatus::has_new_epoch`].
     asked_epoch: AtomicU64,
     last_seq: AtomicU64,
     heard: AtomicU64,
@@ -225,7 +225,7 @@ impl StreamStatus {
         self.trusted.load(Relaxed)
     }
 
-    /// True if the stream's first replay has ended or was given up.
+    /// True if the stream's first replay has ended or was given up, so that readiness does not wait for the stream.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)

@@ -70,7 +70,7 @@ impl<P: AsRef<[u8]>> Moment for Machine<P> {
     }
 }
 
-/// Destination of a copy.
+/// Destination of a copy of a stream's holdings: a snapshot or the log.
 pub(super) trait CopySink: Sized {
     /// Begins a copy, or restarts it after the holdings were cleared. Returns a pause if the copy cannot begin yet.
     ///
@@ -100,11 +100,11 @@ pub(super) trait CopySink: Sized {
     }
 }
 
-/// A copy that is being made, or waits to begin.
+/// A copy of a stream's holdings that is being made, or waits to begin.
 pub(super) struct Copier<S> {
     sink: S,
     progress: Option<CopyProgress>,
-    /// Time at which the next step is due.
+    /// Time at which the next step of the copy is due.
     due: Instant,
 }
 
@@ -168,7 +168,7 @@ impl<S: CopySink> Copier<S> {
 }
 
 impl CopyProgress {
-    /// Copies a slice of a rank, or several small ranks. True once all ranks are copied.
+    /// Makes one step of the copy: a slice of a rank, or several small ranks. True once all ranks are copied.
     fn step(&mut self, sink: &mut impl CopySink, holdings: &mut Holdings, rules: &impl Moment) -> Result<bool, Skip> {
         let mut left = BlockIndex::SLICE;
         let stream = holdings.stream.clone();

@@ -26,7 +26,7 @@ impl BlockLimits {
         Self { limits, shared, room: 0 }
     }
 
-    /// Counts shared by all streams.
+    /// Counts shared by all streams, among them how often each limit was reached.
     pub(crate) fn shared(&self) -> &SharedCounts {
         &self.shared
     }

@@ -43,7 +43,7 @@ pub(crate) struct StreamHandle {
 }
 
 impl StreamHandle {
-    /// Ends the task. Once this returns, no further batch of the stream is applied.
+    /// Ends the stream's task. Once this returns, no further batch of the stream is applied.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;

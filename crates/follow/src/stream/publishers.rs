@@ -110,7 +110,7 @@ impl Publishers {
         self.ports.lock().insert(port);
     }
 
-    /// Number of connected engines.
+    /// Number of engines that are connected to this service.
     pub(crate) fn connections(&self) -> usize {
         self.most - self.places.available_permits()
     }

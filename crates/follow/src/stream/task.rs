@@ -32,7 +32,7 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// Longest sleep of the task without checking the clock.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Source of a stream's batches, with the rules for them.
+/// Source of a stream's batches, an engine or a log, with the rules for the batches.
 pub(super) trait StreamSource: Send {
     /// Rules that decide about the batches.
     type Rules: Moment;
@@ -78,7 +78,7 @@ pub(super) struct RestorePoint {
     pub(super) mark: Mark,
     /// Number of the first batch applied since the last clear.
     pub(super) first: u64,
-    /// True if the engine may have held more than was known.
+    /// True if the engine may have held more blocks than were known.
     pub(super) partial: bool,
     /// Sequence number in the log; `None` if the stream was not read from one.
     pub(super) sequence: Option<u64>,

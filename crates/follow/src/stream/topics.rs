@@ -18,7 +18,7 @@ const NO_EVENTS: [u8; 12] = [0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x90, 0xc0];
 /// Maximum number of consecutive sequence numbers under other topics that are remembered.
 const MOST: u64 = 1 << 16;
 
-/// Consecutive sequence numbers under other topics.
+/// Run of consecutive sequence numbers under other topics than the stream's.
 #[derive(Default)]
 struct NumberRun {
     first: u64,
@@ -57,7 +57,7 @@ pub(super) struct LiveTopics {
 }
 
 impl LiveTopics {
-    /// Takes the next queued event.
+    /// Takes the next queued event; `None` if the queue is empty.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }
@@ -108,7 +108,7 @@ pub(super) struct ReplayTopics {
 }
 
 impl ReplayTopics {
-    /// Takes the next queued event.
+    /// Takes the next queued event; `None` if the queue is empty.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }

@@ -57,7 +57,7 @@ pub(crate) trait Transport: Send {
     fn reconnect(&mut self);
 }
 
-/// Live connection, made by this side or by the engine.
+/// Live connection to an engine, made by this service or by the engine.
 enum LiveConnection {
     Outbound(Box<OutboundStream>),
     Inbound(Box<InboundStream>),

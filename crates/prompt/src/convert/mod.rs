@@ -35,7 +35,7 @@ pub(crate) struct ConvertedChat<'a> {
 }
 
 impl<'a> ConvertedChat<'a> {
-    /// All messages, the system message first.
+    /// All messages of the chat, the system message first.
     pub(crate) fn all(self) -> Vec<Message<'a>> {
         self.first.into_iter().chain(self.messages).collect()
     }
@@ -45,7 +45,7 @@ fn system(text: Cow<'_, str>) -> Message<'_> {
     of_text("system", text)
 }
 
-/// A message whose content is one text.
+/// Creates a message whose content is one text.
 fn of_text<'a>(role: impl Into<Cow<'a, str>>, text: Cow<'a, str>) -> Message<'a> {
     Message { role: role.into(), content: vec![Part::Text(text)], ..Message::default() }
 }

@@ -31,7 +31,7 @@ pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
     Ok(found.loops.iter().any(|(_, over)| reads(over, &contents, None) || reads(over, &messages, Some("content"))))
 }
 
-/// Loops and assignments of a template.
+/// Loops and assignments found in a template.
 #[derive(Default)]
 struct Bindings<'t, 's> {
     /// Loops: the loop variable, and the expression looped over.
@@ -109,7 +109,7 @@ fn reads(expr: &Expr<'_>, names: &HashSet<&str>, key: Option<&str>) -> bool {
     }
 }
 
-/// Name of the only template in its environment.
+/// Name under which the tested template is added to its environment.
 const NAME: &str = "chat";
 
 /// Text that no template writes by itself.

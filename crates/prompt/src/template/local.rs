@@ -33,7 +33,7 @@ struct Reader {
     place: Place,
     /// True once the loop over the messages has begun.
     over: bool,
-    /// True until the loop over the messages has ended.
+    /// True while the loop over the messages is being read.
     within: bool,
     /// True if output is assigned to a variable instead of being written.
     captured: bool,

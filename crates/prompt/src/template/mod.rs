@@ -17,7 +17,7 @@ pub(crate) use environment::Clock;
 use environment::{FUEL, fuel_for};
 use output::{MeteredMessages, Output};
 
-/// Name of the only template in its environment.
+/// Name under which the chat template is added to its environments.
 const NAME: &str = "chat";
 
 /// A compiled chat template.
@@ -56,7 +56,8 @@ pub(crate) struct KnownText<'t> {
     pub(crate) text: &'t Rope<u8>,
     /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
     pub(crate) begins: &'t [usize],
-    /// Number of equal leading messages, if all other inputs of the template are equal; else 0.
+    /// Number of leading messages equal to those of the earlier text, if all other inputs of the template are equal;
+    /// else 0.
     pub(crate) known: usize,
 }
 

@@ -49,8 +49,8 @@ fn replaced(tag: &str) -> Cow<'_, str> {
     }
 }
 
-/// True if a statement of a template adds a variable to itself. minijinja joins lists lazily and does not count that as
-/// work: thirty-three doublings exceed any memory.
+/// True if a statement of a template adds a variable to itself. The template library joins lists lazily and does not
+/// count that as work: thirty-three doublings exceed any memory.
 pub(super) fn adds_to_itself(source: &str) -> bool {
     let mut statement: Vec<Token<'_>> = Vec::new();
     let mut is_within = false;
@@ -107,7 +107,7 @@ impl Pieces {
     }
 }
 
-/// Adds the function that [`with_pieces`] makes a template call.
+/// Adds the function that templates changed by [`with_pieces`] call.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_function(JOINED, join);
 }

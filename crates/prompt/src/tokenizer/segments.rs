@@ -21,7 +21,7 @@ const BYTES_A_KEY: usize = 1024;
 /// Maximum number of recorded keys of requested texts.
 const MOST_KEYS: usize = 1 << 18;
 
-/// Remembered tokens, by text.
+/// Memory of the tokens of texts.
 #[derive(Debug)]
 pub(super) struct Segments {
     shards: Vec<Mutex<Shard>>,

@@ -25,7 +25,7 @@ pub(super) struct Memory<T> {
 struct Chat<T> {
     value: Arc<T>,
     keys: Vec<u64>,
-    /// Number of keys that still belong to the chat.
+    /// Number of keys that still lead to this chat.
     own: usize,
     used: u64,
     bytes: usize,

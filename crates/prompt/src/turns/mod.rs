@@ -238,7 +238,7 @@ fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
     (body.get(at) == Some(&wanted)).then_some(at + 1)
 }
 
-/// Offset after white space.
+/// Offset of the first byte from `at` on that is not white space.
 fn space(body: &[u8], at: usize) -> usize {
     let rest = body.get(at..).unwrap_or_default();
     at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())

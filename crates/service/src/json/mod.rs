@@ -21,7 +21,7 @@ const MOST_HASHES: usize = 1 << 20;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// A position in a JSON document.
+/// Reader of a JSON document, with its present position.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads null if it comes next; true if it did.
+    /// Reads null if it comes next. True if it did.
     pub(crate) fn null(&mut self) -> Result<bool> {
         if self.peek() != Some(b'n') {
             return Ok(false);

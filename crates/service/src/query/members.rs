@@ -13,7 +13,7 @@ use crate::json::Reader;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Keys already read, each as one bit.
+/// Set of the keys already read from a query, each as one bit.
 #[derive(Default)]
 pub(super) struct KeySet(u32);
 

@@ -25,7 +25,7 @@ pub(crate) struct Queries<'a> {
 }
 
 impl Queries<'_> {
-    /// Number of queries.
+    /// Number of queries in the request.
     pub(crate) fn len(&self) -> usize {
         self.prompts.len()
     }

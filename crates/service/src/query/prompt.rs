@@ -32,7 +32,7 @@ impl Kind {
     }
 }
 
-/// A parsed prompt.
+/// A prompt parsed from a query.
 #[derive(Debug)]
 pub(super) struct Prompt<'a> {
     pub(super) kind: Kind,
@@ -44,7 +44,7 @@ pub(super) struct Prompt<'a> {
     pub(super) salt: Option<Cow<'a, str>>,
 }
 
-/// A prompt during parsing.
+/// A prompt that is being parsed.
 #[derive(Default)]
 pub(super) struct PartialPrompt<'a> {
     seen: KeySet,
@@ -195,7 +195,7 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Calls `work` with the thread's scratch memory, emptied; a nested call gets a new one.
+    /// Calls `work` with the thread's emptied scratch memory; a nested call gets separate memory.
     pub(crate) fn with<T>(work: impl FnOnce(&mut Self) -> T) -> T {
         let mut scratch = SCRATCH.take();
         let done = work(&mut scratch);

@@ -35,7 +35,7 @@ impl Scope<'_> {
     }
 }
 
-/// A scope during parsing.
+/// A scope that is being parsed.
 #[derive(Default)]
 pub(super) struct PartialScope<'a> {
     seen: KeySet,

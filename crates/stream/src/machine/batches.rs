@@ -22,7 +22,7 @@ impl<P: AsRef<[u8]>> AsRef<[u8]> for StoredBatch<P> {
     }
 }
 
-/// Maximum reordering on a live connection, in batches.
+/// Maximum reordering of batches on a live connection, in batches.
 const DISORDER: u64 = 16;
 
 impl<P: AsRef<[u8]>> Machine<P> {
@@ -164,7 +164,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Keeps a batch for later.
+    /// Keeps a batch until the batches before it have been applied.
     pub(super) fn wait(&mut self, seq: u64, batch: StoredBatch<P>) {
         let forgotten = self.waiting.insert(seq, batch);
         self.counts.overflowed_batches += forgotten.batches;
@@ -197,7 +197,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.recent.hash(seq) == Some(xxh3_64(payload.as_ref()))
     }
 
-    /// Gives up batches below `seq`, and clears the holdings.
+    /// Gives up missing batches below `seq`, and clears the holdings.
     pub(super) fn lose(&mut self, seq: u64, fx: &mut impl Effects<P>) {
         self.count_lost(seq);
         if self.last.is_some() {

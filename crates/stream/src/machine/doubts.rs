@@ -167,7 +167,7 @@ impl UnknownEvents {
         self.open
     }
 
-    /// Records that the holdings were cleared.
+    /// Records that the stream's holdings were cleared.
     pub(super) fn clear(&mut self) {
         self.open = false;
     }
@@ -188,7 +188,7 @@ impl UnknownEvents {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Clears the holdings a last time, once no event of an unknown type has come for [`WHILE`].
+    /// Clears the holdings a last time, once no event of an unknown type has come for the duration [`WHILE`].
     pub(super) fn end_unknown_events(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if self.unknown_events.until().is_some_and(|at| at <= now) {
             self.lose(self.next(), fx);
@@ -224,7 +224,7 @@ impl Silence {
         self.open
     }
 
-    /// Records a live batch. `pauses`: whether there was a pause before it.
+    /// Records a live batch. `pauses`: whether a pause preceded the batch.
     pub(super) fn note_batch(&mut self, pauses: bool) {
         self.run = if pauses { 1 } else { self.run.saturating_add(1) };
         self.open = false;
@@ -242,7 +242,7 @@ impl Silence {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Shortest time without a batch that counts as a pause.
+    /// Shortest time without a live batch that counts as a pause.
     fn pause(&self) -> Duration {
         self.config.probe_interval / 5
     }

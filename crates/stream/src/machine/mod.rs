@@ -50,7 +50,7 @@ const SOON: Duration = Duration::from_millis(500);
 /// Longest wait between two attempts to complete a partial stream.
 const HEAL_MAX: Duration = Duration::from_secs(600);
 
-/// Settings of a machine, each from the field of `StreamConfig` with the same name.
+/// Settings of a stream machine, each equal to the field of `StreamConfig` with the same name.
 #[derive(Debug, Clone)]
 pub struct MachineConfig {
     /// Silence after which a stream is no longer trusted, if the replay socket does not answer either.
@@ -77,10 +77,10 @@ pub struct MachineConfig {
     pub all_buffer_bytes: usize,
 }
 
-/// Outcome of applying a batch.
+/// Outcome of applying a batch to the holdings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The batch was applied.
+    /// The batch was applied completely.
     Whole,
     /// The batch was applied, and contained a clear of all blocks, so that batches lost before no longer matter.
     Cleared,
@@ -144,7 +144,7 @@ pub struct Machine<P> {
     config: MachineConfig,
     /// True if the engine has a replay socket.
     can_replay: bool,
-    /// Counts of events so far.
+    /// Counts of events on the stream so far.
     pub counts: Counts,
     goal: Goal,
     ever_connected: bool,
@@ -157,7 +157,7 @@ pub struct Machine<P> {
     recent: Recent,
     /// True if the next batch may have any number from `floor` on, because the batches before are lost anyway.
     open: bool,
-    /// Lowest number that the next batch may have.
+    /// Lowest sequence number that the next batch may have.
     floor: u64,
     /// True if the engine may hold blocks that are not known.
     partial: bool,
@@ -189,7 +189,7 @@ pub struct Machine<P> {
     /// True if replay requests were given up without an answer; no gap waits for the replay socket until it answers
     /// again.
     dead: bool,
-    /// Time at which the engine last sent anything.
+    /// Time at which the engine last sent a batch or an answer.
     heard: Duration,
     /// Time at which the live connection last delivered a batch.
     live_heard: Duration,
@@ -197,7 +197,7 @@ pub struct Machine<P> {
     probe_at: Option<Duration>,
     heal_at: Option<Duration>,
     heal_wait: Duration,
-    /// State of the holdings restored from a snapshot.
+    /// State of the proof of holdings restored from a snapshot.
     restored: RestoreState,
 }
 

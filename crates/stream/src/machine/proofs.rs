@@ -48,7 +48,7 @@ impl Life {
         self.before = Some(mark);
     }
 
-    /// Records that the holdings were cleared.
+    /// Records that the stream's holdings were cleared.
     pub(super) fn clear(&mut self) {
         self.before = None;
     }

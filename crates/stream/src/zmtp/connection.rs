@@ -107,12 +107,12 @@ impl Connection {
         }
     }
 
-    /// Keeps a permit for as long as the connection lasts.
+    /// Holds a permit for as long as the connection lasts.
     pub fn keep(&mut self, place: OwnedSemaphorePermit) {
         self.place = Some(place);
     }
 
-    /// Address of the peer, as text.
+    /// Address of the peer, as text for messages.
     pub fn peer(&self) -> String {
         self.socket.peer()
     }
@@ -164,7 +164,7 @@ impl Connection {
         Ok(Poll::Pending)
     }
 
-    /// Next event in the bytes read so far.
+    /// Next event in the bytes read so far; `None` if more bytes are needed.
     fn next(&mut self) -> Result<Option<Event>, String> {
         if self.stage == Stage::Greeting {
             let whole = zmtp::check(&self.input[..self.input.len().min(zmtp::LENGTH)])?;

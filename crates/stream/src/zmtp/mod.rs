@@ -55,7 +55,7 @@ impl Socket {
         Self::Tcp(peer)
     }
 
-    /// Address of the peer, as text.
+    /// Address of the peer, as text for messages.
     fn peer(&self) -> String {
         match self {
             Self::Tcp(socket) => socket.peer_addr().map_or_else(|_| "gone".to_owned(), |at| at.to_string()),

@@ -157,7 +157,8 @@ impl Parser {
         &self.head
     }
 
-    /// Number of bytes used, and the item that they complete, if any. The other bytes must be given again, with more.
+    /// Parses the next bytes. Returns the number of bytes used, and the item that they complete, if any. The caller
+    /// must pass the unused bytes again, followed by more.
     pub(super) fn parse(&mut self, input: &[u8]) -> Result<(usize, Option<Item>), String> {
         let mut used = 0;
         loop {

@@ -31,7 +31,7 @@ pub fn is_compact(payload: &[u8]) -> bool {
     payload.first() == Some(&MAGIC)
 }
 
-/// Status of the stream that the relay follows, as far as the relay knows it.
+/// Status of the stream that a relay follows, as far as the relay knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
     /// True if the published holdings are exactly what the engine announced.
@@ -91,7 +91,7 @@ pub enum Frame<'a> {
     },
     /// End of a full state: the holdings of all ranks were sent.
     StateEnd,
-    /// Status of the stream from here on, as far as the relay knows it.
+    /// Status of the stream from this frame on, as far as the relay knows it.
     Status(Status),
     /// The relay no longer follows this stream.
     Gone,
@@ -192,11 +192,11 @@ fn frame<'a>(cursor: &mut Cursor<'a>) -> Result<Frame<'a>, FormatError> {
 /// Writer of a relay's messages, with the fields that all of them share.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageWriter {
-    /// Life of the relay, as in [`Message`].
+    /// Life of the relay: see [`Message`].
     pub life: u64,
-    /// Block size, as in [`Message`].
+    /// Number of tokens in a block: see [`Message`].
     pub block_size: u32,
-    /// Check value of the key, as in [`Message`].
+    /// Check value of the key that content hashes depend on: see [`Message`].
     pub key: u32,
 }
 

@@ -54,7 +54,7 @@ impl Decoder {
     }
 }
 
-/// Reads a payload into an empty batch.
+/// Decodes a payload into an empty batch.
 fn read<N: BlockName>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) -> Result<(), Error> {
     let mut cursor = Cursor::new(payload);
     let (elements, timestamp, events) = envelope(&mut cursor).map_err(|wrong| match wrong {

@@ -173,7 +173,7 @@ pub(crate) fn integer(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<i6
     }
 }
 
-/// Interns the kind of a cache group, so that no event needs a string of its own.
+/// Shared text for the kind of a cache group, so that no event needs its own copy.
 pub(crate) fn kind(kind: &str) -> Cow<'static, str> {
     const USUAL: [&str; 10] = [
         "full_attention",

@@ -71,7 +71,7 @@ impl Tally {
         }
     }
 
-    /// Counts events as left out.
+    /// Counts events that were left out for this reason.
     pub fn refuse(&mut self, reason: Reason, events: u64) {
         self.refused[reason as usize] += events;
     }

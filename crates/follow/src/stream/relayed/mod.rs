@@ -50,7 +50,7 @@ fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
     })
 }
 
-/// The messages of one stream in the log, and the rules for them.
+/// The log as the source of one stream: the stream's messages, and the rules for them.
 struct LogSource {
     stream: Arc<Stream>,
     relay: Arc<Relay>,

@@ -31,7 +31,7 @@ pub(super) trait LogEffects {
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
     /// Clears the stream's holdings.
     fn clear(&mut self);
-    /// Asks the relay for a full state.
+    /// Asks the relay to publish a full state of the stream.
     fn ask(&mut self);
     /// Records the engine's timestamp of the last batch in a message, in seconds since 1970.
     fn timestamp(&mut self, timestamp: f64);
@@ -232,7 +232,7 @@ impl LogRules {
         self.waiting.len()
     }
 
-    /// True if the relay has been silent for too long.
+    /// True if the relay has been silent for so long that the stream is not trusted.
     pub(super) fn is_stale(&self, now: Duration) -> bool {
         self.silent(now, self.silence)
     }
