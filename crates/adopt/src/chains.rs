@@ -1,36 +1,37 @@
-//! Names that were computed from prompts: for each, what it continues and contains.
+//! Block names computed from prompts, each with the name of the parent block and the content hash.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 use kvatlas_index::BlockHash;
 
-/// Greatest number of names kept: 2^18 of them take about 12 MB.
+/// Maximum number of names kept: 2^18 of them take about 12 MB.
 pub const MOST_NAMES: usize = 1 << 18;
 
-/// The first blocks of a prompt: their names and contents.
+/// Leading blocks of a prompt: their names and contents.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Chain {
-    /// The names, from the beginning.
+    /// Names (block hashes) of the blocks, from the prompt's first block on.
     pub names: Vec<BlockHash>,
-    /// The content hashes.
+    /// Content hashes of the blocks, in the same order.
     pub contents: Vec<u64>,
-    /// The prompt's cache salt.
+    /// Cache salt of the prompt; `None` without one.
     pub salt: Option<Arc<str>>,
 }
 
-/// Computed names of blocks, each with the name before it. When there are too many, all are forgotten: prompts come again.
+/// Computed names of blocks, each with the name of the parent block. When there are too many, all are dropped, as
+/// prompts recur.
 #[derive(Debug, Default)]
 pub struct Chains {
     names: HashMap<BlockHash, (Option<BlockHash>, u64)>,
-    /// The salts of first blocks that have one.
+    /// Cache salts of prompts' first blocks, by the name of the block.
     salts: HashMap<BlockHash, Arc<str>>,
     /// Number of times that all names were dropped.
     pub forgotten: u64,
 }
 
 impl Chains {
-    /// Keeps the names of consecutive blocks; the first continues `parent`.
+    /// Adds the names of consecutive blocks; the first block continues `parent`.
     pub fn add(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], salt: Option<&Arc<str>>) {
         let mut parent = parent;
         if parent.is_none()
@@ -44,7 +45,7 @@ impl Chains {
         }
     }
 
-    /// Drops all names if there are too many; returns whether that was so.
+    /// Drops all names if there are too many. True if they were dropped.
     pub fn shrink(&mut self) -> bool {
         let is_full = self.names.len() > MOST_NAMES;
         if is_full {
@@ -53,7 +54,7 @@ impl Chains {
         is_full
     }
 
-    /// The blocks from the beginning of a prompt up to the one of this name.
+    /// Blocks from the beginning of a prompt up to the block with this name; `None` if one of them is unknown.
     #[must_use]
     pub fn up_to(&self, name: BlockHash) -> Option<Chain> {
         let mut chain = Chain::default();
@@ -80,7 +81,7 @@ impl Chains {
         self.names.len()
     }
 
-    /// True if there are no chains.
+    /// True if no names are kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()

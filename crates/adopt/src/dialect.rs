@@ -1,10 +1,11 @@
-//! Dialects: the ways in which engines name blocks, for those that compute names from tokens.
+//! Dialects: the ways in which engines compute block names from tokens.
 //!
-//! Input of engines' hashes: the bytes of a parent's digest, a block's tokens and what else belongs to them.
+//! The input of engines' hashes is the parent's digest, a block's tokens, and its other keys, encoded as bytes.
 //!
-//! Two encodings of vLLM's (parent, tokens, extra): Python's pickle, protocol 5, as the C pickler writes it, and
-//! canonical CBOR. Where pickle depends on which Python objects are one (strings that are shared between the extra keys),
-//! this writes what comes of different objects. If an engine's are not, its names are not met, and nothing is claimed.
+//! vLLM has two encodings of (parent, tokens, extra): Python's pickle, protocol 5, as the C pickler writes it, and
+//! canonical CBOR. Where pickle depends on whether two Python objects are the same object (strings that are shared
+//! between the extra keys), this writes the bytes for different objects. If an engine's objects are the same, its names
+//! are not found, and nothing is claimed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use kvatlas_index::BlockHash;
 use sha2::{Digest as _, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The seed of vLLM's names where none is set.
+/// Seed of vLLM's block names if none is configured.
 const DEFAULT_SEED: &str = "vllm-none-hash";
 
-/// Bytes that SGLang puts before a salt.
+/// Bytes that SGLang hashes before a cache salt.
 const SGLANG_SALT: &[u8] = b"sglang-cache-salt-v1\0";
 
-/// Algorithm by which an engine computes the digests of blocks.
+/// Algorithm by which an engine computes digests of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Algorithm {
     /// vLLM's default: SHA-256 of a pickle.
@@ -30,12 +31,12 @@ pub enum Algorithm {
     Xxhash,
     /// XXH3-128 of canonical CBOR.
     XxhashCbor,
-    /// SGLang: SHA-256 of the parent's digest and the tokens.
+    /// SGLang's: SHA-256 of the parent's digest and the tokens.
     Sglang,
 }
 
 impl Algorithm {
-    /// Algorithms of vLLM, as its option names them.
+    /// Algorithms of vLLM, in the order of its option.
     const VLLM: [Self; 4] = [Self::Sha256, Self::Sha256Cbor, Self::Xxhash, Self::XxhashCbor];
 
     /// Name of the algorithm.
@@ -51,30 +52,30 @@ impl Algorithm {
     }
 }
 
-/// Scheme of digests: the algorithm and its seed.
+/// Scheme by which an engine computes digests of blocks: the algorithm and its seed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Scheme {
     /// Algorithm of the digests.
     pub algorithm: Algorithm,
-    /// The seed; none for those without, and for vLLM's own.
+    /// Seed of the digests; `None` for algorithms without a seed, and for vLLM's default seed.
     pub seed: Option<Arc<str>>,
 }
 
 /// Form in which an engine sends a digest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
-    /// Integer of 64 bits.
+    /// Integer of 64 bits, a part of the digest.
     Integer,
-    /// The whole digest.
+    /// All bytes of the digest.
     Digest,
 }
 
-/// Dialect of an engine: its names for blocks, as it computes and sends them.
+/// Dialect of an engine: how it computes block names, and in which form it sends them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Dialect {
-    /// Scheme of the digests.
+    /// Scheme by which digests are computed.
     pub scheme: Scheme,
-    /// Form in which they are sent.
+    /// Form in which digests are sent.
     pub form: Form,
 }
 
@@ -89,7 +90,7 @@ impl fmt::Display for Dialect {
 }
 
 impl Scheme {
-    /// Schemes to try: those without a seed, and those with one for each of `seeds`.
+    /// Schemes that an engine may use: those without a seed, and those with one for each of `seeds`.
     #[must_use]
     pub fn candidates(seeds: &[Arc<str>]) -> Vec<Self> {
         let plain = [Algorithm::Sha256, Algorithm::Sglang, Algorithm::Sha256Cbor];
@@ -105,7 +106,7 @@ impl Scheme {
         if self.algorithm == Algorithm::Sglang { &[Form::Integer] } else { &[Form::Integer, Form::Digest] }
     }
 
-    /// Names the blocks of a prompt, one after the other.
+    /// Creates a namer for the blocks of a prompt with this cache salt.
     #[must_use]
     pub fn namer(&self, salt: Option<&str>) -> Namer {
         let salt = salt.filter(|salt| !salt.is_empty());
@@ -127,19 +128,19 @@ impl Scheme {
     }
 }
 
-/// Names the blocks of a prompt, one after the other.
+/// Computes the digests of a prompt's blocks, one after the other.
 #[derive(Clone, Debug)]
 pub struct Namer {
     algorithm: Algorithm,
-    /// Digest of the block before.
+    /// Digest of the previous block, or the seed's.
     digest: Digest,
-    /// Salt before the first block, for algorithms that put it there.
+    /// Cache salt that enters the first block's digest; `None` afterwards.
     salt: Option<Box<str>>,
     buffer: Vec<u8>,
 }
 
 impl Namer {
-    /// Digest of the next block, given its tokens.
+    /// Computes the digest of the next block from its tokens.
     pub fn next(&mut self, tokens: &[u32]) -> Digest {
         let salt = self.salt.take();
         let (parent, buffer) = (self.digest.bytes(), &mut self.buffer);
@@ -168,7 +169,7 @@ impl Namer {
 pub struct Digest {
     bytes: [u8; 32],
     len: u8,
-    /// True if the first bytes are sent, signed; else the last, unsigned.
+    /// True if engines send the first eight bytes as a signed integer, false if the last as an unsigned one.
     first: bool,
 }
 
@@ -185,13 +186,13 @@ impl Digest {
         Self { bytes, len: 16, first: false }
     }
 
-    /// Bytes of the whole digest.
+    /// All bytes of the digest.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The name that the index has for a block with this digest.
+    /// Name in the index of a block whose digest is sent in this form.
     #[must_use]
     pub fn name(&self, form: Form) -> BlockHash {
         let word = |at: usize| {
@@ -207,10 +208,10 @@ impl Digest {
     }
 }
 
-/// The extra keys of a prompt's first block: its salt.
+/// Key of the cache salt in vLLM's extra keys of a prompt's first block.
 const SALT: &str = "cache_salt";
 
-/// Opcodes of pickle.
+/// Opcodes of Python's pickle format.
 mod op {
     pub(crate) const PROTO: [u8; 2] = [0x80, 5];
     pub(crate) const FRAME: u8 = 0x95;
@@ -230,7 +231,7 @@ mod op {
     pub(crate) const STOP: u8 = b'.';
 }
 
-/// The pickle of a string.
+/// Pickle of a string.
 pub(crate) fn pickled_text(text: &str) -> Vec<u8> {
     let mut out = pickle_head();
     pickle_text(text, &mut out);
@@ -238,7 +239,7 @@ pub(crate) fn pickled_text(text: &str) -> Vec<u8> {
     out
 }
 
-/// The pickle of a block.
+/// Writes the pickle of a block's parent digest, tokens and salt.
 pub(crate) fn pickle_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&pickle_head());
@@ -310,7 +311,7 @@ fn pickle_end(out: &mut Vec<u8>) {
     out[3..11].copy_from_slice(&frame.to_le_bytes());
 }
 
-/// Major types of CBOR.
+/// Major types of CBOR, the first bits of a value.
 mod major {
     pub(crate) const NUMBER: u8 = 0x00;
     pub(crate) const BYTES: u8 = 0x40;
@@ -319,13 +320,13 @@ mod major {
     pub(crate) const NULL: u8 = 0xf6;
 }
 
-/// The CBOR of a string.
+/// Writes a string in CBOR.
 pub(crate) fn cbor_text(text: &str, out: &mut Vec<u8>) {
     cbor_head(major::TEXT, text.len() as u64, out);
     out.extend_from_slice(text.as_bytes());
 }
 
-/// The CBOR of a block.
+/// Writes a block's parent digest, tokens and salt in CBOR.
 pub(crate) fn cbor_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, out: &mut Vec<u8>) {
     out.clear();
     cbor_head(major::ARRAY, 3, out);
@@ -346,7 +347,7 @@ pub(crate) fn cbor_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, out:
     }
 }
 
-/// Writes a major type with a length or number in the fewest bytes.
+/// Writes a CBOR major type with a length or number in the fewest bytes.
 fn cbor_head(major: u8, value: u64, out: &mut Vec<u8>) {
     match value {
         0..24 => out.push(major | value as u8),

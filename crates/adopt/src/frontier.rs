@@ -1,10 +1,10 @@
-//! Frontier of a stream: blocks that it has proved to be held, without their contents, and its removals since.
+//! Frontier of a stream: names of blocks that it has proved to be held, without their contents, and its removals since.
 //!
-//! A store below a block that is not held proves that the engine held that block, and all before it, at that moment. These
-//! names are the *frontier*. Moments are counted in removals: a proof is as old as the removals that came after it. Of all
-//! blocks so proved, those are held now that were not removed since; to know which, all removals since the oldest proof
-//! are remembered, known names and unknown ones alike, up to a limit. A proof from before the removals
-//! remembered has expired.
+//! A store below a block that is not held proves that the engine held that block, and all before it, at that moment.
+//! These names are the *frontier*. Moments are counted in removals: a proof is as old as the number of removals that
+//! came after it. Of all blocks proved in this way, those are still held that were not removed since; for this, all
+//! removals since the oldest proof are remembered, known names and unknown ones alike, up to a limit. A proof from
+//! before the remembered removals has expired.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,41 +12,42 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use kvatlas_index::BlockHash;
 
-/// Greatest number of removals remembered of a stream: 1 MiB.
+/// Maximum number of removals remembered per stream: 1 MiB.
 pub const MOST_REMOVALS: usize = 1 << 17;
-/// Greatest number of names on the frontier of a stream.
+/// Maximum number of proved block names of unknown contents (the frontier) kept per stream.
 pub const MOST_PROOFS: usize = 1 << 15;
-/// Least time between two recorded times.
+/// Minimum time between two recorded times.
 const BETWEEN_TIMES: Duration = Duration::from_millis(100);
-/// Recorded times that are kept: those of the last quarter of an hour at least.
+/// Maximum number of recorded times kept: those of the last quarter of an hour at least.
 const MOST_TIMES: usize = 9_000;
 
-/// Moment in a stream, as the number of removals before it.
+/// Position in an engine's event stream, as the number of removed blocks before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Moment(u64);
 
-/// State from which another frontier continues.
+/// State of a frontier from which another frontier can continue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FrontierState {
-    /// Names on the frontier, each with the number of removals after its proof.
+    /// Names of blocks that were proved to be held, each with the number of removals after its proof.
     pub proofs: Vec<(BlockHash, usize)>,
-    /// The last removals, oldest first.
+    /// Names of the last removed blocks, oldest first.
     pub removals: Vec<BlockHash>,
 }
 
-/// Frontier of a stream, with the removals since its oldest proof.
+/// Frontier of a stream: block names that it has proved to be held, of unknown contents, with the removals since the
+/// oldest proof.
 #[derive(Debug)]
 pub struct Frontier {
     /// Names with the latest moment at which they and all blocks before them were proved to be held.
     proofs: HashMap<BlockHash, Moment>,
     /// Names added or proved again since the last [`take_fresh`](Self::take_fresh).
     fresh: HashSet<BlockHash>,
-    /// The last removals, oldest first.
+    /// Names of the last removed blocks, oldest first.
     removals: VecDeque<BlockHash>,
-    /// The moment before the oldest removal remembered.
+    /// Moment before the oldest remembered removal.
     since: Moment,
     most_removals: usize,
-    /// Times of moments, oldest first.
+    /// Recorded times with the moments reached then, oldest first.
     times: VecDeque<(Duration, Moment)>,
     /// Number of proofs that expired before their names were known.
     expired: u64,
@@ -59,7 +60,7 @@ impl Default for Frontier {
 }
 
 impl Frontier {
-    /// Makes a frontier that remembers up to `most_removals` removals.
+    /// Creates a frontier that remembers at most `most_removals` removals.
     #[must_use]
     pub fn with_removals(most_removals: usize) -> Self {
         Self {
@@ -73,13 +74,13 @@ impl Frontier {
         }
     }
 
-    /// The present moment.
+    /// Present moment of the stream.
     #[must_use]
     pub fn now(&self) -> Moment {
         Moment(self.since.0 + self.removals.len() as u64)
     }
 
-    /// Records the removal of blocks, under known names or unknown ones.
+    /// Records the removal of blocks, whether or not their names are known.
     pub fn removed(&mut self, names: &[BlockHash]) {
         self.removals.extend(names);
         let beyond = self.removals.len().saturating_sub(self.most_removals);
@@ -101,18 +102,19 @@ impl Frontier {
         self.fresh.insert(name);
     }
 
-    /// Latest moment at which `name` was proved, if it is on the frontier and has not expired.
+    /// Latest moment at which `name` was proved; `None` if it is not on the frontier, or its proof has expired.
     #[must_use]
     pub fn proof(&self, name: BlockHash) -> Option<Moment> {
         self.proofs.get(&name).copied().filter(|proof| *proof >= self.since)
     }
 
-    /// Takes a name off the frontier, because its blocks are known.
+    /// Takes a name off the frontier, because its blocks are now known.
     pub fn settle(&mut self, name: BlockHash) {
         self.proofs.remove(&name);
     }
 
-    /// Tells for each name whether it was removed after a moment; none if the moment is before the removals remembered.
+    /// Tells for each name whether it was removed after a moment; `None` if the moment is before the remembered
+    /// removals.
     #[must_use]
     pub fn find_removed(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
         let skip = usize::try_from(moment.0.checked_sub(self.since.0)?).ok()?;
@@ -128,7 +130,7 @@ impl Frontier {
         Some(gone)
     }
 
-    /// Records the time of the present moment. Times do not go back.
+    /// Records that `time` is the time of the present moment. Times do not go back.
     pub fn pass(&mut self, time: Duration) {
         if self.times.back().is_none_or(|(last, _)| time >= *last + BETWEEN_TIMES) {
             if self.times.len() == MOST_TIMES {
@@ -138,7 +140,7 @@ impl Frontier {
         }
     }
 
-    /// Latest recorded moment that was not after a time; none if the time is before the times kept.
+    /// Latest recorded moment that was not after `time`; `None` if the time is before those kept.
     #[must_use]
     pub fn moment_at(&self, time: Duration) -> Option<Moment> {
         let after = self.times.partition_point(|(at, _)| *at <= time);
@@ -146,30 +148,30 @@ impl Frontier {
         (*moment >= self.since).then_some(*moment)
     }
 
-    /// Takes the names added to the frontier, or proved again, since the last call.
+    /// Takes the names of blocks that were proved to be held, or proved again, since the last call.
     pub fn take_fresh(&mut self) -> Vec<BlockHash> {
         let fresh = std::mem::take(&mut self.fresh);
         fresh.into_iter().filter(|name| self.proofs.contains_key(name)).collect()
     }
 
-    /// All names on the frontier.
+    /// All names on the frontier: of blocks proved to be held whose contents are unknown.
     pub fn names(&self) -> impl Iterator<Item = BlockHash> {
         self.proofs.keys().copied()
     }
 
-    /// Number of names on the frontier.
+    /// Number of names on the frontier: of blocks proved to be held whose contents are unknown.
     #[must_use]
     pub fn len(&self) -> usize {
         self.proofs.len()
     }
 
-    /// True if there are no names on the frontier.
+    /// True if no name is on the frontier: the contents of all blocks proved to be held are known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.proofs.is_empty()
     }
 
-    /// Drops proofs from before the removals remembered.
+    /// Drops proofs from before the remembered removals.
     pub fn expire(&mut self) {
         let before = self.proofs.len();
         self.proofs.retain(|_, proof| *proof >= self.since);
@@ -182,7 +184,7 @@ impl Frontier {
         self.expired
     }
 
-    /// Drops the removals remembered if there are no proofs: those until now are not known later.
+    /// Drops the remembered removals if there are no proofs, so that proofs of earlier moments are no longer possible.
     pub fn rest(&mut self) {
         if self.proofs.is_empty() {
             self.forget();
@@ -196,9 +198,9 @@ impl Frontier {
         *self = Self { since, expired, ..Self::with_removals(self.most_removals) };
     }
 
-    /// Returns the state from which another frontier continues at this moment of the stream: up to `removals` of the
-    /// last removals, and up to `proofs` proofs that are no older, the newest first. The times of moments are not in
-    /// it, so no answer to what was sent before counts there.
+    /// State from which another frontier continues at this moment of the stream: at most `removals` of the last
+    /// removals, and at most `proofs` proofs that are no older, the newest first. The times of moments are not
+    /// included, so the new frontier ignores answers to prompts sent before.
     #[must_use]
     pub fn kept(&self, removals: usize, proofs: usize) -> FrontierState {
         let now = self.now();
@@ -213,7 +215,7 @@ impl Frontier {
         FrontierState { proofs: kept, removals }
     }
 
-    /// Continues from the state of another frontier. Parts that contradict each other are left out.
+    /// Continues from the state of another frontier. Entries that contradict each other are left out.
     pub fn resume(&mut self, kept: &FrontierState) {
         *self = Self::with_removals(self.most_removals);
         self.removed(&kept.removals);
@@ -224,7 +226,7 @@ impl Frontier {
         }
     }
 
-    /// Bytes allocated for proofs, removals and times.
+    /// Memory allocated for proofs, removals and times, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.proofs.allocation_size()

@@ -1,4 +1,4 @@
-//! One stream's part: what it proves by its batches, how it names blocks, and what it adopts.
+//! Adoption for one stream: what its batches prove, how its engine names blocks, and which blocks are adopted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,52 +11,52 @@ use crate::chains::Chain;
 use crate::dialect::{Dialect, Scheme};
 use crate::frontier::{Frontier, FrontierState, Moment};
 
-/// Beginnings of prompts that are tried before an engine's names are taken to be of no known dialect.
+/// Number of prompts' first blocks that are tried before an engine's names count as being of no known dialect.
 const TRIES: u32 = 64;
 
-/// Place of a rank: its worker, and the index that it is in.
+/// Rank whose blocks are adopted: its worker, and the index that has its blocks.
 #[derive(Clone, Copy)]
 pub struct RankPlace<'a> {
-    /// The index.
+    /// Index that has the rank's blocks.
     pub index: &'a BlockIndex,
-    /// The worker's name.
+    /// Name of the worker.
     pub worker: &'a str,
-    /// The rank that its blocks are stored under.
+    /// Number of the rank under which blocks are stored.
     pub rank: u32,
 }
 
 /// Reason why proved blocks are not adopted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AdoptionFailure {
-    /// A block counts for some of the engine's cache groups only, or its name depends on tokens after it.
+    /// A block counts for only some of the engine's cache groups, or its name depends on tokens after it.
     Groups,
     /// More blocks were removed since the proof than are remembered, or there is no proof.
     Unproved,
-    /// One of the names is held with another content.
+    /// One of the names is already held with another content.
     Contrary,
     /// The index is full.
     Full,
 }
 
-/// Outcome of an attempt to adopt.
+/// Outcome of an attempt to adopt blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// Number of blocks that are held now and were not before.
+    /// Blocks were adopted: this many are held now and were not before.
     Blocks(usize),
-    /// Nothing was adopted.
+    /// Nothing was adopted, for this reason.
     Not(AdoptionFailure),
 }
 
-/// Counts of proofs and of adoptions.
+/// Counts of adoptions and of failed attempts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
-    /// Number of adoptions: of the blocks before a name, or of those that an engine took from its cache.
+    /// Number of adoptions, each of the blocks up to a proved name, or of those that an engine took from its cache.
     pub adoptions: u64,
-    /// Blocks adopted.
+    /// Number of blocks adopted.
     pub blocks: u64,
-    /// Attempts that failed because a name is held with another content.
+    /// Number of attempts that failed because a name is held with another content.
     pub contrary: u64,
-    /// Beginnings of prompts whose names are not of the stream's dialect.
+    /// Number of prompts' first blocks whose names are not of the stream's dialect.
     pub other_names: u64,
 }
 
@@ -69,7 +69,7 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// Proofs of one rank of one worker, and its names for blocks.
+/// Proofs of what one rank of a worker holds, and the dialect of its block names.
 #[derive(Debug, Default)]
 pub struct RankAdoption {
     frontier: Frontier,
@@ -80,28 +80,29 @@ pub struct RankAdoption {
     grouped: bool,
     /// True if an unknown block was ever proved, or the engine may hold more than is known.
     was_late: bool,
-    /// True if the stream's first batches are behind, partial or not.
+    /// True once the stream's first batch was applied.
     settled: bool,
-    /// Blocks that are held because the engine said so in an answer. Answers may be faster than batches: the next store of
-    /// that block may be of the very copy.
+    /// Blocks that are held because an engine's answer reported them. Answers may be faster than batches, so the next
+    /// store of such a block may announce the same copy.
     answered: HashSet<BlockHash>,
-    /// Adopted names with their salts, for the stream's reader.
+    /// Adopted names with their salts, still to be passed to the stream's reader.
     salted: Vec<(Vec<BlockHash>, Arc<str>)>,
-    /// Counts of proofs and of adoptions.
+    /// Counts of adoptions and of failed attempts.
     pub counts: Counts,
-    /// Scratch space, kept for its memory.
+    /// Scratch space, kept so that its memory is reused.
     removed: Vec<BlockHash>,
 }
 
 impl RankAdoption {
-    /// Makes the part of a stream that remembers up to `removals` removals.
+    /// Creates the state of a rank, which remembers at most `removals` removals.
     #[must_use]
     pub fn with_removals(removals: usize) -> Self {
         Self { frontier: Frontier::with_removals(removals), ..Self::default() }
     }
 
-    /// Learns from a batch after it was applied. `partial`: whether the engine may hold more than it has announced here; for
-    /// an engine that is known in full, nothing is remembered. `time`: the present; `schemes`: how names may be computed.
+    /// Updates the proofs by a batch that was just applied. `partial`: whether the engine may hold more than it has
+    /// announced here; of an engine whose holdings are fully known, nothing is remembered. `time`: returns the present
+    /// time; `schemes`: how names may be computed.
     pub fn applied(
         &mut self,
         batch: &BatchOf<BlockHash>,
@@ -176,24 +177,24 @@ impl RankAdoption {
         self.removed.clear();
     }
 
-    /// Starts again for a new life of the engine, or another engine.
+    /// Starts anew for a new life of the engine, or another engine.
     pub fn begin(&mut self) {
         self.forget();
         (self.dialect, self.tries, self.settled) = (None, 0, false);
     }
 
-    /// Frontier of the rank: blocks that it has proved.
+    /// Frontier of the rank: names of blocks that it has proved to hold.
     #[must_use]
     pub fn frontier(&self) -> &Frontier {
         &self.frontier
     }
 
-    /// Frontier of the rank, to take names from.
+    /// Frontier of the rank, to be changed.
     pub fn frontier_mut(&mut self) -> &mut Frontier {
         &mut self.frontier
     }
 
-    /// Dialect of the engine's names, if it is known.
+    /// Dialect of the engine's block names; `None` if unknown.
     #[must_use]
     pub fn dialect(&self) -> Option<&Dialect> {
         self.dialect.as_ref()
@@ -205,19 +206,19 @@ impl RankAdoption {
         self.dialect.is_none() && self.tries >= TRIES
     }
 
-    /// True if all names have one dialect: then equal names in two streams are equal blocks.
+    /// True if all the engine's names have one dialect, so that equal names in two streams mean equal blocks.
     #[must_use]
     pub fn is_pure(&self) -> bool {
         self.dialect.is_some() && self.counts.other_names == 0
     }
 
-    /// True if the rank ever proved a block that was not known.
+    /// True if the rank has ever proved an unknown block, or may hold more than is known.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.was_late
     }
 
-    /// Reason why no proved block can be named; none if some can.
+    /// Reason why the names of proved blocks cannot be computed; `None` if they can.
     #[must_use]
     pub fn why_not(&self) -> Option<&'static str> {
         if self.grouped {
@@ -229,7 +230,8 @@ impl RankAdoption {
         }
     }
 
-    /// Takes this dialect for the rank's, after it gave some tokens a name on the frontier: that is no accident.
+    /// Sets the rank's dialect, unless one is known, after it led from some tokens to a name on the frontier, which
+    /// cannot be by accident.
     pub fn learn(&mut self, dialect: &Dialect) {
         self.dialect.get_or_insert_with(|| dialect.clone());
     }
@@ -256,9 +258,10 @@ impl RankAdoption {
         }
     }
 
-    /// Adopts the blocks that a name on the frontier proves: those of `chain` up to it. `chain` may go on behind it.
+    /// Adopts the blocks that a name on the frontier proves: those of `chain` up to the name. `chain` may continue
+    /// after it.
     ///
-    /// `certain`: the names were computed from what the blocks contain.
+    /// `certain`: whether the names were computed from the contents of the blocks.
     pub fn adopt(&mut self, name: BlockHash, chain: &Chain, certain: bool, at: RankPlace<'_>) -> Outcome {
         let depth = chain.names.iter().position(|it| *it == name).map_or(0, |at| at + 1);
         let Some(proof) = self.frontier.proof(name).filter(|_| depth > 0) else {
@@ -272,8 +275,8 @@ impl RankAdoption {
         outcome
     }
 
-    /// Learns from an engine's answer, which says that it took the first `depth` blocks of a prompt from its cache, after
-    /// `sent`.
+    /// Adopts blocks by an engine's report that it took the first `depth` blocks of a prompt, sent at `sent` or later,
+    /// from its cache.
     pub fn observe(&mut self, chain: &Chain, depth: usize, sent: Duration, at: RankPlace<'_>) -> Outcome {
         match self.frontier.moment_at(sent) {
             Some(moment) if depth <= chain.names.len() => {
@@ -318,23 +321,23 @@ impl RankAdoption {
         }
     }
 
-    /// Tells the stream's reader the salts of adopted blocks.
+    /// Passes the salts of adopted blocks to the stream's reader.
     pub fn tell_salts(&mut self, reader: &mut Reader) {
         for (names, salt) in self.salted.drain(..) {
             reader.learn_salt(&names, &salt);
         }
     }
 
-    /// Blocks that an answer of the engine says are held, and that no batch has named since.
+    /// Names of blocks held only because an engine's answer reported them; no batch has named them since.
     pub fn answered(&self) -> impl Iterator<Item = BlockHash> {
         self.answered.iter().copied()
     }
 
-    /// Continues for another rank's state with the same blocks: with its [`answered`](Self::answered) blocks, and what was
+    /// Continues from another rank's state with the same blocks: its [`answered`](Self::answered) blocks, and what was
     /// [`kept`](Frontier::kept) of its frontier.
     ///
-    /// The next batch is not the first: if everything is known of the engine, a parent that is not held proves no more than
-    /// it did to the other one.
+    /// The next batch does not count as the first: if all of the engine's holdings are known, a parent that is not held
+    /// proves no more than it did to the other rank's state.
     pub fn resume(&mut self, answered: impl IntoIterator<Item = BlockHash>, kept: &FrontierState) {
         self.answered.extend(answered);
         self.frontier.resume(kept);
@@ -342,7 +345,8 @@ impl RankAdoption {
         self.settled = true;
     }
 
-    /// Notes what a batch proves, before it is applied.
+    /// Prepares for a batch before it is applied: passes salts to the reader, and takes back copies of blocks known
+    /// from answers that the batch announces itself.
     pub fn note_batch(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: RankPlace<'_>) {
         self.tell_salts(reader);
         if self.answered.is_empty() {
@@ -362,7 +366,7 @@ impl RankAdoption {
     }
 }
 
-/// True if the reader applies a store of this kind to the device.
+/// True if a store event can be read and concerns the device.
 fn is_readable(stored: &StoredOf<BlockHash>, index: &BlockIndex) -> bool {
     let (blocks, size) = (stored.block_hashes.len(), stored.block_size);
     let fills = blocks.checked_mul(size as usize) == Some(stored.tokens.len());

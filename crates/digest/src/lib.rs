@@ -36,25 +36,25 @@ pub use sites::{Answer, DigestEffect, Level, Sites};
 pub use status::{Counts, Proof, SiteStatus, State};
 pub use table::MAX_SITES;
 
-/// Error in a digest, or in a setting.
+/// Error in a digest, or in a setting of digests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The grain is 0.
+    /// The grain, the number of blocks between marks, is 0.
     #[error("the grain must be at least 1 block, got 0")]
     Grain,
     /// The site's name is empty or too long.
     #[error("a site's name has 1 to {most} bytes, got {got}")]
     Name {
-        /// Bytes given.
+        /// Length of the given name, in bytes.
         got: usize,
-        /// Bytes at most.
+        /// Maximum length, in bytes.
         most: usize,
     },
     /// The bytes are not a digest.
     #[error("not a digest: {what}")]
     Invalid {
-        /// Description of the fault.
+        /// Description of what is wrong with the bytes.
         what: String,
     },
     /// A site's digest has another grain than the index of sites.
@@ -65,16 +65,16 @@ pub enum Error {
         /// Grain of the index.
         expected: u32,
     },
-    /// A digest is missing before this one, or the site has restarted.
+    /// An earlier digest is missing, or the site has restarted, so that a whole digest is needed.
     #[error("a whole digest is wanted: {why}")]
     WholeWanted {
-        /// Reason to request a whole digest.
+        /// Reason why a whole digest is needed.
         why: &'static str,
     },
     /// There are too many sites.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
-        /// Largest number of sites.
+        /// Maximum number of sites.
         most: usize,
     },
 }

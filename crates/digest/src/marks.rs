@@ -1,4 +1,4 @@
-//! Marks: prefix hashes at the grain, of a rank's blocks and of a prompt.
+//! Marks: prefix hashes after every `grain` blocks, of a rank's blocks and of a prompt.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -65,7 +65,7 @@ pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
     marks
 }
 
-/// Consecutive blocks that a rank holds.
+/// Consecutive blocks that a rank holds, with their names and content hashes.
 struct Part<'c> {
     parent: Option<BlockHash>,
     names: &'c [BlockHash],
@@ -87,7 +87,7 @@ fn parts(copy: &RankCopy) -> Vec<Part<'_>> {
     parts
 }
 
-/// Walk down a chain.
+/// Walk down a chain, with the prefix hash and the number of blocks so far.
 #[derive(Clone, Copy, Default)]
 struct Walk {
     prefix: u64,
@@ -103,7 +103,7 @@ impl Walk {
 
 type Names = BuildHasherDefault<NameHasher>;
 
-/// Names of blocks may be small numbers.
+/// Hash function for block names, which may be small numbers.
 #[derive(Default)]
 struct NameHasher(u64);
 

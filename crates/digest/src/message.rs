@@ -1,4 +1,4 @@
-//! Bytes of a digest.
+//! Encoding of a digest as bytes.
 //!
 //! ```text
 //! "KVAD"  version u8  kind u8 (0: changes, 1: whole)
@@ -18,25 +18,25 @@ use crate::Error;
 
 const MAGIC: [u8; 4] = *b"KVAD";
 const VERSION: u8 = 1;
-/// Most bytes of a site's name.
+/// Maximum length of a site's name, in bytes.
 pub(crate) const LONGEST_NAME: usize = 256;
 
-/// Message of a site: all its marks, or those that came and went.
+/// Digest of a site's blocks: all marks, or the changes since the previous digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
     /// Name of the site.
     pub site: String,
-    /// True if the digest has all marks of the site, and not the changes since `seq` − 1.
+    /// True if the digest has all marks of the site, false if it has the changes since digest `seq` − 1.
     pub whole: bool,
-    /// Life of the publisher, which changes with a restart.
+    /// Identifier of the publisher's life, which changes with a restart.
     pub life: u64,
-    /// Number of the digest within the life. A whole digest has the number of the last change in it.
+    /// Number of the digest within the publisher's life. A whole digest has the number of the last change included.
     pub seq: u64,
-    /// Sum of a mix of each mark that the site has published, this digest included.
+    /// Checksum of all marks that the site has published, this digest included: the sum of a mixed value of each.
     pub word: u64,
-    /// Blocks between marks.
+    /// Number of blocks between marks.
     pub grain: u32,
-    /// Removed marks, in increasing order. None in a whole digest.
+    /// Removed marks, in increasing order; empty in a whole digest.
     pub removed: Vec<u64>,
     /// Added marks, in increasing order.
     pub added: Vec<u64>,
@@ -69,7 +69,7 @@ impl Digest {
     /// Decodes a digest.
     ///
     /// # Errors
-    /// [`Error::Invalid`] says what is wrong with the bytes.
+    /// [`Error::Invalid`], which says what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let Some((body, sum)) = bytes.split_last_chunk::<8>() else {
             return Err(Error::invalid(format!("{} bytes are too few", bytes.len())));
@@ -110,7 +110,7 @@ impl Digest {
     }
 }
 
-/// Contribution of one mark to a digest's word.
+/// Contribution of one mark to a digest's checksum.
 pub(crate) fn word(mark: u64) -> u64 {
     let product = u128::from(mark ^ 0x243f_6a88_85a3_08d3) * u128::from(mark.rotate_left(29) ^ 0x9e37_79b9_7f4a_7c15);
     (product >> 64) as u64 ^ product as u64

@@ -1,8 +1,8 @@
-//! A site's side: the marks of its ranks, and their changes since the last digest.
+//! Publisher of a site's digests: the marks of its ranks, and their changes since the last digest.
 //!
 //! Marks are made from copies of ranks, which the index gives in slices, and not from events: the index has already
-//! resolved order, gaps, copies, holes and restarts, and a second interpretation of events could differ. A rank is copied
-//! again only if its fingerprint has changed.
+//! resolved order, gaps, copies, holes and restarts, and a second interpretation of events could differ. A rank is
+//! copied again only if its fingerprint has changed.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ pub struct Publisher {
     seq: u64,
     grain: u32,
     ranks: HashMap<(Arc<str>, u32), Rank>,
-    /// Number of ranks that have each mark.
+    /// Number of ranks that have each mark, by the mark's prefix hash.
     marks: HashMap<u64, u32>,
-    /// Marks whose number has become 0 or more than 0 since the last digest, with whether they were published.
+    /// Marks that were added or removed since the last digest, each with whether it was published before.
     changed: HashMap<u64, bool>,
-    /// Sum of the words of the published marks: see [`word`].
+    /// Checksum of the published marks: the sum of the [`word`] of each.
     word: u64,
-    /// Index of the rank that the next look copies even if its fingerprint has not changed.
+    /// Position of the rank that the next look copies even if its fingerprint has not changed.
     turn: usize,
 }
 
@@ -38,17 +38,17 @@ struct Rank {
     seen: bool,
 }
 
-/// Extent of a [`Publisher::look`].
+/// Counts of ranks in one [`Publisher::look`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LookCounts {
-    /// Ranks of the index.
+    /// Number of ranks in the index.
     pub ranks: usize,
-    /// Ranks that were copied.
+    /// Number of ranks that were copied.
     pub copied: usize,
 }
 
 impl Publisher {
-    /// A publisher for a site of this name. `life`: a number that no earlier publisher of the name had.
+    /// Creates a publisher for a site of this name. `life`: a number that no earlier publisher of the name had.
     ///
     /// # Errors
     /// [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
@@ -78,19 +78,19 @@ impl Publisher {
         &self.site
     }
 
-    /// Blocks between marks.
+    /// Number of blocks between marks.
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// Marks that the site has now.
+    /// Number of marks (prefix hashes) that the site has now.
     #[must_use]
     pub fn marks(&self) -> usize {
         self.marks.len()
     }
 
-    /// Number of marks that no other worker has, by worker. It is complete after [`Publisher::look`].
+    /// Number of marks that no other worker has, by worker, as of the last [`Publisher::look`].
     #[must_use]
     pub fn sole_marks(&self) -> Vec<(Arc<str>, usize)> {
         let mut by_worker: HashMap<&Arc<str>, Vec<&Rank>> = HashMap::new();
@@ -110,13 +110,13 @@ impl Publisher {
         by_worker.into_iter().map(|(worker, ranks)| (worker.clone(), count(&ranks))).collect()
     }
 
-    /// Updates the marks from the index. The index's writers wait for less than a millisecond at a time; `between` is called
-    /// between two of these times.
+    /// Updates the marks from the index. The index's writers wait for less than a millisecond at a time; `between` is
+    /// called between two of these times.
     ///
     /// Ranks that are not `usable`, as they are not trusted, count as empty.
     ///
-    /// One rank in turn is copied even if its fingerprint has not changed: a fingerprint is made of names, and an engine may
-    /// give a name to another block.
+    /// One rank per call, in turn, is copied even if its fingerprint has not changed: a fingerprint is made of names,
+    /// and an engine may give a name to another block.
     pub fn look(
         &mut self,
         index: &Arc<BlockIndex>,
@@ -204,7 +204,7 @@ impl Publisher {
         }
     }
 
-    /// Next digest: the changes since the last one. A digest without changes is sent too, as a sign of life of the site.
+    /// Next digest, with the changes since the last one. A digest without changes is also sent, as a sign of life.
     pub fn delta(&mut self) -> Digest {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for (mark, was) in self.changed.drain() {

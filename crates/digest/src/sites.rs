@@ -10,7 +10,7 @@ use crate::message::{Digest, word};
 use crate::status::{Counts, PROBE_EVERY, Proof, SiteStatus, State, Trust};
 use crate::table::{MAX_SITES, Sets, Table};
 
-/// Sparse index of many sites. Times are measured from one moment of the caller's choice.
+/// Sparse index of many sites. Times are durations since a moment of the caller's choice.
 pub struct Sites {
     grain: u32,
     stale_after: Duration,
@@ -27,13 +27,13 @@ struct Site {
     seq: u64,
     word: u64,
     marks: u64,
-    /// True if a digest was missed: the site's marks do not count until a whole digest comes.
+    /// True if a digest was missed, so that the site's marks do not count until a whole digest comes.
     broken: bool,
     heard: Duration,
     trust: Trust,
-    /// Answers since the last probe that left out the site although it would have been the best.
+    /// Number of answers, since the last probe, that left out the site as doubted although it would have been the best.
     doubts: AtomicU32,
-    /// Bytes of its digests.
+    /// Number of bytes of the site's digests.
     bytes: u64,
 }
 
@@ -54,42 +54,44 @@ struct SiteCounters {
     probes: AtomicU64,
 }
 
-/// Effect of a digest.
+/// Effect of a digest on the index of sites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestEffect {
-    /// The digest was taken in.
+    /// The digest was applied.
     Now,
-    /// The digest was taken in before.
+    /// The digest had already been applied before.
     Before,
 }
 
-/// Sites with the same bounds.
+/// Sites with the same bounds on the leading blocks of a prompt that they hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Fewest blocks of the prompt that each site has.
+    /// Minimum number of the prompt's leading blocks that each site holds.
     pub at_least: u32,
-    /// Most blocks of the prompt that each site has.
+    /// Maximum number of the prompt's leading blocks that each site holds.
     pub at_most: u32,
-    /// Numbers of the sites; [`Sites::name`] has the names.
+    /// Numbers of the sites, whose names [`Sites::name`] returns.
     pub sites: Vec<u32>,
 }
 
-/// Bounds for every site. Sites in no list hold 0 to [`rest_at_most`](Self::rest_at_most) blocks.
+/// Bounds on the leading blocks of a prompt that every site holds. Sites in no list hold 0 to
+/// [`rest_at_most`](Self::rest_at_most) blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Sites that certainly had blocks when their digest was made, by decreasing bounds.
+    /// Sites that certainly held leading blocks when their digest was made, by decreasing bounds.
     pub levels: Vec<Level>,
-    /// Most blocks that any other known site has.
+    /// Maximum number of the prompt's leading blocks that any other known site holds.
     pub rest_at_most: u32,
-    /// Sites that may have any blocks: silent for too long, or doubted.
+    /// Numbers of sites that may hold any blocks: those silent for too long, or doubted.
     pub unknown: Vec<u32>,
-    /// A doubted site to be asked whether its claims hold again, with the fewest blocks that it claims.
+    /// Doubted site that should be asked whether its claims hold again, with the minimum number of blocks that it
+    /// claims; `None` if no probe is due.
     pub probe: Option<(u32, u32)>,
 }
 
 impl Sites {
-    /// An empty index for digests with this grain. `key`: a random number. `stale_after`: time without a digest after which a
-    /// site may have any blocks.
+    /// Creates an empty index for digests with this grain. `key`: a random number; `stale_after`: time without a digest
+    /// after which a site may hold any blocks.
     ///
     /// # Errors
     /// [`Error::Grain`] if the grain is 0.
@@ -108,17 +110,17 @@ impl Sites {
         })
     }
 
-    /// Blocks between marks.
+    /// Number of blocks between marks.
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// Takes in a digest of `bytes` bytes.
+    /// Applies a digest, which had `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if a digest is missing before it, after which the site may have any blocks
-    /// until a whole digest comes; [`Error::TooMany`].
+    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if an earlier digest is missing, after which the site may hold any
+    /// blocks until a whole digest comes; [`Error::TooMany`].
     pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         let applied = self.try_apply(digest, bytes, now);
         match &applied {
@@ -228,7 +230,7 @@ impl Sites {
         }
     }
 
-    /// Forgets a site. False if it is not known.
+    /// Removes a site. False if it is unknown.
     pub fn forget(&mut self, site: &str) -> bool {
         let Some(at) = self.numbers.get(site).map(|&at| at as usize) else { return false };
         self.clear(at);
@@ -238,13 +240,13 @@ impl Sites {
         true
     }
 
-    /// Name of a site.
+    /// Name of the site with this number; empty if there is none.
     #[must_use]
     pub fn name(&self, site: u32) -> &str {
         self.sites.get(site as usize).and_then(Option::as_ref).map_or("", |site| &site.name)
     }
 
-    /// Bounds of the sites for a prompt of `blocks` blocks, given its [marks](crate::marks_of_prompt).
+    /// Bounds of the sites for a prompt of `blocks` blocks, given the prompt's [marks](crate::marks_of_prompt).
     #[must_use]
     pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
         self.counts.answers.fetch_add(1, Relaxed);
@@ -282,7 +284,7 @@ impl Sites {
         answer
     }
 
-    /// Counts claims of doubted sites that would have been the best, and suggests a probe of one at intervals.
+    /// Counts claims of doubted sites that would have been the best, and suggests a probe of one of them at intervals.
     fn probe(&self, sets: &[u32], best: u32, doubted: &[u32], answer: &mut Answer) {
         for &number in doubted {
             let Some(depth) = sets.iter().rposition(|&set| self.sets.has(set, number as usize)) else { continue };
@@ -296,8 +298,8 @@ impl Sites {
         }
     }
 
-    /// Records that a site had `was` blocks of a prompt, after an answer with these bounds: by its own answer, or an
-    /// engine's report. False if the site is not known.
+    /// Records that a site really had `was` leading blocks of a prompt, after an answer with these bounds. `proof`:
+    /// whether the site's own answer or an engine's report shows it. False if the site is unknown.
     pub fn compare(&mut self, site: &str, at_least: u32, at_most: u32, was: u32, proof: Proof) -> bool {
         let Some(site) = self.numbers.get(site).and_then(|&at| self.sites[at as usize].as_mut()) else { return false };
         // An engine may have computed what it held: that it took less from its cache proves less than an answer, and that
@@ -324,7 +326,7 @@ impl Sites {
         }
     }
 
-    /// All sites, by name.
+    /// Status of all sites, by name.
     #[must_use]
     pub fn list(&self, now: Duration) -> Vec<SiteStatus> {
         let status = |site: &Site| SiteStatus {
@@ -344,7 +346,7 @@ impl Sites {
         list
     }
 
-    /// Counts and sizes.
+    /// Counts since the index was created, and present sizes.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let SiteCounters {

@@ -1,53 +1,54 @@
-//! Status of each site, the trust in it, which is the share of its claims that has held, and counts of the index of sites.
+//! Status of each site, the trust in it, which is the share of its claims that were true, and counts of the index of
+//! sites.
 //!
-//! A claim is the fewest blocks that a site has by its digest. The site's exact answer, or the cached tokens reported by one of
-//! its engines, shows how many of them it *kept*. Trust is the share of the claimed blocks that was kept, over about the last
-//! [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`] a site's claims are left out of answers until
-//! the share is above [`BELIEVED`] again. Probes measure it: one in [`PROBE_EVERY`] of the answers in which the site would have
-//! been the best.
+//! A claim is the minimum number of blocks that a site has by its digest. The site's exact answer, or the cached tokens
+//! reported by one of its engines, shows how many of them it *kept*. Trust is the share of the claimed blocks that was
+//! kept, over about the last [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`], a site's
+//! claims are left out of answers until the share is above [`BELIEVED`] again. Probes measure it: one in
+//! [`PROBE_EVERY`] of the answers in which the site would have been the best.
 //!
-//! So a site that claims everything is asked in vain some ten times, and then once in [`PROBE_EVERY`] times. Honest sites fall
-//! slightly short when blocks go between a digest and a question.
+//! So a site that claims everything is asked in vain some ten times, and then once in [`PROBE_EVERY`] times. Honest
+//! sites fall slightly short when blocks are removed between a digest and a query.
 
 use std::time::Duration;
 
-/// Counts since the index was made, and present sizes.
+/// Counts since the index of sites was created, and present sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
     /// Number of sites.
     pub sites: u64,
-    /// Different marks of all sites.
+    /// Number of different marks (prefix hashes) over all sites.
     pub marks: u64,
-    /// Different sets of more than one site.
+    /// Number of different sets of two or more sites that have a mark in common.
     pub sets: u64,
     /// Allocated memory, in bytes.
     pub bytes: u64,
-    /// Digests that were taken in, whole ones included.
+    /// Number of digests that were applied, including whole ones.
     pub applied: u64,
-    /// Whole digests that were taken in.
+    /// Number of whole digests that were applied.
     pub whole: u64,
-    /// Digests that had been taken in before.
+    /// Number of digests that had already been applied before.
     pub repeated: u64,
-    /// Digests that could not be used.
+    /// Number of digests that could not be used.
     pub refused: u64,
-    /// Digests after which a whole one was requested.
+    /// Number of digests after which a whole one was requested.
     pub whole_wanted: u64,
-    /// Sites that were forgotten.
+    /// Number of sites that were removed.
     pub forgotten: u64,
-    /// Number of times that a site became doubted.
+    /// Number of times that a site became doubted, as it had claimed more than it had.
     pub doubted: u64,
-    /// Claims that were compared with the real holdings.
+    /// Number of claims that were compared with the real holdings.
     pub compared: u64,
-    /// Claims that exceeded the real holdings.
+    /// Number of claims that exceeded the real holdings.
     pub short: u64,
-    /// Answers with more blocks than the bounds allowed.
+    /// Number of comparisons in which a site really had more blocks than the bounds allowed.
     pub beyond: u64,
-    /// Prompts looked up.
+    /// Number of prompts looked up.
     pub answers: u64,
-    /// Claims of doubted sites that were left out of answers.
+    /// Number of claims of doubted sites that were left out of answers.
     pub left_out: u64,
-    /// Suggested probes of doubted sites.
+    /// Number of suggested probes of doubted sites.
     pub probes: u64,
 }
 
@@ -80,15 +81,15 @@ impl Counts {
 /// State of a site, which decides whether its claims count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// The site's bounds are used.
+    /// The site is known: its bounds are used.
     Known,
-    /// The site was silent for too long, or a digest of it is missing: it may hold any blocks.
+    /// The site was silent for too long, or one of its digests is missing: it may hold any blocks.
     Unknown,
     /// The site claimed more than it had too often: it may hold any blocks.
     Doubted,
 }
 
-/// Status of a site.
+/// Status of one site.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SiteStatus {
@@ -98,54 +99,57 @@ pub struct SiteStatus {
     pub state: State,
     /// Time since the site's last digest.
     pub age: Duration,
-    /// Life of its publisher.
+    /// Identifier of the life of the site's publisher.
     pub life: u64,
     /// Number of the site's last digest.
     pub seq: u64,
-    /// Number of its marks.
+    /// Number of the site's marks (prefix hashes).
     pub marks: u64,
-    /// Bytes of its digests so far.
+    /// Number of bytes of the site's digests so far.
     pub bytes: u64,
-    /// Share of its claims that the site kept, from 0 to 1.
+    /// Share of the site's claimed blocks that it really had, from 0 to 1.
     pub trust: f64,
-    /// Claims that were compared with the real holdings.
+    /// Number of the site's claims that were compared with the real holdings.
     pub compared: u64,
-    /// Claims that exceeded the real holdings.
+    /// Number of the site's claims that exceeded the real holdings.
     pub short: u64,
 }
 
-/// Number of answers after which an answer counts 1/e of a new one.
+/// Number of later answers after which the weight of an answer in the trust is 1/e of that of a new one.
 const MEMORY: f64 = 16.0;
-/// Credit of a new site, in grains of kept claims.
+/// Credit of a new site, in units of `grain` kept blocks.
 const CREDIT: f64 = 4.0;
+/// Trust below which a site becomes doubted.
 const DOUBTED: f64 = 0.5;
+/// Trust from which on a doubted site counts again.
 const BELIEVED: f64 = 0.75;
-/// Answers in which a doubted site would have been the best, for each probe of it.
+/// Number of answers in which a doubted site would have been the best, per probe of the site.
 pub(crate) const PROBE_EVERY: u32 = 32;
 
-/// Source of a site's real holdings.
+/// Source of the knowledge of a site's real holdings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Answer of the site's exact index.
+    /// The answer of the site's exact index.
     Answer,
-    /// Report of an engine of the site, in its answer to the request.
+    /// The report of one of the site's engines, in its answer to a request.
     Engine,
 }
 
-/// Record of a site's honesty.
+/// Record of how many of its claimed blocks a site really had.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trust {
     claimed: f64,
     kept: f64,
     doubted: bool,
-    /// Number of answers compared with claims.
+    /// Number of answers that were compared with the site's claims.
     pub(crate) compared: u64,
-    /// Number of answers below the claim.
+    /// Number of compared answers in which the site had fewer blocks than claimed.
     pub(crate) short: u64,
 }
 
 impl Trust {
-    /// Compares a claim of at least `claimed` blocks with the real number. True if the site becomes doubted.
+    /// Compares a site's claim to hold at least `claimed` blocks with the real number, `was`. True if the site becomes
+    /// doubted.
     pub(crate) fn compare(&mut self, claimed: u32, was: u32, grain: u32) -> bool {
         if claimed == 0 {
             return false;
@@ -162,7 +166,7 @@ impl Trust {
         self.doubted && !before
     }
 
-    /// Share of the claimed blocks that was kept, from 0 to 1.
+    /// Share of the claimed blocks that the site really had, from 0 to 1.
     pub(crate) fn share(&self, grain: u32) -> f64 {
         let credit = CREDIT * f64::from(grain);
         (self.kept + credit) / (self.claimed + credit)

@@ -1,20 +1,21 @@
 //! Table of marks and their sets of sites: a hash table of 12 bytes an entry that grows by a quarter. A set is a 32-bit
 //! number: that of its only site, or of a set that is kept once.
 //!
-//! There may be as many marks as the fleet has different blocks divided by the grain, and their memory is what an index of
-//! sites costs. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80 % full
-//! while it grows. It is kept in shards, so that growing moves a part of it at a time.
+//! There may be as many marks as the fleet has different blocks divided by the grain, and their memory is the main cost
+//! of an index of sites. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80
+//! % full while it grows. It is kept in shards, so that growing moves a part of it at a time.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 const SHARDS: usize = 64;
-/// Value of an empty entry.
+/// Set number that marks an empty entry.
 const EMPTY: u32 = u32::MAX;
+/// Minimum number of entries of a shard that is not empty.
 const SMALLEST: usize = 16;
 
-/// Entry: a mark in two halves, so that there is no gap, and its set.
+/// Entry of the table: a mark in two halves, which avoids padding, and the number of its set.
 #[derive(Clone, Copy)]
 struct Entry {
     mark: [u32; 2],
@@ -33,7 +34,7 @@ impl Entry {
     }
 }
 
-/// Mixes a word.
+/// Mixes the bits of a word, as a hash.
 pub(crate) fn mix(word: u64) -> u64 {
     let product = u128::from(word ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
     (product >> 64) as u64 ^ product as u64
@@ -71,7 +72,7 @@ impl Table {
         self.shards[hash as usize % SHARDS].find(hash, mark).map(|(_, set)| set)
     }
 
-    /// Replaces the set of a mark with the result of `change`, which gets the present set.
+    /// Replaces the set of a mark with the result of `change`, which gets the present set; `None` stands for no entry.
     pub(crate) fn change(&mut self, mark: u64, change: impl FnOnce(Option<u32>) -> Option<u32>) {
         let hash = mix(mark ^ self.key);
         let shard = &mut self.shards[hash as usize % SHARDS];
@@ -84,7 +85,7 @@ impl Table {
         }
     }
 
-    /// All marks, with their sets.
+    /// All marks, each with the number of its set of sites.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.shards.iter().flat_map(|shard| &shard.entries);
         entries.filter(|entry| entry.set != EMPTY).map(|entry| (entry.mark(), entry.set))
@@ -92,7 +93,8 @@ impl Table {
 }
 
 impl Shard {
-    /// Home place of an entry. The lowest bits of the hash choose the shard, the highest the place.
+    /// Preferred position of an entry in its shard. The lowest bits of the hash choose the shard, the highest the
+    /// position.
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }
@@ -141,7 +143,8 @@ impl Shard {
         }
     }
 
-    /// Removes an entry. Later entries whose home is before the gap move up, so that no search ends too early.
+    /// Removes an entry. Later entries whose preferred position is before the gap move up, so that no search ends too
+    /// early.
     fn remove(&mut self, at: usize, key: u64) {
         let mut hole = at;
         let mut at = self.next(at);
@@ -163,7 +166,7 @@ impl Shard {
     }
 }
 
-/// Most sites. A number below it is the set of that one site.
+/// Maximum number of sites. A set number below it is the set of that one site.
 pub const MAX_SITES: usize = 1 << 16;
 const FIRST: u32 = MAX_SITES as u32;
 
@@ -172,22 +175,22 @@ pub(crate) type Bits = [u64];
 
 struct SharedSet {
     bits: Arc<Bits>,
-    /// Number of marks with this set.
+    /// Number of marks that have this set.
     marks: u32,
 }
 
-/// Sets of more than one site that marks have.
+/// Sets of more than one site, each kept once for all marks that have it.
 #[derive(Default)]
 pub(crate) struct Sets {
     kept: Vec<Option<SharedSet>>,
     free: Vec<u32>,
     numbers: HashMap<Arc<Bits>, u32>,
-    /// Words of all kept sets.
+    /// Number of 64-bit words in all kept sets.
     words: usize,
 }
 
 impl Sets {
-    /// Sites of a set.
+    /// Calls `f` with each site of a set.
     pub(crate) fn each(&self, set: u32, mut f: impl FnMut(usize)) {
         match self.bits(set) {
             None => f(set as usize),
@@ -207,7 +210,8 @@ impl Sets {
         Some(&kept.bits)
     }
 
-    /// Adds a site to the set of a mark: `set` loses the mark to the returned set.
+    /// Adds a site to the set of sites of one mark, whose present set has number `set`. Returns the number of the
+    /// mark's new set.
     pub(crate) fn with(&mut self, set: Option<u32>, site: usize) -> u32 {
         let Some(set) = set else { return site as u32 };
         if self.has(set, site) {
@@ -219,7 +223,8 @@ impl Sets {
         self.number(bits)
     }
 
-    /// Removes a site from the set of a mark: `set` loses the mark to the returned set; none if that is empty.
+    /// Removes a site from the set of sites of one mark, whose present set has number `set`. Returns the number of the
+    /// mark's new set; `None` if no site is left.
     pub(crate) fn without(&mut self, set: u32, site: usize) -> Option<u32> {
         if !self.has(set, site) {
             return Some(set);
@@ -291,7 +296,7 @@ impl Sets {
         }
     }
 
-    /// Number of kept sets.
+    /// Number of kept sets, each of more than one site.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }
@@ -306,7 +311,7 @@ impl Sets {
     }
 }
 
-/// The numbers in a set.
+/// Positions of the bits that are set, ascending.
 pub(crate) fn ones(bits: &Bits) -> impl Iterator<Item = usize> {
     bits.iter().enumerate().flat_map(|(at, &word)| {
         let mut word = word;

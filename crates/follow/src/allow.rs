@@ -7,14 +7,14 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::state::Registration;
 
-/// Networks that may be followed by default where registering needs no key.
+/// Hosts and networks whose endpoints may be followed by default where registering needs no key.
 const LOOPBACK: [&str; 3] = ["127.0.0.0/8", "::1", "localhost"];
 
-/// List of networks, patterns of host names, and patterns of paths that may be followed.
+/// List of the endpoints that may be followed: networks, patterns of host names, and patterns of paths.
 #[derive(Debug, Clone)]
 pub struct AllowList {
     entries: Vec<Entry>,
-    /// True if the entries are the operator's, and not the defaults.
+    /// True if the entries were configured by the operator, false for the defaults.
     said: bool,
 }
 
@@ -66,7 +66,7 @@ impl Entry {
 }
 
 impl AllowList {
-    /// Reads the entries of the configuration. `open`: whether registering needs no key.
+    /// Reads the list from the configuration's entries. `open`: whether registering needs no key.
     pub(crate) fn new(entries: &[String], open: bool) -> Result<Self, Error> {
         let default: &[&str] = if open { &LOOPBACK } else { &["*", "ipc://*"] };
         let said = !entries.is_empty();
@@ -74,7 +74,7 @@ impl AllowList {
         Ok(Self { entries: texts.map(Entry::read).collect::<Result<_, _>>()?, said })
     }
 
-    /// True if an engine with this address may connect to this service.
+    /// True if an engine at this IP address may connect to this service.
     pub(crate) fn has_peer(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.entries.iter().any(|entry| match entry {
@@ -84,16 +84,17 @@ impl AllowList {
         })
     }
 
-    /// Checks that all endpoints of a registration may be followed. `host`: a host that the operator has named elsewhere.
+    /// Checks that all endpoints of a registration may be followed. `host`: a host that the operator has already named
+    /// elsewhere.
     ///
     /// # Errors
-    /// [`Error::Forbidden`] if one may not.
+    /// [`Error::Forbidden`] if an endpoint may not be followed.
     pub fn check_registration(&self, registration: &Registration, host: Option<&str>) -> Result<(), Error> {
         let endpoints = std::iter::once(&registration.endpoint).chain(&registration.replay_endpoint);
         endpoints.into_iter().try_for_each(|endpoint| self.check(endpoint, host))
     }
 
-    /// Checks that an endpoint may be followed. `host`: a host that the operator has named elsewhere.
+    /// Checks that an endpoint may be followed. `host`: a host that the operator has already named elsewhere.
     pub(crate) fn check(&self, endpoint: &Endpoint, host: Option<&str>) -> Result<(), Error> {
         // Nothing is connected to; who connects to us is looked at then.
         if endpoint.bound_port().is_some() {
@@ -131,7 +132,7 @@ fn is_in(address: IpAddr, network: IpAddr, bits: u8) -> bool {
     }
 }
 
-/// True if a text matches a pattern, in which a star stands for any text.
+/// True if a text matches a pattern, in which `*` matches any text, also none.
 fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();

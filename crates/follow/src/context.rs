@@ -1,4 +1,4 @@
-//! [`StreamContext`]: the settings of streams, and the state that they share.
+//! [`StreamContext`]: settings of streams, and the state that all streams share.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use crate::state::{Keyspace, PromptQueue};
 use kvatlas_stream::limits::SharedCounts;
 use kvatlas_stream::zmtp::Room;
 
-/// The settings of streams, and the state that they share.
+/// Settings of streams, and the state that all streams of a follower share.
 #[derive(Debug, Clone)]
 pub struct StreamContext {
-    /// The settings.
+    /// Settings for following engines.
     pub config: StreamConfig,
-    /// Bytes in buffers, and counts of reached limits.
+    /// Bytes in buffers, and counts of reached limits, over all streams.
     pub shared: Arc<SharedCounts>,
-    /// Identity of blocks in the indexes: content hashes, or words that depend on a key.
+    /// Scheme by which indexes identify blocks: by content hashes, or by 64-bit words that depend on a key.
     pub identity: Arc<Identity>,
-    /// Schemes by which engines may compute block hashes.
+    /// Hashing schemes by which engines may compute block hashes.
     pub schemes: Arc<[Scheme]>,
-    /// Queue of prompts from which blocks may be adopted.
+    /// Queue of prompts from whose tokens blocks may be adopted.
     pub prompt_queue: Arc<PromptQueue<Keyspace>>,
     /// Snapshots that streams are restored from, and written to.
     pub snapshots: Arc<Snapshots>,
@@ -32,7 +32,8 @@ pub struct StreamContext {
 }
 
 impl From<StreamConfig> for StreamContext {
-    /// A context of its own for streams with these settings: no snapshots, no log, content hashes as words.
+    /// Creates a separate context for streams with these settings: no snapshots, no log, blocks identified by content
+    /// hashes.
     fn from(config: StreamConfig) -> Self {
         Self {
             config,
@@ -47,7 +48,7 @@ impl From<StreamConfig> for StreamContext {
 }
 
 impl StreamContext {
-    /// Memory for messages of which a part has arrived.
+    /// Memory budget for messages that have arrived only in part.
     pub(crate) fn room(&self) -> Room {
         Room::new(self.shared.clone(), self.config.limits.buffer_bytes)
     }

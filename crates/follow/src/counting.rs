@@ -1,6 +1,7 @@
-//! Counts that are metrics by their names: what counts something says so once, in its doc comment.
+//! Counters whose field names are their metrics' names and whose doc comments are the metrics' help.
 
-/// Declares a struct `Counts`, and lists its fields with their help. The prefix begins the name of each metric.
+/// Declares a struct `Counts` of counters, with a list of their names and help texts. `$prefix` begins each metric's
+/// name.
 macro_rules! counts {
     ($(#[doc = $of:literal])* $prefix:literal $($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         $(#[doc = $of])*
@@ -10,7 +11,7 @@ macro_rules! counts {
         }
 
         impl Counts {
-            /// Names, what each counts, and how many.
+            /// All counters: name of the metric, help text, and present value.
             pub(crate) fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
                 let of = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
                 vec![$((

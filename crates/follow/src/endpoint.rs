@@ -11,30 +11,31 @@ use crate::error::Error;
 pub struct Endpoint(Box<str>);
 
 impl Endpoint {
-    /// The endpoint in ZeroMQ's form.
+    /// Text of the endpoint in ZeroMQ's form.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Port of this service that the engine connects to, if it does.
+    /// Port of this service that the engine connects to; `None` if the service connects to the engine.
     #[must_use]
     pub fn bound_port(&self) -> Option<u16> {
         self.0.strip_prefix("bind://")?.parse().ok()
     }
 
-    /// Endpoint of a stream that is read from the log, under this subject. Clients cannot register it.
+    /// Endpoint of a stream that is read from the log, under this NATS subject. Clients cannot register such an
+    /// endpoint.
     pub(crate) fn log(subject: &str) -> Self {
         Self(format!("nats:{subject}").into())
     }
 
-    /// Subject of a stream that is read from a log.
+    /// NATS subject of a stream that is read from the log; `None` for other endpoints.
     #[must_use]
     pub fn log_subject(&self) -> Option<&str> {
         self.0.strip_prefix("nats:")
     }
 
-    /// Host, without brackets; none for paths and ports of this service.
+    /// Host, without brackets; `None` for `ipc://` paths and ports of this service.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;

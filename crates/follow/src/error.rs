@@ -12,7 +12,7 @@ pub enum Error {
     /// The configuration is wrong.
     #[error("configuration: {message}")]
     Config {
-        /// Message with the wrong setting, and why it is wrong.
+        /// Message that names the wrong setting and says why the value is wrong.
         message: String,
     },
     /// A value, or a combination of values, cannot be used.
@@ -20,7 +20,7 @@ pub enum Error {
     Invalid {
         /// Stable code of the error.
         code: &'static str,
-        /// Message with what was wrong and what would be right.
+        /// Message that says what was wrong and what would be right.
         message: Cow<'static, str>,
     },
     /// The request contradicts an earlier registration.
@@ -28,7 +28,7 @@ pub enum Error {
     Conflict {
         /// Stable code of the error.
         code: &'static str,
-        /// Message with the contradiction.
+        /// Message that describes the contradiction.
         message: String,
     },
     /// The configuration does not allow the request.
@@ -36,7 +36,7 @@ pub enum Error {
     Forbidden {
         /// Stable code of the error.
         code: &'static str,
-        /// Message with what is not allowed, and the setting that would allow it.
+        /// Message that says what is not allowed, and which setting would allow it.
         message: String,
     },
     /// The requested object does not exist.
@@ -44,13 +44,13 @@ pub enum Error {
     Unknown {
         /// Stable code of the error.
         code: &'static str,
-        /// Message with what does not exist.
+        /// Message that names what does not exist.
         message: String,
     },
-    /// A bug: the request caused a panic, and nothing of it was done.
+    /// A bug: handling the request caused a panic; the request had no effect.
     #[error("internal error; the service's log has the details")]
     Internal,
-    /// The service has ended, before or during the request.
+    /// The service shut down, before or during the request.
     #[error("the service is closed")]
     Closed,
     /// The requested object does not exist now, but may soon.
@@ -58,25 +58,25 @@ pub enum Error {
     Unavailable {
         /// Stable code of the error.
         code: &'static str,
-        /// Message with what does not exist yet, and what to do.
+        /// Message that says what does not exist yet, and what the client can do.
         message: String,
     },
     /// A snapshot cannot be used or made.
     #[error("{message}")]
     Snapshot {
-        /// Message with the snapshot, and what is wrong with it.
+        /// Message that names the snapshot and says what is wrong with it.
         message: String,
     },
     /// The service could not be started.
     #[error("{message}")]
     Start {
-        /// Message with what could not be done, and why.
+        /// Message that says what could not be done, and why.
         message: String,
     },
 }
 
 impl Error {
-    /// Stable code, for programs to test.
+    /// Stable code of the error, for programs to compare.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -97,7 +97,8 @@ impl Error {
         Self::Config { message }
     }
 
-    /// Error of a request for content hashes to a service whose indexes have words under a key of its own.
+    /// Error of a request for content hashes to a service whose indexes identify blocks by words under a key of its
+    /// own. `instead`: what the client can do instead.
     #[must_use]
     pub fn keyed_identity(instead: &str) -> Self {
         let message = format!(
@@ -115,7 +116,7 @@ impl Error {
         Self::Conflict { code, message }
     }
 
-    /// Error of an object that does not exist.
+    /// Error of a request for an object that does not exist.
     #[must_use]
     pub fn unknown(code: &'static str, message: String) -> Self {
         Self::Unknown { code, message }

@@ -32,22 +32,23 @@ use crate::sources::Sources;
 use crate::state::{Keyspace, PromptQueue};
 use kvatlas_stream::zmtp::Room;
 
-/// Longest time for threads to end when a follower is dropped.
+/// Longest wait for threads to end when a follower is dropped.
 const END: Duration = Duration::from_secs(2);
 
-/// Longest wait of a client for a snapshot that is being made, after which it must ask again.
+/// Longest wait of a client for a snapshot that is being made, after which the client must ask again.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Longest time for copying streams for a last snapshot.
+/// Longest time for copying streams' holdings into the last snapshot, at shutdown.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
-/// Follower of engines' event streams into indexes. It listens only at `streams.bind`: a router has one in its process, and a
-/// service answers over HTTP from one. Its methods block, so they must not be called from inside an async runtime.
+/// Follower of engines' event streams, which keeps indexes of their blocks. It listens only at the addresses of
+/// `streams.bind`. A router runs one in its process, and a service answers HTTP requests from one. Methods block, so
+/// they must not be called from inside an async runtime.
 pub struct Follower {
     fleet: Arc<Fleet>,
     /// Rules on which endpoints may be registered.
     allow: Arc<AllowList>,
-    /// Queue of prompts from which blocks may be adopted.
+    /// Queue of prompts from whose tokens blocks may be adopted.
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     running: Mutex<Option<FollowerThreads>>,
     digests: Digests,
@@ -62,7 +63,7 @@ struct FollowerThreads {
     keeper: Option<Keeper>,
 }
 
-/// The adoption thread, which ends on drop.
+/// Handle of the adoption thread; ends the thread on drop.
 struct AdoptionThread {
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     thread: Option<JoinHandle<()>>,
@@ -78,11 +79,11 @@ impl Drop for AdoptionThread {
 }
 
 impl Follower {
-    /// Starts a follower. Engines can be registered once this returns. `asks_for_key`: whether registering over HTTP, if
-    /// possible at all, needs a key.
+    /// Starts a follower. Engines can be registered once this returns. `asks_for_key`: whether registering over HTTP,
+    /// where possible at all, needs a key.
     ///
     /// # Errors
-    /// [`Error::Start`] if an address of `streams.bind` cannot be listened at, or a thread cannot be started.
+    /// [`Error::Start`] if listening at an address of `streams.bind` fails, or a thread cannot be started.
     pub fn start(config: Config, asks_for_key: bool) -> Result<Self, Error> {
         log::start(config.log);
         let ingest = Builder::new_multi_thread()
@@ -131,7 +132,7 @@ impl Follower {
         Ok(Self { fleet, allow, prompt_queue, running, digests, sole_tokens, sites, sources: Arc::default() })
     }
 
-    /// The registered fleet.
+    /// Fleet of the engines that this follower follows.
     #[must_use]
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
@@ -143,22 +144,23 @@ impl Follower {
         &self.allow
     }
 
-    /// Digests of sites, in a service that takes them in.
+    /// Digests received from sites; empty in a service that receives none.
     #[must_use]
     pub fn sites(&self) -> &Tops {
         &self.sites
     }
 
-    /// Sources of engines that discovery reports on.
+    /// Sources of engines, such as the pods of a cluster, that discovery reports on.
     #[must_use]
     pub fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
 
-    /// Makes the registration in a body of `/register`, which may have a `source` too. True if it is new.
+    /// Makes the registration in a JSON body of `/register`, which may name a `source` too. True if the registration is
+    /// new.
     ///
-    /// `announced_by`: the host of the engine that named the endpoints, which must be on it or be allowed. None if the
-    /// operator named them, which is always allowed.
+    /// `announced_by`: host of the engine that named the endpoints, which must be on this host or be allowed. `None` if
+    /// the operator named the endpoints, which is always allowed.
     ///
     /// # Errors
     /// The errors of `/register`.
@@ -172,25 +174,25 @@ impl Follower {
         Ok(registering == RegistrationOutcome::New)
     }
 
-    /// Checks that an endpoint named by the engine at `announced_by` may be followed.
+    /// Checks that an endpoint named by the engine at host `announced_by` may be followed.
     ///
     /// # Errors
-    /// [`Error::Forbidden`] if it may not, [`Error::Invalid`] if it is not an endpoint.
+    /// [`Error::Forbidden`] if the endpoint may not be followed, [`Error::Invalid`] if the text is not an endpoint.
     pub fn check_allowed(&self, endpoint: &str, announced_by: &str) -> Result<(), Error> {
         self.allow.check(&endpoint.parse()?, Some(announced_by))
     }
 
-    /// Unregisters a worker, or one rank of it. Returns the number of streams ended.
+    /// Unregisters a worker, or one rank of the worker. Returns the number of streams ended.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if it is not registered.
+    /// [`Error::Unknown`] if the worker or rank is not registered.
     pub fn unregister(&self, worker: &str, rank: Option<u32>) -> Result<usize, Error> {
         let fleet = self.fleet.clone();
         let worker = worker.to_owned();
         self.wait(async move { fleet.unregister(&worker, None, rank).await })?
     }
 
-    /// Appends the metrics of engines, streams and indexes, without the end line, for the caller's `/metrics`.
+    /// Appends the metrics of engines, streams and indexes, without the end line, to the text of `/metrics`.
     ///
     /// # Errors
     /// If `out` refuses more text.
@@ -199,28 +201,28 @@ impl Follower {
         self.sources.write_metrics(out)
     }
 
-    /// Answer to `/workers`.
+    /// Answer to `/workers`, in JSON.
     #[must_use]
     pub fn workers(&self) -> Value {
         report::workers(&self.fleet, None, None)
     }
 
-    /// Takes in discovery's report on an engine: an [`EngineReport`] in JSON.
+    /// Stores discovery's report on an engine, an [`EngineReport`] in JSON.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not a report.
+    /// [`Error::Config`] if the text is not such a report.
     pub fn report_engine(&self, report: &str) -> Result<(), Error> {
         let report: EngineReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
         self.fleet.report(report);
         Ok(())
     }
 
-    /// Forgets an engine, or a configured stream, of discovery. False if it was not known.
+    /// Forgets an engine, or a configured stream, that discovery followed. False if it was unknown.
     pub fn forget_engine(&self, worker: &str, rank: Option<u32>) -> bool {
         self.fleet.forget(worker, rank)
     }
 
-    /// Size of most blocks in a worker's events, if it is not the registered one.
+    /// Block size, in tokens, of most blocks in a worker's events, if it differs from the registered one; else `None`.
     #[must_use]
     pub fn other_block_size(&self, worker: &str) -> Option<u32> {
         let keyspaces = self.fleet.keyspaces();
@@ -229,7 +231,7 @@ impl Follower {
         sizes.filter_map(|(_, stream)| stream.status.other_size()).max_by_key(|its| its.1).map(|(size, _)| size)
     }
 
-    /// Workers whose streams have shown a restart of the engine since the last call.
+    /// Workers whose streams have shown that the engine restarted since the last call.
     #[must_use]
     pub fn restarted(&self) -> Vec<Arc<str>> {
         let keyspaces = self.fleet.keyspaces();
@@ -241,8 +243,8 @@ impl Follower {
         workers
     }
 
-    /// Loads a snapshot of another service from a file, if streams wait for one (`snapshot.from_peer`). `url`: its origin.
-    /// Returns the number of streams in it.
+    /// Loads a snapshot of another service from a file, if streams wait for one (`snapshot.from_peer`). `url`: URL that
+    /// the snapshot came from. Returns the number of streams in the snapshot.
     ///
     /// # Errors
     /// [`Error::Snapshot`] if the snapshot cannot be used; the streams begin without it.
@@ -255,7 +257,8 @@ impl Follower {
         loaded
     }
 
-    /// Ends the wait of the streams for a snapshot of another service. `why`: the reason why there is none, if it is an error.
+    /// Ends the streams' wait for a snapshot of another service. `why`: the error that prevented it; `None` if there is
+    /// just none.
     pub fn no_snapshot(&self, why: Option<&str>) {
         let snapshots = self.fleet.snapshots();
         if let Some(why) = why {
@@ -265,11 +268,11 @@ impl Follower {
         snapshots.loaded(&*self.fleet);
     }
 
-    /// Digests of the changes in each keyspace since the last call, for the service above many sites; of the whole for a
-    /// keyspace in `whole`, given by model and routing group.
+    /// Digests of the changes in each keyspace since the last call, for the service above the sites; complete digests
+    /// for the keyspaces in `whole`, given by model and routing group.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the name of the site cannot be used.
+    /// [`Error::Invalid`] if the site's name cannot be used.
     pub fn site_digests(&self, site: &str, whole: &[(String, String)]) -> Result<Vec<KeyspaceDigest>, Error> {
         let is_whole = |model: &str, group: &str| whole.iter().any(|(a, b)| a == model && b == group);
         let keyspaces = self.fleet.keyspaces();
@@ -277,21 +280,22 @@ impl Follower {
         keyspaces.iter().map(next).collect()
     }
 
-    /// Numbers of tokens that are lost with each worker, as no other worker has their blocks: about, not exactly. Workers
-    /// that are not trusted are left out. Copies what has changed since the last call, in slices.
+    /// Approximate number of tokens, by worker, that only this worker's blocks hold, and that are lost with the worker.
+    /// Workers that are not trusted are left out. Copies what has changed since the last call, in slices.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it cannot be counted.
+    /// [`Error::Invalid`] if the tokens cannot be counted.
     pub fn sole_tokens(&self) -> Result<BTreeMap<String, u64>, Error> {
         self.sole_tokens.count(&self.fleet.keyspaces())
     }
 
-    /// Snapshot for another service to begin with: the snapshot `wanted` if it is still there, or else one of the last
-    /// seconds, or with `fresh`, a new one. Waits for up to half of `patience`, the time that the request may take.
+    /// Snapshot for another service to begin with: the snapshot numbered `wanted` if it still exists, or else one made
+    /// in the last seconds, or with `fresh`, a new one. Waits for up to half of `patience`, the time that the request
+    /// may take.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if the indexes have words under a key of this process, [`Error::Unavailable`] if the snapshot
-    /// cannot be made, or not in time.
+    /// [`Error::Conflict`] if indexes identify blocks under a key of this process, [`Error::Unavailable`] if the
+    /// snapshot cannot be made, or not in time.
     pub async fn snapshot(
         &self,
         wanted: Option<u64>,
@@ -311,30 +315,30 @@ impl Follower {
         spooled.ok_or_else(not_ready)
     }
 
-    /// Answer to `/engines`.
+    /// Answer to `/engines`, in JSON.
     #[must_use]
     pub fn engines(&self) -> Value {
         report::engines(&self.fleet)
     }
 
-    /// Conditions of readiness that are not met, as in `/ready?strict=1`; none if all are.
+    /// Unmet conditions of readiness, as in the answer to `/ready?strict=1`; `None` if all are met.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         report::not_ready(&self.fleet)
     }
 
-    /// Marks the follower as not ready from now on. All else goes on.
+    /// Marks the follower as not ready from now on. Streams and queries continue.
     pub fn leave(&self) {
         self.fleet.drain();
     }
 
-    /// Marks the follower as not ready, and ends all streams and threads. False if that took longer than `timeout`, and
-    /// streams were cut off. Does nothing the second time.
+    /// Marks the follower as not ready, and ends all streams and threads. False if that took longer than `timeout`, so
+    /// that streams were cut off. A second call does nothing.
     pub fn drain(&self, timeout: Duration) -> bool {
         self.drain_after(timeout, std::future::ready(true))
     }
 
-    /// Drains after `answered`, which tells whether all requests were answered, or after `timeout`.
+    /// Drains once `answered` resolves, to true if all requests were answered, or after `timeout`.
     pub fn drain_after(&self, timeout: Duration, answered: impl Future<Output = bool>) -> bool {
         let Some(FollowerThreads { ingest, adopt, keeper }) = self.running.lock().take() else { return true };
         self.leave();
@@ -354,7 +358,7 @@ impl Follower {
         in_time
     }
 
-    /// Runs a future on the threads that follow streams.
+    /// Runs a future on the threads that follow streams, unless the follower has ended.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Some(running) = self.running.lock().as_ref() {
             running.ingest.spawn(work);
@@ -380,7 +384,7 @@ impl Drop for Follower {
     }
 }
 
-/// Listens for engines that connect instead of listening.
+/// Listens at an address for engines that connect to this service.
 fn listen_for_engines(
     at: SocketAddr,
     room: Room,

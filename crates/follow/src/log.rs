@@ -9,16 +9,16 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 
-/// The least severity that is logged, once logging has started.
+/// Handle to change the least severity that is logged; set once logging has started.
 static FILTER: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
-/// Settings of the log lines.
+/// Settings of the process's log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
     /// Format of the lines.
     pub format: Format,
-    /// Least severity that is logged.
+    /// Least severity of lines that are logged.
     pub level: Level,
 }
 
@@ -36,19 +36,19 @@ pub enum Format {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Nothing is logged.
+    /// Level at which nothing is logged.
     Off,
     /// Errors that should not happen.
     Error,
-    /// Problems that the service can go on with.
+    /// Problems that do not keep the service from working.
     Warning,
-    /// Changes of state.
+    /// Changes of state, such as those of streams.
     Info,
     /// Details for developers.
     Debug,
 }
 
-/// Message of a panic.
+/// Message of a panic, from its payload.
 #[must_use]
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
@@ -67,7 +67,7 @@ impl Level {
     }
 }
 
-/// Starts logging, unless an earlier service of the process has.
+/// Starts logging to stderr, unless an earlier service of the process has.
 pub fn start(config: LogConfig) {
     if config.level == Level::Off {
         return;

@@ -14,24 +14,24 @@ use kvatlas_wire::Hybrid;
 
 use crate::state::{HybridRanks, Keyspace, Reservations, tell_time};
 
-/// Leading blocks of a prompt that one rank of a worker holds; each tier counts those before it.
+/// Numbers of a prompt's leading blocks that one rank of a worker holds; each tier includes the tiers before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankDepths {
-    /// The caller's number for the rank.
+    /// Number by which the caller identifies the rank.
     pub number: u32,
-    /// Leading blocks on the device.
+    /// Leading blocks in device memory.
     pub device: u32,
-    /// Leading blocks on the device or in the host's memory.
+    /// Leading blocks in device or host memory.
     pub host: u32,
-    /// Leading blocks anywhere.
+    /// Leading blocks on any tier.
     pub any: u32,
-    /// Leading blocks that another engine can pull from its host memory.
+    /// Leading blocks that another engine can pull from this rank's host memory.
     pub pullable: u32,
 }
 
 impl Keyspace {
-    /// Puts the depths of each trusted rank for a prompt with these content hashes into `held`. `number`: the caller's number
-    /// for a worker's rank; ranks without one are left out.
+    /// Writes the depths of each trusted rank, for a prompt with these content hashes, to `held`. `number`: maps a
+    /// worker's rank to the caller's number for it; ranks mapped to `None` are left out.
     pub fn look_up(&self, content: &[u64], number: impl Fn(&str, u32) -> Option<u32>, held: &mut Vec<RankDepths>) {
         self.steady(|untrusted| {
             held.clear();
@@ -63,14 +63,15 @@ impl Keyspace {
         });
     }
 
-    /// True if a worker's rank has a stream, and it is trusted now.
+    /// True if a worker's rank has a stream, and the stream is trusted now.
     #[must_use]
     pub fn is_trusted(&self, worker: &str, rank: u32) -> bool {
         self.stream(worker, rank).is_some() && self.steady(|untrusted| !untrusted.contains(worker, rank))
     }
 }
 
-/// Rows of the ranks that match and pass the filter. `cap`: most blocks of the prompt that an engine can reuse, if known.
+/// Rows of the ranks that match and pass the filter. `cap`: number of the prompt's leading blocks that an engine can
+/// reuse at most, if known.
 #[must_use]
 pub fn rows<'m>(
     found: &'m Match<'_>,
@@ -97,7 +98,7 @@ pub fn rows<'m>(
     rows
 }
 
-/// Rows of ranks whose models have no full attention; the index does not know them.
+/// Rows of ranks whose models have no full attention, which are not in the index.
 fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> impl Iterator<Item = Row<'m>> {
     hybrids.iter().filter_map(move |(worker, rank, hybrid)| {
         let depths: Depths = hybrid.depths_alone(prefixes)?.into();
@@ -108,8 +109,8 @@ fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> im
     })
 }
 
-/// Leading blocks of `depth` that can be reused. Where the cap cuts a depth, a window that ends there is needed, and may be
-/// missing.
+/// Number of leading blocks of `depth` that can be reused with at most `cap`. Where the cap cuts a depth, an attention
+/// window that ends there is needed, and may be missing.
 fn usable(hybrid: &Hybrid, prefixes: &[u64], depth: u32, cap: u32) -> u32 {
     if depth <= cap { depth } else { hybrid.reach(prefixes, cap) }
 }
@@ -120,8 +121,8 @@ impl From<[u32; 4]> for Depths {
     }
 }
 
-/// Finds the parts of a prompt that each rank can load which passes the filter. Of hybrid models they are not
-/// known: what their other cache groups have offloaded is not followed.
+/// Parts of a prompt that each rank that passes the filter can load from beyond its device. Ranks of hybrid models are
+/// left out: what their other cache groups have offloaded is not followed.
 #[must_use]
 pub fn loadable(index: &BlockIndex, hybrids: &HybridRanks, content: &[u64], filter: &Filter<'_>) -> Vec<Loadable> {
     if !index.has_loadable() {
@@ -133,16 +134,16 @@ pub fn loadable(index: &BlockIndex, hybrids: &HybridRanks, content: &[u64], filt
     found
 }
 
-/// Leading blocks on the device; on it or in host memory; on these or on local disks; anywhere.
+/// Numbers of a prompt's leading blocks that a rank holds, by tier; each tier includes the tiers before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Depths {
-    /// Leading blocks on the device.
+    /// Leading blocks in device memory.
     pub gpu: u32,
-    /// Leading blocks on the device or in host memory.
+    /// Leading blocks in device or host memory.
     pub cpu: u32,
-    /// Leading blocks on the device, in host memory or on local disks.
+    /// Leading blocks in device or host memory or on local disks.
     pub disk: u32,
-    /// Leading blocks anywhere.
+    /// Leading blocks on any tier.
     pub any: u32,
 }
 
@@ -157,43 +158,44 @@ impl Depths {
     }
 }
 
-/// A rank that matches. Its name is borrowed from the match: all threads would write a reference count at once.
+/// A rank that holds leading blocks of a prompt. The name is borrowed from the match, as all threads would write one
+/// reference count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row<'m> {
-    /// The worker's name.
+    /// Name of the worker.
     pub worker: &'m str,
-    /// The rank of the worker.
+    /// Data-parallel rank of the worker.
     pub rank: u32,
     /// Leading blocks that the rank holds.
     pub depths: Depths,
-    /// Device blocks that the engine can reuse; none if the length of the prompt is not known.
+    /// Leading device blocks that the engine can reuse; `None` if the prompt's length is unknown.
     pub usable: Option<u32>,
 }
 
-/// A worker that matches, with the depths of its best ranks.
+/// A worker that holds leading blocks of a prompt, with the depths of its best ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerRow {
-    /// Rows of the worker's ranks.
+    /// Range of the worker's ranks in the list of rows.
     pub ranks: Range<usize>,
-    /// Greatest depths of its ranks.
+    /// Greatest depths among the worker's ranks, by tier.
     pub depths: Depths,
-    /// Device blocks that the best rank can reuse.
+    /// Leading device blocks that the best rank can reuse; `None` if the prompt's length is unknown.
     pub usable: Option<u32>,
 }
 
-/// Filter of ranks; without any part, all ranks pass.
+/// Filter of ranks in answers; an empty filter passes all ranks.
 #[derive(Default)]
 pub struct Filter<'a> {
-    /// The only workers to consider.
+    /// The only workers that pass; `None` for all.
     pub among: Option<HashSet<&'a str>>,
-    /// Streams whose ranks are left out.
+    /// Streams whose ranks do not pass.
     pub without: Option<&'a Reservations>,
-    /// Streams whose unverified ranks are left out.
+    /// Streams whose unverified ranks do not pass.
     pub strict: Option<&'a Reservations>,
 }
 
 impl Filter<'_> {
-    /// True if the worker is to be considered.
+    /// True if the worker passes.
     #[must_use]
     pub fn allows(&self, worker: &str) -> bool {
         self.among.as_ref().is_none_or(|workers| workers.contains(worker))
@@ -219,7 +221,7 @@ fn filtered<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     rows
 }
 
-/// Rows of all ranks that match on any tier.
+/// Rows of all ranks that hold leading blocks on any tier.
 fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     if found.is_plain() {
         // Room for most fleets at once.

@@ -23,7 +23,7 @@ use kvatlas_stream::State;
 use kvatlas_stream::limits::{LAG_SECONDS, Limit};
 use kvatlas_stream::{Outcome, Skip};
 
-/// Appends all metrics, without the end line.
+/// Appends all metrics of streams and indexes, without the end line.
 pub(crate) fn write(
     fleet: &Arc<Fleet>,
     prompt_queue: &Arc<PromptQueue<Keyspace>>,
@@ -46,7 +46,7 @@ pub fn encode(collector: impl Collector, out: &mut String) -> fmt::Result {
 struct Scrape {
     fleet: Arc<Fleet>,
     prompt_queue: Arc<PromptQueue<Keyspace>>,
-    /// Digests of sites; empty in a service that takes none in.
+    /// Digests received from sites; empty in a service that receives none.
     tops: Arc<Tops>,
 }
 
@@ -365,7 +365,7 @@ impl Scrape {
     }
 }
 
-/// Encoder for the members of a family of metrics.
+/// Declares a family of metrics, and returns the encoder for its members.
 ///
 /// # Errors
 /// If the output refuses more text.
@@ -378,7 +378,7 @@ pub fn describe<'e>(
     encoder.encode_descriptor(name, help, None, kind)
 }
 
-/// A counter without labels.
+/// Writes a counter without labels.
 ///
 /// # Errors
 /// If the output refuses more text.
@@ -386,7 +386,7 @@ pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, valu
     ConstCounter::new(value).encode(describe(encoder, name, help, MetricType::Counter)?)
 }
 
-/// A gauge without labels.
+/// Writes a gauge without labels.
 ///
 /// # Errors
 /// If the output refuses more text.
@@ -394,7 +394,7 @@ pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value:
     ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)
 }
 
-/// A member of a family of counters.
+/// Writes one member, with these labels, of a family of counters.
 ///
 /// # Errors
 /// If the output refuses more text.
@@ -402,7 +402,7 @@ pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str,
     ConstCounter::new(value).encode(family.encode_family(labels)?)
 }
 
-/// A member of a family of gauges.
+/// Writes one member, with these labels, of a family of gauges.
 ///
 /// # Errors
 /// If the output refuses more text.

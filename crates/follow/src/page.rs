@@ -16,34 +16,34 @@ use crate::fleet::{EngineState, Fleet};
 use crate::log::panic_text;
 use crate::state::{Counters, Stream, StreamStatus};
 
-/// Time between two points of a chart, and between two states sent to viewers.
+/// Time between two points of a chart, and between two updates sent to viewers.
 const POINT: Duration = Duration::from_secs(1);
 
-/// Points kept of the fleet: ten minutes.
+/// Number of points kept for the fleet's charts: ten minutes.
 pub const POINTS: usize = 600;
 
-/// Points kept of each engine: a minute.
+/// Number of points kept for each engine's chart: one minute.
 pub const ENGINE_POINTS: usize = 60;
 
-/// Most viewers at once.
+/// Maximum number of viewers at once.
 const VIEWERS: usize = 64;
 
-/// A page and its viewers.
+/// A web page's data and its viewers.
 pub struct Page {
     feed: Arc<Feed>,
-    /// Notified by each new viewer.
+    /// Notified when a viewer is added.
     watched: Notify,
 }
 
-/// Source of the contents of a page.
+/// Source of a page's contents.
 pub trait PageSource {
-    /// Adds a point to the feed's charts. Called each second, also without viewers.
+    /// Adds a point to the feed's charts. Called each second, even without viewers.
     fn point(&mut self, feed: &Feed);
 
-    /// Returns the present state, and adds new entries to the feed's lists. Called only with viewers.
+    /// Returns the present state in JSON, and adds new entries to the feed's lists. Called only if there are viewers.
     fn state(&mut self, feed: &Feed) -> Value;
 
-    /// Records a panic while contents were gathered: a bug, whose details are in the log.
+    /// Records a panic during the gathering of contents: a bug, whose details are in the log.
     fn panicked(&mut self);
 }
 
@@ -54,7 +54,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Adds a viewer.
+    /// Adds a viewer to the page.
     ///
     /// # Errors
     /// [`TooManyViewers`] if there are too many.
@@ -64,12 +64,12 @@ impl Page {
         Ok(viewer)
     }
 
-    /// Ends all viewers, whose connections would otherwise hold back the end of the server.
+    /// Disconnects all viewers, whose connections would otherwise keep the server from ending.
     pub fn close(&self) {
         self.feed.close();
     }
 
-    /// Keeps the page up to date for as long as the future is polled.
+    /// Keeps the page's data up to date for as long as the returned future is polled.
     pub async fn keep(&self, mut gathering: impl PageSource) {
         let (started, mut point) = (Instant::now(), 0);
         loop {
@@ -105,16 +105,16 @@ impl Page {
     }
 }
 
-/// Rounds to one decimal: smaller changes are not worth sending.
+/// Rounds a number to one decimal: smaller changes are not worth sending.
 #[must_use]
 pub fn tenth(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// Shortest time between two counts of blocks, which take the index's write lock.
+/// Shortest time between two counts of blocks, each of which takes the index's write lock.
 const COUNT_AGAIN: Duration = Duration::from_millis(500);
 
-/// Shortest silence that is shown: idle engines are silent for less.
+/// Shortest silence of a stream that is shown: idle engines are silent for less.
 const SILENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -124,40 +124,41 @@ struct BlockCounts {
     unlinked: u64,
 }
 
-/// Observer of a fleet, which remembers the last counts.
+/// Observer of a fleet, which computes rates from the counts of the previous call.
 pub struct FleetObserver {
     fleet: Arc<Fleet>,
     held: HashMap<(Arc<str>, u32), BlockCounts>,
     indexes: Value,
     counted: Option<Instant>,
-    /// Events applied by each row's stream when rates were last made.
+    /// Number of events applied by each row's stream when rates were last computed.
     events: HashMap<String, u64>,
-    /// Time at which rates were last made.
+    /// Time at which rates were last computed.
     rated: Instant,
 }
 
-/// Rates since the last call.
+/// Rates of a fleet since the last call.
 #[derive(Debug, Clone, Default)]
 pub struct Rates {
-    /// Events applied a second, by all streams.
+    /// Events applied per second, by all streams.
     pub events: f64,
-    /// Events applied a second and blocks held, for each row.
+    /// Events applied per second and number of blocks held, by the row's name.
     pub rows: BTreeMap<String, (f64, u64)>,
-    /// Blocks held by all streams, on all tiers.
+    /// Number of blocks held on all tiers, over all streams.
     pub blocks: u64,
-    /// Largest lag of a stream.
+    /// Largest lag of any stream behind its engine; `None` if unknown.
     pub lag: Option<Duration>,
 }
 
 impl FleetObserver {
-    /// An observer of a fleet.
+    /// Creates an observer of a fleet.
     #[must_use]
     pub fn new(fleet: Arc<Fleet>) -> Self {
         let (held, events) = (HashMap::new(), HashMap::new());
         Self { fleet, held, indexes: json!({}), counted: None, events, rated: Instant::now() }
     }
 
-    /// Rows by name (`worker/rank`, or `worker`), one for each stream, and for each engine that is not registered yet.
+    /// Rows in JSON by name (`worker/rank`, or `worker`): one per stream, and one per engine that is not registered
+    /// yet.
     pub fn rows(&mut self) -> Map<String, Value> {
         self.count();
         let mut rows = Map::new();
@@ -186,13 +187,13 @@ impl FleetObserver {
         rows
     }
 
-    /// Sizes of the indexes, by model and routing group.
+    /// Sizes of the indexes in JSON, by model and routing group.
     #[must_use]
     pub fn indexes(&self) -> &Value {
         &self.indexes
     }
 
-    /// Rates since the last call, about a second ago.
+    /// Rates of the fleet since the last call, about a second ago.
     pub fn rates(&mut self) -> Rates {
         self.count();
         let seconds = self.rated.elapsed().as_secs_f64().max(1e-3);
@@ -303,7 +304,7 @@ fn key(worker: &str, rank: u32) -> String {
     format!("{worker}/{rank}")
 }
 
-/// Counts of a stream that are not 0.
+/// Counters of a stream that are not 0, in JSON.
 fn counts(status: &StreamStatus) -> Map<String, Value> {
     let all = Counters::NAMES.iter().zip(status.counters.values());
     all.filter(|(_, count)| *count > 0).map(|((name, _), count)| ((*name).into(), count.into())).collect()

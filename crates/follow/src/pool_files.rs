@@ -1,8 +1,8 @@
-//! Looks at the directories of pools: what was deleted there is not announced.
+//! Scans of pools' directories, as deletions from a pool are not announced.
 //!
-//! vLLM's `fs` tier keeps each chunk in a file with the digest of the chunk's last block as its name, in hexadecimal, three
-//! directories below its root; events have the last 64 bits of the digest. So the names of the files say which blocks are
-//! there. While a directory cannot be read, all its files are taken to be there.
+//! vLLM's `fs` tier keeps each chunk in a file with the digest of the chunk's last block as its name, in hexadecimal,
+//! three directories below its root; events have the last 64 bits of the digest. So the names of the files say which
+//! blocks exist. While a directory cannot be read, all its files are taken to exist.
 
 use std::collections::HashSet;
 use std::io;
@@ -17,14 +17,14 @@ use crate::config::PoolConfig;
 use crate::fleet::Fleet;
 use crate::state::tell_time;
 
-/// Levels of directories that are looked at.
+/// Maximum number of directory levels that are scanned.
 const DEEPEST: usize = 8;
-/// Hexadecimal digits of the 64 bits that events have of a digest.
+/// Number of hexadecimal digits of the last 64 bits of a digest, which are all that events contain.
 const DIGITS: usize = 16;
-/// Least ratio of the time between two looks to the time that one takes.
+/// Minimum ratio of the time between two scans to the duration of one.
 const SHARE: u32 = 4;
 
-/// Looks at the directory of a pool again and again.
+/// Scans the directory of a pool again and again, and updates the indexes by its files.
 pub(crate) async fn watch(fleet: Arc<Fleet>, pool: PoolConfig) {
     let Some(directory) = &pool.directory else { return };
     let mut has_failed = false;
@@ -65,7 +65,7 @@ pub(crate) async fn watch(fleet: Arc<Fleet>, pool: PoolConfig) {
     }
 }
 
-/// Blocks whose files are in a directory, by the last 64 bits of the digests that are the files' names.
+/// Blocks whose files are in a directory, by the last 64 bits of the digests in the files' names.
 fn blocks_in(directory: &Path) -> io::Result<HashSet<u64>> {
     let mut found = HashSet::new();
     let mut left = vec![(directory.to_owned(), 0)];
@@ -90,7 +90,7 @@ fn blocks_in(directory: &Path) -> io::Result<HashSet<u64>> {
     Ok(found)
 }
 
-/// The block of a file by its name, such as `0f3c….bin`; none if the name is no digest. Names of temporary files are none.
+/// The block of a file, by its name such as `0f3c….bin`; `None` if the name is no digest, as for temporary files.
 fn block_of(name: &std::ffi::OsStr) -> Option<u64> {
     let name = name.to_str()?;
     let digest = name.strip_suffix(".bin").unwrap_or(name);

@@ -9,16 +9,16 @@ use serde::de::{Deserializer, Visitor};
 use crate::error::{Error, WRONG_TYPE};
 use crate::state::{ModelNames, Registration};
 
-/// Routing group of registrations that name none.
+/// Routing group of registrations that do not name one.
 pub const DEFAULT_ROUTING_GROUP: &str = "default";
 
-/// Most bytes of a worker's name.
+/// Maximum length of a worker's name, in bytes.
 const MAX_NAME: usize = 256;
 
-/// Most bytes of any other name, endpoint or topic.
+/// Maximum length of any other name, endpoint or topic, in bytes.
 pub const MAX_TEXT: usize = 1024;
 
-/// Name of a worker: a number or a string.
+/// Name of a worker, given in JSON as a number or a string.
 #[derive(Debug)]
 pub struct InstanceId(pub String);
 
@@ -46,7 +46,7 @@ impl<'de> Deserialize<'de> for InstanceId {
     }
 }
 
-/// Reads null as absent, as the Dynamo dialect does.
+/// Reads a routing group in JSON, with null read as absent, as in the Dynamo dialect.
 fn or_default<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_else(|| DEFAULT_ROUTING_GROUP.to_owned()))
 }
@@ -73,7 +73,7 @@ struct Register {
     adapters: Option<Vec<String>>,
 }
 
-/// Registration in a body of `/register`.
+/// Registration in a JSON body of `/register`.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the body is not a registration, with the code [`WRONG_TYPE`] for JSON values of wrong types.

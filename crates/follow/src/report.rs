@@ -1,4 +1,4 @@
-//! A fleet described in JSON, in the same words for services, routers and Python.
+//! Descriptions of a fleet in JSON, with the same fields for services, routers and Python.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::fleet::{Blockers, EngineView, Fleet, WorkerView};
 use crate::snapshot::LastWrite;
 use crate::state::{Counters, Keyspace, Stream};
 
-/// The version of kvatlas.
+/// Version of kvatlas.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Parts of the fleet that are not complete; none if all are.
+/// Unmet conditions of readiness in JSON; `None` if all are met.
 #[must_use]
 pub fn not_ready(fleet: &Fleet) -> Option<Value> {
     let incomplete = fleet.waiting();
     (!incomplete.is_over()).then(|| waiting(&incomplete))
 }
 
-/// Streams, engines and holds that readiness waits for.
+/// Streams, engines and holds that readiness waits for, in JSON.
 #[must_use]
 pub fn waiting(waiting: &Blockers) -> Value {
     let streams: Vec<_> = waiting
@@ -36,7 +36,7 @@ pub fn waiting(waiting: &Blockers) -> Value {
     value!({ "holds": waiting.holds, "streams": streams, "engines": engines, "draining": waiting.draining })
 }
 
-/// Engines that discovery follows, registered or not.
+/// Engines that discovery follows, registered or not, in JSON.
 #[must_use]
 pub fn engines(fleet: &Fleet) -> Value {
     fleet.engines().iter().map(engine).collect()
@@ -54,7 +54,8 @@ fn engine(engine: &EngineView) -> Value {
     })
 }
 
-/// State of the snapshots on disk; none if there are none. A full disk is no reason to restart a service that answers.
+/// State of the snapshots on disk, in JSON; `None` if none are kept there. A full disk is no reason to restart a
+/// service that answers.
 #[must_use]
 pub fn snapshots(fleet: &Fleet) -> Option<Value> {
     let snapshots = fleet.snapshots();
@@ -73,14 +74,15 @@ pub fn snapshots(fleet: &Fleet) -> Option<Value> {
     Some(value!({ "error": counts.error(), "failed_writes": counts.failed_writes.load(Relaxed), "last": last }))
 }
 
-/// State of the connection to the log; none without a log. A lost log is no reason to restart a service that answers.
+/// State of the connection to the log, in JSON; `None` without a log. A lost log is no reason to restart a service that
+/// answers.
 #[must_use]
 pub fn log(fleet: &Fleet) -> Option<Value> {
     let log = fleet.relay();
     (log.publishes() || log.reads()).then(|| value!({ "connected": log.is_connected(), "error": log.link.trouble() }))
 }
 
-/// True if a name is a 64-bit integer in its usual notation.
+/// True if a name is a non-negative 64-bit integer in its usual notation.
 #[must_use]
 pub fn is_number(name: &str) -> bool {
     let bytes = name.as_bytes();
@@ -88,7 +90,7 @@ pub fn is_number(name: &str) -> bool {
     digits && (bytes[0] != b'0' || bytes.len() == 1) && (bytes.len() < 20 || name.parse::<u64>().is_ok())
 }
 
-/// Name of a worker as JSON: a number if it looks like one.
+/// Name of a worker in JSON: a number if the name is one, else a string.
 #[must_use]
 pub fn id_value(name: &str) -> serde_json::Value {
     match name.parse::<u64>() {
@@ -97,7 +99,7 @@ pub fn id_value(name: &str) -> serde_json::Value {
     }
 }
 
-/// Blocks held, by worker and rank.
+/// Number of blocks held, by worker and rank.
 type Blocks = HashMap<(Arc<str>, u32), BlockCounts>;
 
 #[derive(Clone, Copy, Default)]
@@ -107,7 +109,8 @@ struct BlockCounts {
     fingerprint: u64,
 }
 
-/// Workers of a model, by any of its names, and of a routing group; or all.
+/// Workers in JSON: those of a model, given by any of its names, and of a routing group; `None` for all models or
+/// groups.
 #[must_use]
 pub fn workers(fleet: &Fleet, model: Option<&str>, routing_group: Option<&str>) -> Value {
     let wanted = |worker: &WorkerView| {
@@ -167,7 +170,7 @@ fn describe(fleet: &Fleet, worker: &WorkerView, blocks: &Blocks) -> Value {
     })
 }
 
-/// Name of a state in the Dynamo dialect.
+/// Name of a stream's state in the Dynamo dialect.
 fn status(state: State) -> &'static str {
     match state {
         State::Connecting | State::Replaying => "pending",
@@ -177,7 +180,7 @@ fn status(state: State) -> &'static str {
     }
 }
 
-/// Severity of a state: the worst state of its streams is the worker's.
+/// Severity of a status in the Dynamo dialect; the most severe one among its streams is the worker's status.
 fn severity(status: &str) -> usize {
     ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
 }
@@ -266,7 +269,7 @@ fn describe_stream(fleet: &Fleet, stream: &Stream, blocks: &Blocks, keyspace: &K
     described
 }
 
-/// Present error of the stream, or of its publication.
+/// Present error of the stream, or of publishing the stream to the log; `None` if there is none.
 fn last_error(stream: &Stream) -> Option<String> {
     let not_published = || Some(format!("it is not published: {}", stream.outlet()?.trouble()?));
     stream.status.last_error().or_else(not_published)
@@ -276,7 +279,7 @@ fn last_error(stream: &Stream) -> Option<String> {
 const NO_TOKENS: &str = "the last query had content hashes, from which block hashes cannot be computed: send token_ids, or \
                          report cached_tokens to POST /observed";
 
-/// Counts of adopted blocks that the stream has not announced; none if there were no proofs.
+/// Counts, in JSON, of adopted blocks that the stream has not announced; `None` if no names were proved.
 fn adoption(stream: &Stream, keyspace: &Keyspace) -> Option<Value> {
     let proven_blocks = stream.proven_blocks();
     let mut counts = kvatlas_adopt::Counts::default();

@@ -25,23 +25,23 @@ pub fn state_name(state: State) -> &'static str {
     }
 }
 
-/// Digest of one keyspace.
+/// Digest of one keyspace, to be sent to the service above the sites.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyspaceDigest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The routing group.
+    /// Name of the routing group.
     pub routing_group: String,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// The digest.
+    /// Encoded digest.
     pub bytes: Vec<u8>,
 }
 
-/// A model and a routing group.
+/// Name of a keyspace: its model and its routing group.
 type Name = (Box<str>, Box<str>);
 
-/// Publishers of the keyspaces of a service.
+/// Publishers of digests, one for each keyspace of a service.
 pub(crate) struct Digests {
     grain: u32,
     life: u64,
@@ -54,7 +54,7 @@ impl Digests {
         Self { grain, life, publishers: Mutex::default() }
     }
 
-    /// Next digest of a keyspace: the changes, or the whole if it is new or `whole`.
+    /// Next digest of a keyspace: the changes, or the whole if the keyspace is new or `whole` is true.
     pub(crate) fn next(&self, site: &str, keyspace: &Keyspace, whole: bool) -> Result<KeyspaceDigest, Error> {
         let (model, routing_group) = (&keyspace.model, &keyspace.routing_group);
         let mut publishers = self.publishers.lock();
@@ -77,8 +77,8 @@ impl Digests {
     }
 }
 
-/// Updates the marks of a keyspace. As in answers, streams that are not trusted are left out; a stream that loses trust
-/// from now on is left out the next time. Returns the workers of the streams that are left out.
+/// Updates the marks of a keyspace. As in answers, untrusted streams are left out; a stream that loses trust during the
+/// update is left out the next time. Returns the workers of the streams left out.
 fn look(publisher: &mut Publisher, keyspace: &Keyspace) -> Vec<Arc<str>> {
     let untrusted: Vec<_> = keyspace.steady(|untrusted| untrusted.streams().cloned().collect());
     let is_of = |stream: &Arc<Stream>, worker: &str, rank| &*stream.worker == worker && stream.feeds(rank);
@@ -87,25 +87,25 @@ fn look(publisher: &mut Publisher, keyspace: &Keyspace) -> Vec<Arc<str>> {
     untrusted.iter().map(|stream| stream.worker.clone()).collect()
 }
 
-/// Most keyspaces: each client that may send digests can make one.
+/// Maximum number of keyspaces, as each client that may send digests can create one.
 const MOST: usize = 1024;
-/// Time between two sweeps of sites to be forgotten.
+/// Time between two sweeps for sites to be removed.
 const SWEEP: Duration = Duration::from_secs(10);
 
-/// Sites of all keyspaces.
+/// Sites of all keyspaces, in a service above the sites.
 pub struct Tops {
     config: SitesConfig,
     since: Instant,
     all: Mutex<BTreeMap<(String, String), Arc<Top>>>,
 }
 
-/// Sites of one keyspace.
+/// Sites whose digests are of one keyspace.
 pub struct Top {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The routing group.
+    /// Name of the routing group.
     pub routing_group: String,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
     sites: RwLock<Sites>,
     swept: Mutex<Duration>,
@@ -116,19 +116,19 @@ impl Tops {
         Self { config, since: Instant::now(), all: Mutex::default() }
     }
 
-    /// True if this service takes in digests of sites.
+    /// True if this service is above the sites and receives their digests.
     #[must_use]
     pub fn is_global(&self) -> bool {
         self.config.role == Role::Global
     }
 
-    /// Present time on the clock of the sparse indexes.
+    /// Present time on the clock of the sites' sparse indexes: time since this service began.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// All keyspaces with digests, by model and routing group.
+    /// Sites of all keyspaces that have digests, by model and routing group.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Top>> {
         self.all.lock().values().cloned().collect()
@@ -137,7 +137,7 @@ impl Tops {
     /// Sites of a keyspace.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if no site has sent a digest of it.
+    /// [`Error::Unknown`] if no site has sent a digest of the keyspace.
     pub fn get(&self, model: &str, routing_group: &str) -> Result<Arc<Top>, Error> {
         let found = self.all.lock().get(&(model.to_owned(), routing_group.to_owned())).cloned();
         found.ok_or_else(|| {
@@ -146,10 +146,10 @@ impl Tops {
         })
     }
 
-    /// Takes in a digest.
+    /// Applies a site's digest of a keyspace.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it cannot be read, [`Error::Conflict`] if it does not go with what is known.
+    /// [`Error::Invalid`] if the digest cannot be read, [`Error::Conflict`] if it contradicts what is known.
     pub fn apply(
         &self,
         model: &str,
@@ -193,17 +193,17 @@ impl Tops {
 }
 
 impl Top {
-    /// The sites, for reading.
+    /// Locks the sites for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Sites> {
         self.sites.read()
     }
 
-    /// The sites, for writing.
+    /// Locks the sites for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, Sites> {
         self.sites.write()
     }
 
-    /// Forgets sites that were silent for `age`.
+    /// Removes sites that have been silent for `age`.
     fn sweep(&self, now: Duration, age: Duration) {
         let mut swept = self.swept.lock();
         if now.saturating_sub(*swept) < SWEEP.min(age) {
@@ -228,17 +228,17 @@ fn refused(error: kvatlas_digest::Error) -> Error {
     }
 }
 
-/// Number of blocks that one mark stands for.
+/// Number of blocks between two marks of a chain.
 const GRAIN: u32 = 8;
 
-/// Counts of the tokens that only one worker holds. What has not changed since the last count is not copied again.
+/// Counter of the tokens that only one worker holds. What has not changed since the last count is not copied again.
 #[derive(Default)]
 pub(crate) struct SoleTokens {
     publishers: Mutex<HashMap<Name, Publisher>>,
 }
 
 impl SoleTokens {
-    /// Number of tokens that no other worker holds, by worker; workers that are not trusted are left out.
+    /// Number of tokens that no other worker holds, for each worker by name. Workers that are not trusted are left out.
     pub(crate) fn count(&self, keyspaces: &[Arc<Keyspace>]) -> Result<BTreeMap<String, u64>, Error> {
         let mut publishers = self.publishers.lock();
         publishers.retain(|name, _| keyspaces.iter().any(|it| (&it.model, &it.routing_group) == (&name.0, &name.1)));

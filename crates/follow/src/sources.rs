@@ -1,4 +1,4 @@
-//! Sources of engines, such as the pods of a cluster or the addresses of a name: what discovery reports on each.
+//! Sources of engines, such as the pods of a cluster or the addresses of a host name: discovery's report on each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,15 +15,15 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::metrics::{count_of, describe, encode, gauge_of};
 
-/// State of a source.
+/// State of a source of engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceState {
-    /// The source is being asked for the first time: nothing is known.
+    /// The source is being asked for the first time; its engines are not known yet.
     Asking,
-    /// The list is known, and its changes are followed.
+    /// The list of engines is known, and its changes are followed.
     Following,
-    /// No answer, or a refusal. The list known before stays in use, and changes are not seen.
+    /// The source does not answer, or refuses. The last known list stays in use, and changes are not seen.
     Away,
 }
 
@@ -41,17 +41,17 @@ impl SourceState {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceReport {
-    /// The source as the configuration names it.
+    /// Name of the source in the configuration.
     pub source: String,
-    /// State of the list.
+    /// State of the source's list of engines.
     pub state: SourceState,
-    /// Stable code of the problem, if there is one.
+    /// Stable code of the present problem; `None` if there is none.
     pub code: Option<String>,
-    /// The problem, in words.
+    /// Description of the present problem; `None` if there is none.
     pub reason: Option<String>,
-    /// Number of members listed, by what is done with them.
+    /// Number of members in the source's list, by how discovery treats them.
     pub members: BTreeMap<String, u64>,
-    /// Number of times that each thing has happened.
+    /// Counts of events at the source, by name.
     pub counts: BTreeMap<String, u64>,
 }
 
@@ -60,7 +60,7 @@ struct Source {
     since: Instant,
 }
 
-/// Sources of engines, by name.
+/// Latest report on each source of engines, by name.
 #[derive(Default)]
 pub struct Sources {
     known: Mutex<BTreeMap<String, Source>>,
@@ -73,10 +73,10 @@ impl fmt::Debug for Sources {
 }
 
 impl Sources {
-    /// Replaces the former report on a source: a [`SourceReport`] in JSON.
+    /// Stores a report on a source, a [`SourceReport`] in JSON, in place of the previous one.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not a report.
+    /// [`Error::Config`] if the text is not such a report.
     pub fn report(&self, report: &str) -> Result<(), Error> {
         let report: SourceReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
         let mut known = self.known.lock();
@@ -86,13 +86,13 @@ impl Sources {
         Ok(())
     }
 
-    /// Returns true if engines come from the configuration only.
+    /// True if there are no sources: engines come from the configuration only.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.lock().is_empty()
     }
 
-    /// All sources as an answer shows them; none if engines come from the configuration only.
+    /// All sources in JSON; `None` if engines come from the configuration only.
     #[must_use]
     pub fn to_json(&self) -> Option<Value> {
         let known = self.known.lock();
@@ -109,7 +109,7 @@ impl Sources {
         (!known.is_empty()).then(|| known.values().map(shown).collect())
     }
 
-    /// Appends the metrics, without the end line.
+    /// Appends the metrics of sources, without the end line.
     ///
     /// # Errors
     /// If `out` refuses more text.

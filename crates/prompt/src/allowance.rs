@@ -1,8 +1,8 @@
 //! Limits on the memory and the time for parsing a prompt.
 //!
-//! JSON is short to send and long to hold: `{},` takes three bytes, and a message of a chat hundreds. Values made from
-//! a body are therefore counted as they are made. A value that would exceed the body's allowance is not made, parsing
-//! stops, and the request is placed without its prompt.
+//! JSON is short to send and takes much memory once parsed: `{},` has three bytes, and a parsed message of a chat takes
+//! hundreds. Values made from a body are therefore counted as they are made. A value that would exceed the body's
+//! allowance is not made, parsing stops, and the request is placed without its prompt.
 //!
 //! Values are made deep within parsers that know nothing of requests, so the allowance belongs to the thread that
 //! parses. The first failure is stored with it, even if a parser in between drops the error.
@@ -16,55 +16,58 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Se
 
 use crate::prompt_tokens::PromptFailure;
 
-/// Allowance of a short body, in bytes, whatever it contains.
+/// Minimum allowance of memory for parsing any body, in bytes.
 const LEAST: usize = 4 << 20;
 
-/// Longest list of messages that is rendered to a text, in bytes of JSON.
+/// Size of the longest list of messages that is rendered to a text, in bytes of JSON.
 pub(crate) const LONGEST_CHAT: usize = 8 << 20;
 
-/// Longest prompt given as text that is read whole, in bytes; of a longer one only the beginning is read.
+/// Size of the longest prompt given as text that is read whole, in bytes; of a longer one only the beginning is read.
 pub(crate) const LONGEST_TEXT: usize = 4 << 20;
 
-/// Largest number of tokens read from one prompt.
+/// Maximum number of tokens read from one prompt.
 pub(crate) const MOST_TOKENS: usize = 1 << 20;
 
-/// Bytes counted for an object, for each of its fields, and for each item of a list, besides texts.
+/// Number of bytes counted for an object, besides its fields.
 const OBJECT: usize = 256;
+/// Number of bytes counted for each field of an object, besides its text.
 const FIELD: usize = 96;
+/// Number of bytes counted for each item of a list, besides its text.
 const ITEM: usize = 40;
 
-/// Bytes counted for a message, or for a part of its content, in the form for templates, besides its text.
+/// Number of bytes counted for a message in the form for templates, besides its text.
 pub(crate) const MESSAGE: usize = 640;
+/// Number of bytes counted for a part of a message's content in the form for templates, besides its text.
 pub(crate) const PART: usize = 448;
 
-/// Number of calls between two readings of the clock.
+/// Number of counted values between two readings of the clock.
 const LOOK: u32 = 256;
 
 /// Limits of memory and time for parsing one prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Bytes that the values made from the prompt may take.
+    /// Maximum number of bytes that the values made from the prompt may take.
     bytes: usize,
-    /// Deadline for parsing.
+    /// Deadline for parsing; `None` for no deadline.
     pub(crate) until: Option<Instant>,
 }
 
 impl Limits {
-    /// The limits for a body with this number of new bytes (not known from an earlier turn).
+    /// Limits for parsing a body. `bytes`: number of bytes of the body that are not known from an earlier turn.
     pub(crate) fn of(bytes: usize) -> Self {
         Self { bytes: LEAST + bytes.min(LONGEST_CHAT) / 2 * 3, until: None }
     }
 }
 
-/// Most bytes that parsing a body may take besides the body itself: its values, its text, the copy kept for the next
-/// turn, and its tokens. `new_bytes`: bytes of the body that are not known from an earlier turn.
+/// Maximum number of bytes that parsing a body may take besides the body itself: its values, its text, the copy kept
+/// for the next turn, and its tokens. `new_bytes`: number of bytes of the body that are not known from an earlier turn.
 #[must_use]
 pub fn reading_memory(new_bytes: usize) -> usize {
     let read = new_bytes.min(LONGEST_CHAT);
     Limits::of(new_bytes).bytes + 3 * read + 4 * read.min(MOST_TOKENS)
 }
 
-/// The state of an allowance.
+/// Allowance of the prompt that a thread is parsing: limits, what is left of them, and the first failure.
 #[derive(Clone, Copy)]
 struct Allowance {
     limits: Limits,
@@ -86,9 +89,9 @@ thread_local! {
     static OPEN: Cell<Allowance> = const { Cell::new(Allowance::NONE) };
 }
 
-/// Runs `read` within limits. Returns its result, and the reason why it was stopped early, if it was.
+/// Runs `read` within limits. Returns its result, and the reason why it was stopped early; `None` if it was not.
 pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<PromptFailure>) {
-    /// Restores the outer allowance even if `read` panics: the panic is caught by threads that live on.
+    /// Guard that restores the outer allowance even if `read` panics, as panics are caught by threads that continue.
     struct OuterAllowance(Allowance);
     impl Drop for OuterAllowance {
         fn drop(&mut self) {
@@ -103,7 +106,7 @@ pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<
 /// Counts `bytes` for a value that is about to be made.
 ///
 /// # Errors
-/// The reason, if the memory or the time is used up: the value must not be made then.
+/// The reason, if the memory or the time is used up: then the value must not be made.
 pub(crate) fn take(bytes: usize) -> Result<(), PromptFailure> {
     let mut open = OPEN.get();
     open.calls = open.calls.wrapping_add(1);
@@ -130,29 +133,30 @@ pub(crate) fn fail(why_not: PromptFailure) {
     OPEN.set(Allowance { failure: open.failure.or(Some(why_not)), ..open });
 }
 
-/// True if the deadline has passed. Stores no failure: the values made so far may be of use.
+/// True if the deadline for parsing has passed. Unlike [`take`], this stores no failure, as the values made so far may
+/// be of use.
 pub(crate) fn is_late() -> bool {
     OPEN.get().is_late()
 }
 
-/// Bytes counted so far.
+/// Number of bytes counted so far.
 pub(crate) fn taken() -> usize {
     let open = OPEN.get();
     open.limits.bytes - open.left
 }
 
-/// True if a temporary value of `bytes` fits into what remains of the allowance.
+/// True if a temporary value of `bytes` bytes is not larger than the whole allowance.
 pub(crate) fn has_room_for(bytes: usize) -> bool {
     bytes <= OPEN.get().limits.bytes
 }
 
-/// Sets the count back to zero, after all values made so far were dropped.
+/// Resets the count to zero, after all values made so far were dropped.
 pub(crate) fn begin_again() {
     let open = OPEN.get();
     OPEN.set(Allowance { left: open.limits.bytes, ..open });
 }
 
-/// A JSON list that counts `MORE` bytes for each item in addition to the item's own.
+/// A JSON list for each of whose items `MORE` bytes are counted, in addition to the item's own.
 pub(crate) struct CountedList<T, const MORE: usize>(pub(crate) Vec<T>);
 
 impl<'de, T: Deserialize<'de>, const MORE: usize> Deserialize<'de> for CountedList<T, MORE> {
@@ -179,7 +183,7 @@ impl<'de, T: Deserialize<'de>, const MORE: usize> Deserialize<'de> for CountedLi
     }
 }
 
-/// The first item of a JSON list and the number of items; the other items are not stored.
+/// First item of a JSON list and the number of items; the other items are not stored.
 pub(crate) struct FirstOfList<T> {
     pub(crate) first: Option<T>,
     pub(crate) count: usize,
@@ -211,7 +215,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOfList<T> {
     }
 }
 
-/// Any JSON as a value for templates, counted against the allowance.
+/// Any JSON as a value for templates, whose memory is counted against the allowance.
 pub(crate) struct CountedValue(pub(crate) Value);
 
 impl<'de> Deserialize<'de> for CountedValue {

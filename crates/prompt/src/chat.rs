@@ -14,57 +14,61 @@ use crate::request::{Parts, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText, Text, Variables};
 
-/// A chat, ready for a template.
+/// A chat prepared for a template: its messages, tools and variables.
 #[derive(Debug)]
 pub(crate) struct Chat<'a> {
-    /// The system message given beside the list (`system`, `instructions`).
+    /// System message given beside the list of messages (`system`, `instructions`).
     first: Option<Message<'a>>,
-    /// Messages known from an earlier turn, in the form for templates; they come first.
+    /// Messages known from an earlier turn, in the form for templates; they precede the new messages.
     before: Vec<Value>,
     messages: Vec<Message<'a>>,
-    /// For each item of the parsed list, the offset where it ends and the number of `messages` made up to there.
+    /// For each item of the parsed list, the offset in bytes where it ends and the number of `messages` made up to
+    /// there.
     ends: Vec<(usize, usize)>,
-    /// True if no item changes messages made from earlier items, except an assistant's message just before it.
+    /// True if no item of the list changes messages made from earlier items, except an assistant's message just before
+    /// it.
     pub(crate) is_apart: bool,
     tools: Option<Value>,
     documents: Option<Value>,
     add_generation_prompt: bool,
-    /// True if the answer continues the last message.
+    /// True if the answer continues the chat's last message.
     continues: bool,
     dialect: Dialect,
     more: Vec<(String, Value)>,
-    /// Number of leading new messages that are equal in every dialect, billing lines aside.
+    /// Number of leading new messages that all dialects render equally, apart from billing lines.
     pub(crate) plain: usize,
-    /// True if everything besides the messages is equal in every dialect.
+    /// True if all dialects treat everything besides the messages equally.
     is_plain_beside: bool,
-    /// True if the text continues after images.
+    /// True if the rendered text continues after images, false if it ends at the first one.
     pub(crate) keeps_images: bool,
-    /// Bytes counted for the new messages.
+    /// Number of bytes counted for the new messages.
     weight: usize,
 }
 
-/// The rendered text of a chat, with what the next turn needs to reuse it.
+/// Rendered text of a chat, with what the next turn needs to reuse it.
 #[derive(Debug)]
 pub(crate) struct ChatText {
-    /// The text, up to the first part that has no text.
+    /// Rendered text, up to the first part that has no text.
     pub(crate) text: Rope<u8>,
-    /// Number of leading bytes shared with the earlier text.
+    /// Number of leading bytes shared with the text of the earlier turn.
     pub(crate) same: usize,
-    /// Offsets at which the text of each message begins; empty if unknown.
+    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
     pub(crate) begins: Vec<usize>,
-    /// The beginning of the answer (a prefilled assistant message), tokenized separately after the text.
+    /// Beginning of the answer (a prefilled assistant message), tokenized separately after the text; `None` without
+    /// one.
     pub(crate) answer: Option<String>,
-    /// The reason why the text ends before the prompt does.
+    /// Reason why the text ends before the prompt does; `None` if it does not.
     pub(crate) cut: Option<PromptFailure>,
-    /// The messages in the form for templates.
+    /// Messages of the chat in the form for templates.
     pub(crate) messages: Vec<Value>,
-    /// For each item of the parsed list, the offset where it ends and the number of new messages made up to there.
+    /// For each item of the parsed list, the offset in bytes where it ends and the number of new messages made up to
+    /// there.
     pub(crate) ends: Vec<(usize, usize)>,
-    /// Bytes counted for the new messages.
+    /// Number of bytes counted for the new messages.
     pub(crate) weight: usize,
 }
 
-/// All inputs of a template besides the messages, as JSON fields of the request.
+/// All inputs of a template besides the messages, as JSON of the request's fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TemplateContext([Option<Box<str>>; 10]);
 
@@ -73,12 +77,12 @@ impl TemplateContext {
         Self(Self::fields(parts).map(|field| field.map(Box::from)))
     }
 
-    /// True if the request has the same fields.
+    /// True if the request has the same fields as this context.
     pub(crate) fn is_of(&self, parts: &Parts<'_>) -> bool {
         self.0.iter().map(Option::as_deref).eq(Self::fields(parts))
     }
 
-    /// Bytes of the fields.
+    /// Number of bytes of the fields' JSON.
     pub(crate) fn bytes(&self) -> usize {
         self.0.iter().flatten().map(|field| field.len()).sum()
     }
@@ -100,18 +104,18 @@ impl TemplateContext {
     }
 }
 
-/// Settings and engine habits that decide how a request becomes a chat.
+/// Settings and engine behaviour that decide how a request is converted to a chat.
 pub(crate) struct Habits<'p> {
-    /// Variables for the template set when the engine was started.
+    /// Variables for the template that were set when the engine was started.
     pub(crate) defaults: &'p [(String, Value)],
     pub(crate) dialect: Dialect,
-    /// True if system messages among the others are moved to the top.
+    /// True if system messages that are not the first are moved to the top.
     pub(crate) merges_system: bool,
     pub(crate) thinks: ThinkingSwitches<'p>,
 }
 
 impl<'a> Chat<'a> {
-    /// Makes the chat of a request. `before`: known messages, which are not in the parsed list.
+    /// Converts a request to a chat. `before`: known messages, which are not in the parsed list.
     pub(crate) fn of(request: &Request<'a>, habits: &Habits<'_>, before: &[Value]) -> Result<Self, PromptFailure> {
         let &Habits { dialect, merges_system, .. } = habits;
         let parts = &request.parts;
@@ -184,8 +188,8 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Moves the system message given beside the list to the front of the known messages, and returns it in the form
-    /// for templates.
+    /// Moves the system message given beside the list to the front of the known messages. Returns it in the form for
+    /// templates; `None` if there is none.
     pub(crate) fn begin(&mut self, as_parts: bool) -> Option<Value> {
         let first = self.first.take()?;
         let made = messages::prepare(vec![first], as_parts, self.keeps_images, self.dialect).messages.pop()?;
@@ -193,17 +197,17 @@ impl<'a> Chat<'a> {
         Some(made)
     }
 
-    /// True if known messages are needed only in the form for templates.
+    /// True if the new messages can be rendered after known ones of which only the form for templates is kept.
     pub(crate) fn can_follow(&self) -> bool {
         !self.continues
     }
 
-    /// True if every dialect makes the same of this chat, given that it does of `plain` known messages.
+    /// True if all dialects render this chat equally, given that they do so for `plain` of the messages.
     pub(crate) fn is_plain(&self, plain: usize) -> bool {
         self.is_plain_beside && plain == self.before.len() + self.messages.len()
     }
 
-    /// Number of images in the new messages.
+    /// Number of images in the chat's new messages.
     pub(crate) fn images(&self) -> usize {
         self.messages.iter().map(Message::images).sum()
     }
@@ -268,7 +272,8 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// The words of the messages one after another: a substitute for the text where there is no template.
+    /// Roles and texts of all messages, one after another: a substitute for the rendered text where there is no
+    /// template.
     pub(crate) fn words(&self) -> (String, Option<PromptFailure>) {
         let mut text = String::new();
         for message in self.first.iter().chain(&self.messages) {
@@ -287,7 +292,8 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// Offset where the last message ends in a text, found as transformers finds it.
+/// Offset in a rendered text at which the last message ends, determined like in transformers; `None` if it does not
+/// occur.
 fn continued(text: &str, last: &str) -> Option<usize> {
     let trimmed: Cow<'_, str> = last.trim().into();
     let at = text.rfind(trimmed.as_ref())?;

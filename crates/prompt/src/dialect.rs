@@ -1,7 +1,5 @@
-//! Dialects: the fields of a request that each engine knows, and how it converts a request before its template is rendered.
-//! Read from the sources of vLLM 0.30 to 0.33 and SGLang 0.5.23.
-//!
-//! Read from the sources of vLLM 0.30 to 0.33 and SGLang 0.5.23.
+//! Dialects: the fields of a request that each engine knows, and how it converts a request before its template is
+//! rendered. Read from the sources of vLLM 0.30 to 0.33 and SGLang 0.5.23.
 
 use std::borrow::Cow;
 
@@ -11,38 +9,39 @@ use crate::endpoint::Endpoint;
 use crate::messages::{Part, field, given, object, with};
 use crate::request::{Parts, Request, is_there, shortened};
 
-/// Prefix of a line by which Claude Code identifies itself. It differs from session to session, so vLLM drops it.
+/// Prefix of a system prompt's line by which Claude Code identifies itself. It differs between sessions, so vLLM drops
+/// it.
 pub(crate) const BILLING: &str = "x-anthropic-billing-header";
 
-/// The variable by which vLLM turns a template's thinking on or off.
+/// Variable by which vLLM turns a template's thinking on or off.
 pub(crate) const THINKS: &str = "enable_thinking";
 
-/// The only parameter of the function that represents a tool of type `custom`.
+/// Name of the only parameter of the function that represents a tool of type `custom`.
 pub(crate) const CUSTOM_INPUT: &str = "input";
 
-/// A kind of engine.
+/// Kind of engine whose rules apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Engine {
-    /// vLLM.
+    /// The engine vLLM.
     #[default]
     Vllm,
-    /// SGLang.
+    /// The engine SGLang.
     Sglang,
 }
 
-/// A way of preparing chats, shared by a range of versions of an engine.
+/// Way in which an engine prepares chats, shared by a range of its versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dialect {
     /// vLLM up to 0.30: ignores `thinking` of Messages.
     Vllm30,
-    /// vLLM 0.31: disabled `thinking` becomes the effort `none`, or `low` for a template to which `none` makes no
+    /// vLLM 0.31: disabled `thinking` becomes the effort `none`, or `low` for a template for which `none` makes no
     /// difference.
     Vllm31,
     /// vLLM from 0.32 on: drops billing lines from every system message; Messages may add and remove tools; Responses
     /// may have tools of type `custom`.
     #[default]
     Vllm32,
-    /// SGLang.
+    /// SGLang, of all known versions.
     Sglang,
 }
 
@@ -50,8 +49,8 @@ impl Dialect {
     /// All dialects, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Vllm30, Self::Vllm31, Self::Vllm32, Self::Sglang];
 
-    /// The dialect of an engine's version, such as `0.31.1`. An unknown version, or one newer than the known ones,
-    /// counts as the newest.
+    /// Dialect of an engine's version, such as `0.31.1`. An unknown version, or one newer than the known ones, counts
+    /// as the newest.
     #[must_use]
     pub fn of(engine: Engine, version: Option<&str>) -> Self {
         let Engine::Vllm = engine else { return Self::Sglang };
@@ -64,7 +63,7 @@ impl Dialect {
         }
     }
 
-    /// The engine of the dialect.
+    /// Engine of the dialect.
     #[must_use]
     pub const fn engine(self) -> Engine {
         match self {
@@ -73,7 +72,7 @@ impl Dialect {
         }
     }
 
-    /// The dialect's name in answers and logs.
+    /// Name of the dialect in answers and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -88,7 +87,7 @@ impl Dialect {
         self.engine() == Engine::Vllm
     }
 
-    /// The separator between several texts of one content.
+    /// Separator that the engine puts between several texts of one content.
     pub(crate) const fn between_texts(self) -> &'static str {
         match self.engine() {
             Engine::Vllm => "\n",
@@ -96,12 +95,13 @@ impl Dialect {
         }
     }
 
-    /// True if Messages may add and remove tools, and Responses may have tools of type `custom`.
+    /// True if requests of Messages may add and remove tools, and requests of Responses may have tools of type
+    /// `custom`.
     pub(crate) fn has_changing_tools(self) -> bool {
         self == Self::Vllm32
     }
 
-    /// True if the engine drops a system prompt given as one string.
+    /// True if the engine drops this system prompt, given as one string.
     pub(crate) fn leaves_out_system(self, text: &str) -> bool {
         match self.engine() {
             Engine::Vllm => text.is_empty(),
@@ -109,12 +109,12 @@ impl Dialect {
         }
     }
 
-    /// True if the engine drops this text of a list of system blocks, or of a system message among the others.
+    /// True if the engine drops this text of a list of system blocks, or of a system message that is not the first.
     pub(crate) fn leaves_out_block(self, text: &str) -> bool {
         text.is_empty() || (self.is_vllm() && text.starts_with(BILLING))
     }
 
-    /// The text of a system message among the others after it is moved to the top.
+    /// Text of a system message that is not the first, as the engine changes it when moving it to the top.
     pub(crate) fn trimmed_inline(self, text: Cow<'_, str>) -> Cow<'_, str> {
         match self.engine() {
             Engine::Vllm => text,
@@ -125,7 +125,7 @@ impl Dialect {
         }
     }
 
-    /// System blocks, or thoughts, joined to one text.
+    /// Texts of system blocks, or of thoughts, joined as the engine does.
     pub(crate) fn joined_blocks(self, mut texts: Vec<Cow<'_, str>>) -> Cow<'_, str> {
         if texts.len() == 1 {
             return texts.remove(0);
@@ -139,16 +139,16 @@ impl Dialect {
     }
 }
 
-/// The switches by which a template can be made to think less, or not at all.
+/// Switches by which a template can be made to think less, or not at all.
 pub(crate) struct ThinkingSwitches<'t> {
-    /// The effort by which vLLM turns a template's thinking off.
+    /// Reasoning effort by which vLLM turns a template's thinking off.
     pub(crate) no_effort: &'t dyn Fn() -> &'static str,
-    /// The variable by which SGLang turns a template's thinking off.
+    /// Variable by which SGLang turns a template's thinking off; `None` if the template has none.
     pub(crate) toggle: Option<&'static str>,
 }
 
 impl Dialect {
-    /// Removes billing lines from the texts of a system message, in whichever API it came.
+    /// Removes billing lines from the texts of a system message, in requests of any API.
     pub(crate) fn leave_out_billing(self, role: &str, content: &mut Vec<Part<'_>>) {
         if self != Self::Vllm32 || role != "system" {
             return;
@@ -165,7 +165,7 @@ impl Dialect {
         });
     }
 
-    /// The variables for templates that follow from the request's reasoning effort and thinking settings.
+    /// Variables for templates that follow from the request's reasoning effort and thinking settings.
     pub(crate) fn variables(
         self,
         endpoint: Endpoint,
@@ -210,12 +210,13 @@ impl Dialect {
         made
     }
 
-    /// True if the prompt of a chat ends with the beginning of an answer unless the request says otherwise.
+    /// True if the prompt of a chat ends with the beginning of an answer by default.
     pub(crate) fn begins_answer(self, endpoint: Endpoint) -> bool {
         !(self.is_vllm() && endpoint == Endpoint::Embeddings)
     }
 
-    /// A tool call with its fields in the engine's order. vLLM keeps unknown fields after them, SGLang drops them.
+    /// A tool call with its fields in the engine's order. vLLM keeps unknown fields after the known ones, SGLang drops
+    /// them.
     pub(crate) fn call(self, call: &Value, function: &Value) -> Value {
         if self.is_vllm() {
             let function = ordered(function, &["arguments", "name"]);
@@ -232,7 +233,7 @@ impl Dialect {
     }
 }
 
-/// A map with the given fields first.
+/// Copy of a map with the fields `first` before all others.
 fn ordered(map: &Value, first: &[&str]) -> Value {
     let named = first.iter().filter_map(|name| Some((Value::from(*name), field(map, name)?)));
     let keys = map.try_iter().into_iter().flatten();
@@ -252,7 +253,7 @@ pub(crate) fn end_with_user(messages: &mut [Value]) {
     }
 }
 
-/// Removes the last message of a chat if it is a text of the assistant, and returns the text.
+/// Removes the last message of a chat if it is a text of the assistant, and returns the text; else `None`.
 pub(crate) fn take_answer(messages: &mut Vec<Value>) -> Option<String> {
     let last = messages.last()?;
     let is_assistant = field(last, "role").as_ref().and_then(Value::as_str) == Some("assistant");
@@ -261,12 +262,12 @@ pub(crate) fn take_answer(messages: &mut Vec<Value>) -> Option<String> {
     Some(answer)
 }
 
-/// The name of a function in a namespace of tools.
+/// Name of a function that belongs to a namespace of tools.
 pub(crate) fn name_in(namespace: &Value, name: &Value) -> Value {
     format!("{namespace}__{name}").into()
 }
 
-/// The parameters of the function that represents a tool of type `custom`.
+/// Parameters of the function that represents a tool of type `custom`.
 pub(crate) fn custom_parameters() -> Value {
     let input = object([("type", "string".into()), ("description", "The freeform text payload for this tool.".into())]);
     object([
@@ -278,7 +279,7 @@ pub(crate) fn custom_parameters() -> Value {
 }
 
 impl Dialect {
-    /// A copy of the request without the fields that an engine of this dialect ignores.
+    /// Copy of the request without the fields that an engine of this dialect ignores.
     pub(crate) fn known_fields<'a>(self, request: &Request<'a>) -> Request<'a> {
         Request { parts: self.known_parts(request.endpoint, &request.parts), ..request.clone() }
     }
@@ -305,7 +306,8 @@ impl Dialect {
 }
 
 impl Request<'_> {
-    /// The salt of the request's blocks in an engine of this kind: prompts with different salts share no blocks.
+    /// Cache salt of the request's blocks in an engine of this kind: prompts with different salts share no blocks.
+    /// `None` without one.
     ///
     /// SGLang separates blocks by `extra_key` as well, and does not announce it: no announced block has the salt of a
     /// request with an `extra_key`.
@@ -329,7 +331,7 @@ impl Request<'_> {
         self.own_key(engine).is_some()
     }
 
-    /// The engine whose rules apply: SGLang for its own `/generate`, else `engine`.
+    /// Engine whose rules apply: SGLang for its own `/generate`, else `engine`.
     fn engine(&self, engine: Engine) -> Engine {
         if self.endpoint == Endpoint::Generate { Engine::Sglang } else { engine }
     }
@@ -344,7 +346,7 @@ impl Request<'_> {
 }
 
 impl Parts<'_> {
-    /// True if the request has no field that only some engines know.
+    /// True if the request has no fields that only some engines know.
     pub(crate) fn are_common(&self) -> bool {
         let own = [
             self.chat_template,

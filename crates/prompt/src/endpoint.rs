@@ -1,5 +1,5 @@
-//! Endpoints of engines whose requests have prompts: by a request's path, or by its body alone, without building any value
-//! of the body.
+//! Endpoints of engines whose requests have prompts: determined by a request's path, or by its body alone, without
+//! building any value of the body.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -33,7 +33,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// All endpoints, in order, for metrics with an initial value of zero.
+    /// All endpoints, in the order of their numbers, for metrics with an initial value of zero.
     pub const ALL: [Self; 8] = [
         Self::Chat,
         Self::Completions,
@@ -45,9 +45,9 @@ impl Endpoint {
         Self::ChatTokens,
     ];
 
-    /// The endpoint at a path, with or without `/v1`; none if this crate reads no prompts of its requests.
+    /// Endpoint at a path, with or without `/v1`; `None` if this crate does not read the prompts of its requests.
     ///
-    /// A query (`?…`) and one slash at the end do not count.
+    /// A query (`?…`) and one slash at the end are ignored.
     #[must_use]
     pub fn of_path(path: &str) -> Option<Self> {
         let path = path.split('?').next().unwrap_or(path);
@@ -74,7 +74,7 @@ impl Endpoint {
         !matches!(self, Self::Embeddings)
     }
 
-    /// The endpoint's name in metrics and logs.
+    /// Name of the endpoint in metrics and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl Endpoint {
         }
     }
 
-    /// True if the body contains the prompt itself instead of a chat: fields for chats have no effect.
+    /// True if the body contains the prompt itself instead of a chat, so that fields for chats have no effect.
     pub(crate) const fn has_plain_prompt(self) -> bool {
         matches!(self, Self::Generate | Self::Tokens | Self::ChatTokens)
     }
@@ -112,8 +112,8 @@ const BLOCKS: [&str; 7] =
     ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
 
 impl Endpoint {
-    /// The endpoint of a body; none if the body is not a JSON object. Chats and the Messages API both have messages:
-    /// they count as a chat's unless a field or block occurs that only the Messages API has.
+    /// Endpoint that a body is for; `None` if the body is not a JSON object. As both the chat API and the Messages API
+    /// have messages, the body counts as a chat's unless a field or block occurs that only the Messages API has.
     #[must_use]
     pub fn of_body(body: &[u8]) -> Option<Self> {
         let parts = Request::parse(Self::Chat, body).ok()?.parts;
@@ -157,7 +157,7 @@ fn is_of_messages(parts: &Parts<'_>) -> bool {
         || any_item(parts.messages, &has_own_block)
 }
 
-/// True if a value is a list with an item for which `is_it` holds.
+/// True if a value is a list that has an item for which `is_it` returns true.
 fn any_item(list: Option<&RawValue>, is_it: &dyn Fn(&str) -> bool) -> bool {
     struct Items<'f>(&'f dyn Fn(&str) -> bool);
 

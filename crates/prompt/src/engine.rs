@@ -1,4 +1,4 @@
-//! `POST /tokenize` of an engine: the request to send and the parsing of its answer. Sending is left to the caller.
+//! `POST /tokenize` of an engine: the request to send and the parsing of the answer. The caller sends it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,34 +27,34 @@ impl Engine {
     }
 }
 
-/// The path at which engines return the tokens of a text or a chat.
+/// Path at which engines return the tokens of a text or a chat.
 pub const TOKENIZE_PATH: &str = "/tokenize";
 
-/// The path at which vLLM renders a Messages request itself, if it was started with that.
+/// Path at which vLLM renders a Messages request itself, if enabled at its start.
 pub const MESSAGES_RENDER_PATH: &str = "/v1/messages/render";
 
-/// The path at which vLLM renders a Responses request itself.
+/// Path at which vLLM renders a Responses request itself.
 pub const RESPONSES_RENDER_PATH: &str = "/v1/responses/render";
 
 /// A request for the tokens of a prompt, to be sent to an engine.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Question {
-    /// The path to send it to.
+    /// Path to send the request to.
     pub path: &'static str,
-    /// True if the engine renders the request itself, which not every version can.
+    /// True if the engine renders the client's request itself, which not every version can.
     pub is_render: bool,
-    /// The body to send.
+    /// Body of the request to send.
     pub body: Vec<u8>,
-    /// Number of prompts of the request, if it has a list of them: the question covers the first.
+    /// Number of prompts of the client's request, 1 unless it has a list of them; tokens are requested for the first.
     pub prompts: u32,
-    /// The reason why the question covers the prompt only up to some message: the rest is not text.
+    /// Reason why tokens are requested only for the messages before one that is not text; `None` if for all.
     pub cut: Option<PromptFailure>,
 }
 
-/// Fields of a request that affect its tokens, under their names in `/tokenize`.
+/// Fields of a client's request that affect its tokens, under their names in `/tokenize`.
 type RequestFields = serde_json::Map<String, serde_json::Value>;
 
-/// Fields of a request that affect its tokens, as JSON of the request.
+/// Fields of a client's request that affect its tokens, as JSON.
 #[derive(Serialize)]
 struct PlainFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,16 +64,16 @@ struct PlainFields<'a> {
 }
 
 impl Question {
-    /// Makes the question for the tokens of a prompt.
+    /// Makes the request for the tokens of a prompt.
     ///
-    /// `model`: the engine's name for the model, if it serves several; `has_media`: whether a part of the prompt is not
-    /// text. An engine's `/tokenize` takes one text or a chat: of several texts the question covers the first, and a
+    /// `model`: the engine's name for the model, if the engine serves several; `has_media`: whether a part of the
+    /// prompt is not text. An engine's `/tokenize` takes one text or a chat: of several texts the first is sent, and a
     /// request of another API is converted to the chat that engines make of it. The first part that is not text, and
     /// all after it, is left out.
     ///
     /// # Errors
     ///
-    /// The reason why there is no question. A prompt given as tokens is [`PromptFailure::NoPrompt`].
+    /// The reason why no request can be made. A prompt given as tokens is [`PromptFailure::NoPrompt`].
     pub fn of(
         request: &Request<'_>,
         dialect: Dialect,
@@ -119,8 +119,8 @@ impl Question {
         }
     }
 
-    /// The path at which engines of a dialect render requests of this endpoint themselves; vLLM has one for Messages
-    /// and Responses.
+    /// Path at which engines of a dialect render requests of this endpoint themselves, which vLLM can for Messages and
+    /// Responses; else `None`.
     #[must_use]
     pub fn render_path(endpoint: Endpoint, dialect: Dialect) -> Option<&'static str> {
         match endpoint {
@@ -130,12 +130,12 @@ impl Question {
         }
     }
 
-    /// Makes the question that has the engine render the request itself; none if it renders no requests of this
-    /// endpoint.
+    /// Makes the request that has the engine render the client's request itself; `None` if the engine renders no
+    /// requests of this endpoint.
     ///
     /// # Errors
     ///
-    /// The reason why there is no question.
+    /// The reason why no request can be made.
     pub fn rendered(
         request: &Request<'_>,
         dialect: Dialect,
@@ -162,7 +162,7 @@ impl Question {
         Ok(Some(Self { path, is_render: true, body, prompts: 1, cut: None }))
     }
 
-    /// The question for a chat, whose messages are sent unchanged.
+    /// Request for the tokens of a chat, whose messages are sent unchanged.
     fn of_chat(
         request: &Request<'_>,
         dialect: Dialect,
@@ -201,7 +201,7 @@ impl Question {
         Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts: 1, cut })
     }
 
-    /// The question for a request of another API, converted to a chat as engines do.
+    /// Request for the tokens of a request of another API, converted to a chat as engines do.
     fn of_other(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Self, PromptFailure> {
         let parts = &request.parts;
         let mut messages = match request.endpoint {
@@ -262,7 +262,7 @@ impl Question {
     }
 }
 
-/// The fields of a body, counted against the allowance.
+/// Fields of a body, whose memory is counted against the allowance.
 struct CountedFields<'a>(BTreeMap<Cow<'a, str>, &'a RawValue>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for CountedFields<'a> {
@@ -290,7 +290,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for CountedFields<'a> {
     }
 }
 
-/// Parses the tokens of an engine's answer; none if it is not an answer to `/tokenize` or a render path.
+/// Parses the tokens in an engine's answer; `None` if it is not an answer to `/tokenize` or of a render path.
 #[must_use]
 pub fn tokenize_answer(body: &[u8]) -> Option<Vec<u32>> {
     #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! A model's tokenizer and chat templates, read from files as on the Hugging Face hub.
+//! Reading of a model's tokenizer and chat templates from files with the names of the Hugging Face hub.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,27 +16,27 @@ const TEMPLATE_JSON: &str = "chat_template.json";
 const MORE_TEMPLATES: &str = "additional_chat_templates";
 const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The name of the template used unless a more specific one exists.
+/// Name of the template used unless a more specific one exists.
 pub(crate) const DEFAULT: &str = "default";
-/// The name of the template for requests that offer tools.
+/// Name of the template for requests that offer tools.
 pub(crate) const WITH_TOOLS: &str = "tool_use";
 
-/// Contents of a model's files that prompts need.
+/// Parts of a model's files that prompts need: tokenizer, templates and special tokens.
 #[derive(Debug)]
 pub(crate) struct Files {
-    /// The path of `tokenizer.json`.
+    /// Path of `tokenizer.json`.
     pub(crate) tokenizer: PathBuf,
     /// Chat templates by name. Separate files override the configuration, as in transformers.
     pub(crate) templates: BTreeMap<String, String>,
     /// Special tokens, each with its name in templates (`bos_token` and so on).
     pub(crate) special_tokens: Vec<(String, String)>,
-    /// The token that represents an image, if the model accepts images.
+    /// Token that represents an image; `None` if the model does not accept images.
     pub(crate) image_token: Option<u32>,
 }
 
 impl Files {
-    /// Reads the files. `path`: a directory with `tokenizer.json`, or that file; the other files are expected beside
-    /// it.
+    /// Reads a model's files. `path`: a directory with `tokenizer.json`, or that file; the other files are expected in
+    /// the same directory.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let tokenizer = if path.is_dir() { path.join(TOKENIZER) } else { path.to_owned() };
         if !tokenizer.is_file() {
@@ -99,7 +99,7 @@ fn image_token(model: &Map<String, Value>) -> Option<u32> {
     NAMES.iter().find_map(|name| u32::try_from(model.get(*name)?.as_u64()?).ok())
 }
 
-/// The JSON object in a file; empty if the file does not exist.
+/// JSON object in a file; empty if the file does not exist.
 fn object(file: &Path) -> Result<Map<String, Value>, Error> {
     if !file.exists() {
         return Ok(Map::new());

@@ -8,15 +8,15 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use serde_json::value::RawValue;
 
-/// The text of a JSON string that was checked when the body was parsed, borrowed if it has no escapes. None if the JSON
+/// Text of a JSON string that was checked when the body was parsed, borrowed if it has no escapes. `None` if the JSON
 /// is not a string, or has an escape for an invalid character.
 pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
     let (text, length) = leading(json)?;
     (length == json.len()).then_some(text)
 }
 
-/// The text of the JSON string at the beginning of checked JSON (see [`string`]), and the number of bytes it takes
-/// there.
+/// Text of the JSON string at the beginning of checked JSON (see [`string`]), and the number of bytes that the string
+/// takes there.
 pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
     let rest = json.strip_prefix('"')?;
     let first = memchr2(b'"', b'\\', rest.as_bytes())?;
@@ -43,9 +43,10 @@ pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
     }
 }
 
-/// The beginning of the text of a JSON string, decoded from its first `most` bytes and cut before an incomplete escape.
+/// Beginning of the text of a JSON string, decoded from its first `most` bytes and cut before an incomplete escape.
+/// `None` if it is not a string.
 pub(crate) fn beginning(json: &str, most: usize) -> Option<String> {
-    /// Bytes of the longest escape.
+    /// Length of the longest escape, in bytes.
     const ESCAPE: usize = 12;
     let bytes = json.as_bytes().get(..most)?;
     let is_plain = |end: &usize| !bytes[end.saturating_sub(ESCAPE)..*end].contains(&b'\\');
@@ -80,12 +81,13 @@ fn unmarked(bytes: &[u8], made: &mut Vec<u8>) -> Option<(usize, u8)> {
     Some((at + length, bytes[at + length]))
 }
 
-/// A mask whose lowest set bit is the high bit of the first zero byte of `word`.
+/// Mask whose lowest set bit is the high bit of the first zero byte of `word`.
 const fn zeros(word: u64) -> u64 {
     word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080
 }
 
-/// The character of an escape, given the JSON after its backslash, and the number of bytes the escape takes there.
+/// Character of an escape, given the JSON after its backslash, and the number of bytes that the escape takes there.
+/// `None` if invalid.
 fn escape(rest: &str) -> Option<(char, usize)> {
     let character = match rest.as_bytes().first()? {
         b'"' => '"',
@@ -110,13 +112,13 @@ fn escape(rest: &str) -> Option<(char, usize)> {
     Some((character, 1))
 }
 
-/// Deserializes a field that is a string; none if it is missing or null.
+/// Deserializes a field that is a string; `None` if it is missing or null.
 pub(crate) fn field<'de: 'a, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'a, str>>, D::Error> {
     let raw = Option::<&'a RawValue>::deserialize(deserializer)?;
     raw.map(|raw| string(raw.get()).ok_or_else(|| de::Error::custom("not a string"))).transpose()
 }
 
-/// Longest key with escapes that is decoded whole, in bytes.
+/// Length of the longest key with escapes that is decoded whole, in bytes.
 const LONGEST_KEY: usize = 256;
 
 /// A key or another string, borrowed if it has no escapes; a long one with escapes is cut.

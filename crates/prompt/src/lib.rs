@@ -35,7 +35,7 @@
 //! | `prompter` | all of it together: from a request to tokens |
 //! | `prompt_tokens` | the result, and the reasons why tokens are missing |
 //! | `turn`, `turns`, `rope` | data kept for a chat's next turn, and sequences that share their beginning |
-//! | `engine` | the question to an engine's `/tokenize`, and its answer |
+//! | `engine` | the request to an engine's `/tokenize`, and its answer |
 //! | `allowance` | limits on memory and time |
 
 mod allowance;

@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 
 use crate::json_string::{Key, string};
 
-/// A kind of content that is not text.
+/// Kind of content that is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaKind {
-    /// Images.
+    /// Images and screenshots.
     Image,
     /// Sounds.
     Audio,
@@ -23,7 +23,7 @@ pub enum MediaKind {
     Video,
     /// Files, of whatever kind.
     File,
-    /// Prompts that are given as embeddings.
+    /// Prompts in the form of embeddings.
     Embeds,
 }
 
@@ -32,19 +32,19 @@ impl MediaKind {
     pub const ALL: [Self; 5] = [Self::Image, Self::Audio, Self::Video, Self::File, Self::Embeds];
 }
 
-/// Assumed tokens of a value of each kind, until an engine has reported a count.
+/// Number of tokens assumed for a value of each kind, until an engine has reported a count.
 pub const MEDIA_TOKENS: [f64; MediaKind::ALL.len()] = [1024.0, 512.0, 4096.0, 2048.0, 512.0];
 
-/// The bytes of text in a body, and the number of other values by kind.
+/// Number of bytes of text in a body, and the number of other values by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Media {
-    /// Bytes of the body outside of values that are not text.
+    /// Number of bytes of the body outside of values that are not text.
     pub text: usize,
     /// Number of values of each kind.
     pub items: [u32; MediaKind::ALL.len()],
 }
 
-/// Words to search for: every body with content that is not text has at least one of them.
+/// Words by which bodies with content that is not text are found: each such body has at least one of them.
 const WORDS: [&str; 10] = [
     ";base64,",
     "\"base64\"",
@@ -58,7 +58,7 @@ const WORDS: [&str; 10] = [
     "\"image\"",
 ];
 
-/// Length of the beginning by which a value is recognised as base64, in characters; shorter values are not counted.
+/// Number of leading characters by which a value is recognised as base64; shorter values are not counted.
 const KNOWN_BY: usize = 64;
 
 /// True if a body contains one of [`WORDS`]. The vectorized search takes a third of the time of the automaton, which
@@ -74,7 +74,7 @@ fn has_word(body: &[u8]) -> bool {
 }
 
 impl Media {
-    /// Counts the media of a body; none if all of it is text.
+    /// Counts the values of a body that are not text; `None` if all of it is text.
     #[must_use]
     pub fn of(body: &[u8]) -> Option<Self> {
         if !has_word(body) {
@@ -88,13 +88,14 @@ impl Media {
         items.iter().any(|count| *count > 0).then(|| Self { text: body.len().saturating_sub(walk.bytes), items })
     }
 
-    /// Estimated tokens of the text and of all other values, given the tokens of a value of each kind.
+    /// Estimated number of tokens of the text and of all other values. `each`: number of tokens of a value of each
+    /// kind.
     #[must_use]
     pub fn tokens(&self, each: &[f64; MediaKind::ALL.len()]) -> f64 {
         self.text.div_ceil(4) as f64 + self.items_tokens(each)
     }
 
-    /// Estimated tokens of all values that are not text, given the tokens of a value of each kind.
+    /// Estimated number of tokens of all values that are not text. `each`: number of tokens of a value of each kind.
     #[must_use]
     pub fn items_tokens(&self, each: &[f64; MediaKind::ALL.len()]) -> f64 {
         self.items.iter().zip(each).map(|(count, tokens)| f64::from(*count) * tokens).sum()
@@ -104,28 +105,28 @@ impl Media {
 /// Media found while a body is walked.
 #[derive(Default)]
 struct Walk {
-    /// Bytes of values that are not text.
+    /// Number of bytes of values that are not text.
     bytes: usize,
     items: [u32; MediaKind::ALL.len()],
 }
 
-/// Values whose kind is given by a neighbouring or an enclosing field.
+/// Values whose kind is only given by a neighbouring or an enclosing field.
 #[derive(Default, Clone, Copy)]
 struct UntypedValues {
     /// Number of values with inline data.
     inline: u32,
-    /// Number of values that are addresses: media only if a kind is given.
+    /// Number of values that are addresses, which count as media only if a kind is given.
     addresses: u32,
 }
 
-/// The meaning of the key under which a value is found.
+/// Meaning of the key under which a value is found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// A key of text.
+    /// The key of a text.
     Text,
-    /// A key without a meaning for media.
+    /// A key that says nothing about media.
     Plain,
-    /// A key of media, with the kind if the key implies it.
+    /// The key of a value that is not text, with the kind if the key implies it.
     Media(Option<MediaKind>),
 }
 
@@ -156,7 +157,7 @@ impl Place {
     }
 }
 
-/// The kind named by a part's type or by a media type.
+/// Kind of content that a part's type or a media type names; `None` for text and unknown types.
 fn kind_of(word: &str) -> Option<MediaKind> {
     const NAMES: [(&str, MediaKind); 7] = [
         ("image", MediaKind::Image),

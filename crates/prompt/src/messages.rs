@@ -19,18 +19,18 @@ use crate::prompt_tokens::PromptFailure;
 use crate::request::{is_there, string};
 use crate::request_fields::{RequestContent, RequestMessage};
 
-/// The mark that replaces the first part that is not text: private-use characters around words.
+/// Mark that replaces the first part that is not text: private-use characters around words.
 pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";
 
 /// Messages in the form for templates.
 #[derive(Debug)]
 pub(crate) struct TemplateMessages {
     pub(crate) messages: Vec<Value>,
-    /// The reason why the text ends at [`CUT`], if it does.
+    /// Reason why the text ends at [`CUT`]; `None` if it does not.
     pub(crate) cut: Option<PromptFailure>,
 }
 
-/// A message with its parts classified, from any API.
+/// A message of any API, with its parts classified.
 #[derive(Debug, Default)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Cow<'a, str>,
@@ -45,7 +45,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// The reason why a part of the message has no text.
+    /// Reason why a part of the message has no text; `None` if all parts have.
     pub(crate) fn why_not(&self) -> Option<PromptFailure> {
         self.content.iter().find_map(|part| match part {
             Part::Other(_, why_not) => Some(*why_not),
@@ -53,7 +53,7 @@ impl Message<'_> {
         })
     }
 
-    /// Bytes of the texts in the message's content.
+    /// Number of bytes of the texts in the message's content.
     pub(crate) fn text_length(&self) -> usize {
         self.content.iter().filter_map(Part::text).map(str::len).sum()
     }
@@ -69,7 +69,7 @@ impl Message<'_> {
         is_known && !self.is_list && self.tool_calls.is_empty() && self.reasoning.is_none()
     }
 
-    /// The message as JSON of a chat request, with only the texts of its content and the tools it references.
+    /// JSON of the message for a chat request, with only the texts of its content and the tools that it references.
     ///
     /// JSON objects take more than twice the memory of template values, and are counted accordingly.
     pub(crate) fn to_json(&self) -> serde_json::Value {
@@ -104,7 +104,7 @@ impl Message<'_> {
     }
 }
 
-/// A tool call as JSON of a chat request: its arguments are a JSON string.
+/// JSON of a tool call for a chat request, in which the arguments are a JSON string.
 fn call_to_json(call: &Value) -> serde_json::Value {
     let mut made = serde_json::to_value(call).unwrap_or_default();
     if let Some(arguments) = made.pointer_mut("/function/arguments").filter(|arguments| !arguments.is_string()) {
@@ -117,9 +117,9 @@ fn call_to_json(call: &Value) -> serde_json::Value {
 #[derive(Debug)]
 pub(crate) enum Part<'a> {
     Text(Cow<'a, str>),
-    /// A reference to a tool by name.
+    /// A reference to a tool, by the tool's name.
     Tool(Cow<'a, str>),
-    /// Not text: the type known to templates, and the reason reported for it.
+    /// A part that is not text: its type for templates, and the reason reported for it.
     Other(&'static str, PromptFailure),
 }
 
@@ -133,7 +133,7 @@ impl Part<'_> {
 }
 
 /// Parses a list that was checked with the body: its items, and for each the offset of its end after the opening
-/// bracket. None if an item is not a `T`.
+/// bracket, in bytes. `None` if an item is not a `T`.
 pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T>, Vec<usize>)> {
     listed_by(raw, |rest| {
         let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<T>();
@@ -141,8 +141,8 @@ pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T
     })
 }
 
-/// Parses a list as [`listed`] does, with `read`, which returns the item at the beginning of some JSON and the number
-/// of bytes it takes.
+/// Parses a list in the way of [`listed`]. `read`: returns the item at the beginning of some JSON and the number of
+/// bytes that the item takes.
 fn listed_by<'a, T>(
     raw: &'a RawValue,
     mut read: impl FnMut(&'a str) -> Option<(T, usize)>,
@@ -163,7 +163,7 @@ fn listed_by<'a, T>(
     Some((items, ends))
 }
 
-/// The messages of a chat request, and for each the offset of its end in the list.
+/// Messages of a chat request, and for each the offset of its end in the list, in bytes.
 pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'_>>, Vec<usize>), PromptFailure> {
     let (given, ends) = listed_by(raw, RequestMessage::leading).ok_or(PromptFailure::BadMessages)?;
     let mut messages = Vec::with_capacity(given.len());
@@ -195,7 +195,7 @@ fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, P
     })
 }
 
-/// The parts of a content, which is null, a string, or a list.
+/// Parts of a message's content, which is null, a string, or a list.
 pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     let json = raw.get();
     match json.as_bytes().first() {
@@ -210,7 +210,7 @@ pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     }
 }
 
-/// A part as given in a request.
+/// A part of a message's content, as given in a request.
 #[derive(Deserialize)]
 struct GivenPart<'a> {
     #[serde(borrow, rename = "type")]
@@ -266,7 +266,7 @@ fn part(raw: &RawValue) -> Result<Part<'_>, PromptFailure> {
     text.and_then(|text| string(text.get())).map(Part::Text).ok_or(PromptFailure::BadMessages)
 }
 
-/// Tool calls, with their arguments parsed to objects.
+/// Tool calls of a message, with their arguments parsed to objects.
 fn tool_calls(raw: &RawValue, dialect: Dialect) -> Result<Vec<Value>, PromptFailure> {
     let calls: Option<CountedList<CountedValue, PART>> =
         serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
@@ -296,12 +296,12 @@ pub(crate) fn is_object(value: &Value) -> bool {
     value.kind() == ValueKind::Map
 }
 
-/// A field of a map.
+/// Value of a field of a map; `None` if the map does not have the field.
 pub(crate) fn field(map: &Value, name: &str) -> Option<Value> {
     map.get_attr(name).ok().filter(|value| !value.is_undefined())
 }
 
-/// A copy of a map with a field set, in its place if it exists.
+/// Copy of a map with a field set, in its old place if it exists.
 pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     let mut fields: Vec<(Value, Value)> = Vec::new();
     let mut new = Some(value);
@@ -314,27 +314,28 @@ pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     Value::from_pairs(fields)
 }
 
-/// A map of the given fields.
+/// Map with the given fields.
 pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     Value::from_pairs(fields)
 }
 
-/// Any JSON as a value for templates.
+/// Parses any JSON as a value for templates.
 pub(crate) fn value(raw: &RawValue) -> Result<Value, PromptFailure> {
     parsed(raw.get()).ok_or(PromptFailure::BadMessages)
 }
 
-/// Parses a text that is JSON; none if it is not.
+/// Parses a text as JSON; `None` if it is not JSON.
 pub(crate) fn parsed(json: &str) -> Option<Value> {
     serde_json::from_str(json).ok().map(|CountedValue(value)| value)
 }
 
-/// A value for templates from JSON that exists and is valid.
+/// Value for templates of JSON that exists and is valid; else `None`.
 pub(crate) fn given(raw: Option<&RawValue>) -> Option<Value> {
     parsed(raw?.get())
 }
 
-/// The messages for a template that takes contents as parts, or as strings.
+/// Converts messages to the form for templates. `as_parts`: whether the template takes contents as lists of parts
+/// instead of strings.
 ///
 /// `keeps_images`: whether the text continues after images, for which a template that takes parts writes a token.
 pub(crate) fn prepare(
@@ -350,14 +351,14 @@ pub(crate) fn prepare(
     TemplateMessages { messages, cut: cut.why_not }
 }
 
-/// The place where the text ends before the prompt does.
+/// State of converting messages: whether, and why, the text ends before the prompt does.
 struct Cut {
     keeps_images: bool,
     why_not: Option<PromptFailure>,
 }
 
 impl Cut {
-    /// Ends the text here, unless it has ended before. Returns true if it ends here.
+    /// Ends the text here, unless it has ended before. True if it ends here.
     fn at(&mut self, why_not: PromptFailure) -> bool {
         self.why_not.replace(self.why_not.unwrap_or(why_not)).is_none()
     }
@@ -412,7 +413,8 @@ fn parts(content: Vec<Part<'_>>, cut: &mut Cut) -> Value {
     made.into()
 }
 
-/// Texts joined to one. Engines put parts that are not text first, so the text then ends before all of them.
+/// Texts of a content joined to one. Engines put parts that are not text first, so if there are any, the text ends
+/// before all of them.
 fn join(content: Vec<Part<'_>>, dialect: Dialect, cut: &mut Cut) -> Value {
     if let [Part::Text(text)] = content.as_slice() {
         return text.as_ref().into();

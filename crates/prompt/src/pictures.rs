@@ -23,44 +23,44 @@ use crate::request::{Key, is_there, string};
 /// Prefix of every name made by the router.
 pub const PICTURE_PREFIX: &str = "kvatlas-";
 
-/// Beginning of a picture that is searched for its size, in base64 characters: a JPEG may begin with a preview.
+/// Number of leading base64 characters of a picture that are searched for its size: a JPEG may begin with a preview.
 const HEAD: usize = 128 << 10;
 
 /// A picture of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// The name under which an engine knows the picture once the edited body is sent.
+    /// Name under which an engine knows the picture once the edited body is sent; `None` if it gets no name.
     pub id: Option<Box<str>>,
-    /// Width and height in pixels, if the picture is in the body.
+    /// Width and height in pixels; `None` if unknown, or if the picture is not in the body.
     pub size: Option<(u32, u32)>,
-    /// The range of the body to replace, and its replacement, which gives the picture its name.
+    /// Range of the body to replace, and the replacement, which gives the picture its name; `None` for no edit.
     edit: Option<(Range<usize>, Box<str>)>,
 }
 
-/// The pictures of a chat, in their order.
+/// Pictures of a chat, in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pictures(Vec<Picture>);
 
-/// The choice of pictures that get a name.
+/// Choice of the pictures that get a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PictureScope {
-    /// Pictures that are in the body.
+    /// Only pictures that are in the body.
     Data,
-    /// Pictures in the body, and pictures given by their address.
+    /// Pictures that are in the body, and pictures given by their address.
     Addresses,
 }
 
-/// The rule by which pictures get names.
+/// Rule by which pictures get names.
 #[derive(Clone)]
 pub struct PictureNames {
-    /// The pictures to name.
+    /// Choice of the pictures that get a name.
     pub scope: PictureScope,
-    /// The secret hashed into every name.
+    /// Secret that is hashed into every name.
     pub secret: [u8; 32],
 }
 
 impl PictureNames {
-    /// The name of a picture: a keyed hash of its URL.
+    /// Name of a picture: a keyed hash of its URL.
     fn name(&self, url: &str) -> Box<str> {
         format!("{PICTURE_PREFIX}{}", blake3::keyed_hash(&self.secret, url.as_bytes()).to_hex()).into()
     }
@@ -88,7 +88,7 @@ struct Part<'a> {
     kind: Option<Key<'a>>,
     #[serde(borrow)]
     image_url: Option<&'a RawValue>,
-    /// The value of the field, which may be null.
+    /// JSON of the field `uuid`, which may be null.
     #[serde(borrow, default, deserialize_with = "as_it_stands")]
     uuid: Option<&'a RawValue>,
 }
@@ -104,8 +104,8 @@ struct Address<'a> {
 }
 
 impl Pictures {
-    /// The pictures in the body of a chat. None if the body has none, or sets how media are processed, which is part of
-    /// the engine's own identity of a picture.
+    /// Finds the pictures in the body of a chat. `None` if the body has none, or sets how media are processed, which is
+    /// part of the engine's own identity of a picture.
     #[must_use]
     pub fn of(body: &[u8], named: &PictureNames) -> Option<Self> {
         let given: Body<'_> = serde_json::from_slice(body).ok()?;
@@ -133,14 +133,14 @@ impl Pictures {
         Some(Self(found)).filter(|pictures| !pictures.0.is_empty())
     }
 
-    /// The pictures, in their order.
+    /// Pictures of the chat, in their order.
     #[must_use]
     pub fn all(&self) -> &[Picture] {
         &self.0
     }
 
-    /// The body with the names inserted, and otherwise unchanged; none if no edit is needed. `body`: the bytes in which
-    /// the pictures were found.
+    /// Copy of the body with the names inserted; `None` if no edit is needed. `body`: the bytes in which the pictures
+    /// were found.
     #[must_use]
     pub fn written(&self, body: &[u8]) -> Option<Vec<u8>> {
         let edits = || self.0.iter().filter_map(|picture| picture.edit.as_ref());
@@ -189,7 +189,7 @@ fn picture(body: &[u8], raw: &str, part: &Part<'_>, named: &PictureNames) -> Pic
     Picture { id, size, edit }
 }
 
-/// The width and height of a picture given as base64.
+/// Width and height, in pixels, of a picture given as base64; `None` if unknown.
 fn size(url: &str) -> Option<(u32, u32)> {
     let (head, data) = url.split_once(',')?;
     if !head.ends_with(";base64") {

@@ -1,5 +1,5 @@
-//! The result of tokenizing a prompt, the truncation that a request asks for, and the reasons why a prompt has no tokens
-//! here.
+//! Result of tokenizing a prompt, the truncation that a request asks for, and the reasons why a prompt could not be
+//! tokenized here.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -14,41 +14,43 @@ use crate::media::Media;
 use crate::request::{Request, read};
 use crate::rope::Rope;
 
-/// A prompt's tokens, or the leading ones that could be determined.
+/// Tokens of a prompt, or its leading ones as far as they could be determined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptTokens {
     pub(crate) tokens: Tokens,
-    /// Number of tokens of the whole prompt: counted if `whole`, else estimated from its bytes of text and its images
+    /// Number of tokens of the whole prompt: counted if `whole`, else estimated from the bytes of text and from images
     /// and other media.
     pub prompt_tokens: u32,
-    /// True if [`tokens`](Self::tokens) are all of the prompt's tokens.
+    /// True if [`tokens`](Self::tokens) returns all of the prompt's tokens.
     pub whole: bool,
-    /// Number of prompts in the body, if it has a list of them: the tokens are those of the first.
+    /// Number of prompts in the body, 1 unless it has a list of them; the tokens are those of the first.
     pub prompts: u32,
-    /// The prompt as text: the rendered chat, or the text of a completion. Without a tokenizer, the words of a chat one
-    /// after another. Empty unless an option asks for it, or if the prompt was given as tokens.
+    /// Text of the prompt: the rendered chat, or the text of a completion. Without a tokenizer, the roles and texts of
+    /// a chat one after another. Empty unless an option asks for it, or if the prompt was given as tokens.
     pub text: String,
-    /// The parts of the body that are not text, if it has any.
+    /// Counts of the values of the body that are not text; `None` if all of it is text.
     pub media: Option<Media>,
-    /// The reason why tokens are missing, if any are.
+    /// Reason why tokens are missing; `None` if none are.
     pub why_not: Option<PromptFailure>,
-    /// The whole prompt of a chat with images, if requested and known; otherwise the tokens end before the first image.
+    /// Tokens of the whole prompt of a chat with images, if requested and known; otherwise the tokens end before the
+    /// first image.
     pub placeholders: Option<Placeholders>,
-    /// True if engines of every dialect make the same prompt of the body, billing lines aside.
+    /// True if engines of all dialects make the same prompt of the body, apart from billing lines.
     pub(crate) is_plain: bool,
 }
 
-/// The tokens of a chat with images, one placeholder token for each image.
+/// Tokens of a chat with images, with one placeholder token for each image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placeholders {
-    /// The token ids.
+    /// Token ids, including placeholders.
     pub tokens: Vec<u32>,
-    /// Indexes of the placeholder tokens.
+    /// Indexes of the placeholder tokens, ascending.
     pub places: Vec<usize>,
 }
 
 impl Placeholders {
-    /// Wraps tokens in which `image` stands for each of `images` images. None if `image` does not occur that often.
+    /// Wraps tokens in which the token `image` represents each of `images` images. `None` if `image` does not occur
+    /// exactly as often.
     pub(crate) fn of(tokens: Vec<u32>, image: u32, images: usize) -> Option<Self> {
         let found = tokens.iter().enumerate().filter(|(_, token)| **token == image);
         let places: Vec<usize> = found.map(|(place, _)| place).collect();
@@ -56,22 +58,24 @@ impl Placeholders {
     }
 }
 
-/// Token ids in pieces, most of them perhaps shared with an earlier prompt.
+/// Token ids in pieces, most of which may be shared with an earlier prompt.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     ids: Rope<u32>,
-    /// The token ids as one slice, made on the first request for it.
+    /// Token ids as one slice, made on the first request for it.
     flat: OnceLock<Arc<Vec<u32>>>,
-    /// Hashes of the earlier prompt's blocks, and the place where those of this one are kept.
+    /// Hashes of the earlier prompt's blocks, which are reused for the common beginning.
     pub(crate) before: Option<Arc<KeptHashes>>,
+    /// Place where the hashes of this prompt's blocks are kept for later prompts; `None` to keep none.
     pub(crate) kept: Option<Arc<KeptHashes>>,
 }
 
-/// Content hashes of a prompt's blocks, kept for prompts that share its beginning: the first ones that were asked for.
+/// Content hashes of a prompt's blocks, kept for later prompts that share its beginning. Only the hashes computed first
+/// are kept.
 #[derive(Debug, Default)]
 pub(crate) struct KeptHashes(OnceLock<BlockHashes>);
 
-/// Tokens of the smallest block whose hashes are kept: they take a byte a token at most.
+/// Minimum number of tokens of a block whose hashes are kept, so that they take at most one byte per token.
 const SMALLEST_KEPT: usize = size_of::<u64>();
 
 #[derive(Debug)]
@@ -84,12 +88,12 @@ struct BlockHashes {
 }
 
 impl KeptHashes {
-    /// Most bytes that the hashes of a prompt take, by its number of tokens.
+    /// Maximum number of bytes that the kept hashes of a prompt with `tokens` tokens take.
     pub(crate) fn bytes(tokens: usize) -> usize {
         size_of::<BlockHashes>() + tokens
     }
 
-    /// The hashes of leading blocks, in the same pieces, of a prompt with these tokens.
+    /// Content hashes of the leading blocks that a prompt with these tokens shares with the earlier prompt.
     fn of(&self, ids: &Rope<u32>, block_size: usize, lora: Option<&str>, salt: Option<&str>) -> &[u64] {
         let is_alike = |kept: &&BlockHashes| {
             kept.block_size == block_size && kept.lora.as_deref() == lora && kept.salt.as_deref() == salt
@@ -139,26 +143,26 @@ impl Tokens {
 }
 
 impl PromptTokens {
-    /// The result for a prompt that was not read, with an estimate of its number of tokens.
+    /// Result for a prompt that was not read, with an estimate of its number of tokens.
     #[must_use]
     pub fn unread(why_not: PromptFailure, prompt_tokens: u32) -> Self {
         Self { prompt_tokens, prompts: 1, why_not: Some(why_not), ..Self::default() }
     }
 
-    /// True if engines of every dialect make the same prompt of its body.
+    /// True if engines of all dialects make the same prompt of `body`.
     #[must_use]
     pub fn is_alike(&self, body: &[u8]) -> bool {
         static BILLING_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(BILLING));
         self.is_plain && BILLING_LINE.find(body).is_none()
     }
 
-    /// The token ids from the beginning of the prompt.
+    /// Token ids from the beginning of the prompt.
     #[must_use]
     pub fn tokens(&self) -> &[u32] {
         self.tokens.get()
     }
 
-    /// Keeps only the first `most` tokens, and stores the reason.
+    /// Keeps only the first `most` tokens, and stores the reason why the others are missing.
     pub(crate) fn end_at(&mut self, most: usize, why_not: Option<PromptFailure>) {
         if self.token_count() <= most {
             return;
@@ -169,16 +173,16 @@ impl PromptTokens {
         self.why_not = self.why_not.or(why_not);
     }
 
-    /// Number of tokens.
+    /// Number of token ids known.
     #[must_use]
     pub fn token_count(&self) -> usize {
         self.tokens.ids.len()
     }
 
-    /// The content hashes of the tokens' full blocks: [`hash::content_hashes`].
+    /// Content hashes of the tokens' full blocks, as computed by [`hash::content_hashes`].
     ///
-    /// Computed on each call, since a fleet may have several block sizes: 12,000 tokens take about 3 µs. Those of an earlier
-    /// turn's blocks are taken over.
+    /// Computed on each call, since a fleet may have several block sizes: 12,000 tokens take about 3 µs. Hashes of
+    /// blocks known from an earlier turn are reused.
     #[must_use]
     pub fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Vec<u64> {
         let size = block_size as usize;
@@ -237,7 +241,7 @@ pub(crate) fn truncated(tokens: Rope<u32>, around: (usize, usize), request: &Req
     [begin, kept, end].concat().into()
 }
 
-/// The reason why a prompt was not tokenized, or not all of it. Names in metrics stay the same from release to release.
+/// Reason why a prompt was not tokenized, or not all of it. Names in metrics are the same in every release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromptFailure {
@@ -250,10 +254,10 @@ pub enum PromptFailure {
     /// The messages are not valid for any engine: no role, a content that is neither a string nor parts, and so on.
     #[error("the messages are not of a known form")]
     BadMessages,
-    /// There is no tokenizer for this model here.
+    /// There is no tokenizer for this model in this program.
     #[error("there is no tokenizer")]
     NoTokenizer,
-    /// The model has no chat template here.
+    /// There is no chat template for this model in this program.
     #[error("there is no chat template")]
     NoTemplate,
     /// The chat template refuses the messages or fails.
@@ -262,16 +266,16 @@ pub enum PromptFailure {
     /// The request brings a chat template of its own.
     #[error("the request has a chat template of its own")]
     OwnTemplate,
-    /// Part of the prompt is an image, and the tokens end before the first of them.
+    /// Part of the prompt is an image, and the tokens end before the first image.
     #[error("the prompt has an image: it is tokenized up to there")]
     Image,
-    /// Part of the prompt is audio, and the tokens end before the first of it.
+    /// Part of the prompt is audio, and the tokens end before the first audio.
     #[error("the prompt has audio: it is tokenized up to there")]
     Audio,
-    /// Part of the prompt is a video, and the tokens end before the first of them.
+    /// Part of the prompt is a video, and the tokens end before the first video.
     #[error("the prompt has a video: it is tokenized up to there")]
     Video,
-    /// Part of the prompt is a file or of another kind that is not text, and the tokens end before the first of it.
+    /// Part of the prompt is a file or other content that is not text, and the tokens end before the first such part.
     #[error("the prompt has a part that is not text: it is tokenized up to there")]
     OtherPart,
     /// The prompt is given as embeddings.
@@ -280,7 +284,7 @@ pub enum PromptFailure {
     /// The prompt continues an answer that the engine keeps (`previous_response_id`, `conversation`).
     #[error("the prompt continues an answer that an engine keeps")]
     Stored,
-    /// The prompt has items of a kind that cannot be converted to text here.
+    /// The prompt has items of a kind that this program cannot convert to text.
     #[error("the prompt has items that the router cannot turn into text")]
     OtherItem,
     /// The prompt is longer than the limit of [`Options::max_bytes`](crate::Options::max_bytes).
@@ -304,7 +308,7 @@ pub enum PromptFailure {
 }
 
 impl PromptFailure {
-    /// All reasons, in order, for metrics with an initial value of zero.
+    /// All reasons, in the order of their numbers, for metrics with an initial value of zero.
     pub const ALL: [Self; 20] = [
         Self::NotJson,
         Self::NoPrompt,
@@ -334,19 +338,19 @@ impl PromptFailure {
         !matches!(self, Self::NotJson | Self::NoTokenizer | Self::NoTemplate) && !self.is_limit()
     }
 
-    /// True if a limit of the router was exceeded: engines are not asked for the tokens of the prompt either.
+    /// True if a limit of the router was exceeded, so that engines are not asked for the tokens of the prompt either.
     #[must_use]
     pub const fn is_limit(self) -> bool {
         matches!(self, Self::TooLong | Self::TooManyItems | Self::TookTooLong | Self::NoRoom)
     }
 
-    /// True if the request is invalid, as its engine will report to the client.
+    /// True if the request is invalid, so that the engine will refuse it.
     #[must_use]
     pub const fn is_mistake(self) -> bool {
         matches!(self, Self::NotJson | Self::NoPrompt | Self::BadMessages)
     }
 
-    /// The reason's name in metrics.
+    /// Name of the reason in metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -374,22 +378,22 @@ impl PromptFailure {
     }
 }
 
-/// The reason why no prompt of a model can be tokenized.
+/// Reason why no prompt of a model can be tokenized.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file is missing or cannot be read.
     #[error("cannot read {}: {message}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason, and what would be right.
+        /// Message that says what is wrong, and what would be right.
         message: String,
     },
     /// The chat template is not valid, or uses an unsupported feature.
     #[error("the chat template {message}")]
     Template {
-        /// The fault in the template.
+        /// Message that says what is wrong with the template.
         message: String,
     },
 }

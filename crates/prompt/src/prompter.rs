@@ -1,4 +1,4 @@
-//! The prompts of one model: from a parsed request to its tokens.
+//! Prompter of one model: from a parsed request to the tokens of its prompt.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -24,28 +24,29 @@ use crate::turn::{KnownMessages, NewTurn};
 /// Options of a [`Prompter`].
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// A chat template instead of the model's.
+    /// Chat template to use instead of the model's; `None` for the model's.
     pub chat_template: Option<String>,
     /// Variables for chat templates set when the engine was started, as a JSON object
     /// (`--default-chat-template-kwargs`); a request's variables override them.
     pub template_kwargs: Option<String>,
-    /// Memory for remembered texts and tokens, in bytes.
+    /// Maximum memory for remembered texts and tokens, in bytes.
     pub cache_bytes: usize,
-    /// Longest prompt to tokenize, in bytes of text.
+    /// Maximum length of a prompt to tokenize, in bytes of text.
     pub max_bytes: usize,
-    /// True if [`PromptTokens::text`] is requested.
+    /// True if [`PromptTokens::text`] is wanted in results.
     pub text: bool,
-    /// True if [`PromptTokens::placeholders`] are requested for chats with images, for engines that use placeholders.
+    /// True if [`PromptTokens::placeholders`] are wanted in results for chats with images, for engines that use
+    /// placeholders.
     pub images: bool,
-    /// The tokenizer library to use.
+    /// Choice of the tokenizer library.
     pub library: Library,
-    /// The dialect in which chats are prepared.
+    /// Dialect in which chats are prepared.
     pub dialect: Dialect,
 }
 
 impl Default for Options {
-    /// The dialect of the newest vLLM, the quick library where it agrees, 256 MiB of memory, prompts of up to 16 MiB,
-    /// no text.
+    /// Default options: the dialect of the newest vLLM, the quick tokenizer library where it agrees with the common
+    /// one, 256 MiB of memory, prompts of up to 16 MiB, no text in results.
     fn default() -> Self {
         Self {
             chat_template: None,
@@ -60,24 +61,24 @@ impl Default for Options {
     }
 }
 
-/// Assumed bytes of text per token, for estimates.
+/// Assumed number of bytes of text per token, for estimates.
 const BYTES_A_TOKEN: usize = 4;
 
-/// Converts the prompts of one model to tokens. May be shared by threads.
+/// Converter of one model's prompts to tokens. May be shared by threads.
 #[derive(Debug)]
 pub struct Prompter {
-    /// A number unique to this prompter.
+    /// Number that is unique to this prompter.
     pub(crate) id: u64,
     options: Options,
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<Arc<ChatTemplate>>,
     with_tools: Option<Arc<ChatTemplate>>,
     template_kwargs: Vec<(String, Value)>,
-    /// The placeholder token that the template writes for an image.
+    /// Placeholder token that the template writes for an image; `None` if the model does not accept images.
     image_token: Option<u32>,
-    /// The token at the beginning of each text, if the model has one (`bos_token`).
+    /// Token at the beginning of each text (`bos_token`); `None` if the model has none.
     begin_token: Option<u32>,
-    /// The effort by which vLLM turns the template's thinking off, determined on first use.
+    /// Reasoning effort by which vLLM turns the template's thinking off, determined on first use.
     no_effort: OnceLock<&'static str>,
     notes: Vec<String>,
 }
@@ -91,7 +92,7 @@ fn next_id() -> u64 {
     IDS.fetch_add(1, Relaxed)
 }
 
-/// A prompt as text, with what its truncation and estimates need.
+/// Text of a prompt, with what truncation and estimates need.
 struct Text<'a> {
     text: Cow<'a, str>,
     prompts: u32,
@@ -100,16 +101,16 @@ struct Text<'a> {
 }
 
 impl Prompter {
-    /// Makes a prompter with a model's tokenizer and chat templates, read from files.
+    /// Creates a prompter with a model's tokenizer and chat templates, read from files.
     ///
-    /// `path` is a directory with `tokenizer.json` as models have it, or that file; chat templates and the names of
-    /// special tokens are read from the files beside it.
+    /// `path` is a directory with `tokenizer.json`, as published with models, or that file; chat templates and the
+    /// names of special tokens are read from files in the same directory.
     ///
     /// # Errors
     ///
     /// [`Error::File`]: a file is missing or cannot be read. [`Error::Template`]: the template of the options is not
     /// valid, or the variables are not a JSON object. An invalid template of the model itself is one of the
-    /// [`notes`](Self::notes), and its chats have no tokens.
+    /// [`notes`](Self::notes), and chats then have no tokens.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         let files = Files::read(path.as_ref())?;
         let mut made = Self::new(options, &files.special_tokens)?;
@@ -129,11 +130,11 @@ impl Prompter {
         Ok(made)
     }
 
-    /// Makes a prompter without a tokenizer: it accepts prompts given as tokens, and returns the text of others.
+    /// Creates a prompter without a tokenizer: it accepts prompts given as tokens, and returns the text of others.
     ///
     /// # Errors
     ///
-    /// [`Error::Template`], as in [`open`](Self::open).
+    /// [`Error::Template`], for the reasons given at [`open`](Self::open).
     pub fn without_tokenizer(options: Options) -> Result<Self, Error> {
         Self::new(options, &[])
     }
@@ -169,7 +170,7 @@ impl Prompter {
         })
     }
 
-    /// A prompter with the same tokenizer and templates for another dialect.
+    /// Creates a prompter with the same tokenizer and templates for another dialect.
     #[must_use]
     pub fn with_dialect(&self, dialect: Dialect) -> Self {
         Self {
@@ -203,20 +204,20 @@ impl Prompter {
         &self.notes
     }
 
-    /// True if the quick tokenizer library is in use.
+    /// True if the quick tokenizer library is in use, or no tokenizer at all.
     #[must_use]
     pub fn is_quick(&self) -> bool {
         self.tokenizer.as_ref().is_none_or(|tokenizer| tokenizer.is_quick())
     }
 
-    /// The tokens of a request's prompt.
+    /// Tokens of a request's prompt.
     #[must_use]
     pub fn prompt(&self, request: &Request<'_>) -> PromptTokens {
         self.after(request, None).map(|(prompted, _)| prompted).unwrap_or_default()
     }
 
-    /// The tokens of a request whose first messages may be known, and the data to keep for its next turn. None: the
-    /// known messages cannot be used, and the request has to be parsed with all of its messages.
+    /// Tokens of a request whose first messages may be known, and the data to keep for the chat's next turn. `None` if
+    /// the known messages cannot be used, so that the request has to be parsed with all of its messages.
     pub(crate) fn after(
         &self,
         request: &Request<'_>,
@@ -252,7 +253,7 @@ impl Prompter {
         Some((made, kept))
     }
 
-    /// The tokens of a prompt, in whichever form it is given; none as in [`after`](Self::after).
+    /// Tokens of a prompt, in whichever form it is given; `None` for the reason given at [`after`](Self::after).
     fn read(
         &self,
         request: &Request<'_>,
@@ -414,7 +415,7 @@ impl Prompter {
         Some(Ok(made))
     }
 
-    /// The tokens of a chat up to its first image.
+    /// Tokens of a chat up to its first image.
     fn chat_up_to_images(
         &self,
         request: &Request<'_>,
@@ -425,7 +426,7 @@ impl Prompter {
         self.chat(request, before, kept, false)
     }
 
-    /// True if the engine uses a placeholder token for each image of a request, and cuts nothing off its prompt.
+    /// True if the engine uses a placeholder token for each image of the request, and does not truncate its prompt.
     fn can_have_images(&self, request: &Request<'_>) -> bool {
         self.options.images
             && self.options.dialect.is_vllm()
@@ -433,8 +434,8 @@ impl Prompter {
             && !is_there(request.parts.truncate_prompt_tokens)
     }
 
-    /// The tokens at the beginning of an answer: SGLang tokenizes it as a separate text, without the token at the
-    /// beginning of each text.
+    /// Tokens of the given beginning of an answer, which SGLang tokenizes as a separate text, without the token at the
+    /// beginning of each text. `None` if tokenizing fails.
     fn begun(&self, answer: &str) -> Option<Vec<u32>> {
         let tokenizer = self.tokenizer.as_ref().filter(|_| !answer.is_empty());
         let Some(tokenizer) = tokenizer else { return Some(Vec::new()) };
@@ -445,8 +446,8 @@ impl Prompter {
         Some(ids)
     }
 
-    /// The effort by which vLLM turns the template's thinking off: `none`, or `low` if the template refuses `none` or
-    /// renders it like another effort.
+    /// Reasoning effort by which vLLM turns the template's thinking off: `none`, or `low` if the template refuses
+    /// `none` or renders it like another effort.
     fn tried_no_effort(&self) -> &'static str {
         let text = |effort: &'static str| {
             let thinks = ThinkingSwitches { no_effort: &|| "none", toggle: None };
@@ -492,7 +493,7 @@ impl Prompter {
         made
     }
 
-    /// The tokens of the beginning of a text that is `bytes` long.
+    /// Result for a prompt of which only the beginning was tokenized. `bytes`: length of the whole text.
     fn beginning(
         &self,
         tokens: TextTokens,
@@ -535,7 +536,7 @@ impl Prompter {
     }
 }
 
-/// All tokens of a prompt, after the truncation that the request asks for.
+/// Result for a prompt all of whose tokens are known, after the truncation that the request asks for.
 ///
 /// `around`: numbers of leading and trailing special tokens added by the tokenizer.
 fn whole(tokens: impl Into<Rope<u32>>, around: (usize, usize), prompts: u32, request: &Request<'_>) -> PromptTokens {

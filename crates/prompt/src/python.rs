@@ -11,7 +11,7 @@ use minijinja::value::ValueKind;
 
 use crate::allowance::take;
 
-/// Longest text written for a value, in bytes; the rest is dropped.
+/// Maximum length of the text written for a value, in bytes; the rest is dropped.
 const LONGEST: usize = 8 << 20;
 
 /// Returns a value as Python's `str(value)` does.
@@ -124,15 +124,15 @@ fn number_into(value: &Value, out: &mut String) {
 /// Options for writing as Python's `json.dumps` does.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// The indentation per level; none for all on one line.
+    /// Indentation per level; `None` for all on one line.
     pub(crate) indent: Option<String>,
-    /// The separator between items.
+    /// Separator between items.
     pub(crate) comma: String,
-    /// The separator between a key and its value.
+    /// Separator between a key and its value.
     pub(crate) colon: String,
     /// True if characters beyond ASCII are escaped.
     pub(crate) ascii: bool,
-    /// True if keys are sorted.
+    /// True if objects' keys are sorted.
     pub(crate) sort: bool,
 }
 
@@ -143,7 +143,7 @@ impl Default for Json {
 }
 
 impl Json {
-    /// `json.dumps(value)`; none if part of the value cannot be JSON.
+    /// Text that Python's `json.dumps(value)` returns; `None` if part of the value cannot be JSON.
     pub(crate) fn dump(&self, value: &Value) -> Option<String> {
         let mut out = String::new();
         self.write(value, 0, &mut out)?;
@@ -261,10 +261,11 @@ impl Json {
     }
 }
 
-/// Directives that Python leaves to the C library, and that jiff writes like the C locale, Python's default.
+/// Directives of `strftime` that Python leaves to the C library, and that jiff writes like the C locale, Python's
+/// default.
 const SHARED: &str = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyY%";
 
-/// Formats a time. It has no zone, like `datetime.now()`: `%Z` and `%z` are empty.
+/// Formats a time like Python's `strftime`. The time has no zone, as with `datetime.now()`: `%Z` and `%z` are empty.
 pub(crate) fn strftime(format: &str, now: &Zoned) -> Result<String, Error> {
     let config = Config::new().custom(PosixCustom::new());
     let mut own = String::with_capacity(format.len());
@@ -279,7 +280,7 @@ pub(crate) fn strftime(format: &str, now: &Zoned) -> Result<String, Error> {
     BrokenDownTime::from(now).to_string_with_config(&config, &own)
 }
 
-/// Writes the directive after a percent sign, by jiff where both agree.
+/// Writes the directive after a percent sign, with jiff where it agrees with Python.
 fn directive(rest: &mut Peekable<Chars<'_>>, now: &Zoned, out: &mut String) {
     let mut flags = String::new();
     while let Some(flag) = rest.next_if(|char| matches!(char, '-' | '_' | '^' | '#' | ':' | '0'..='9')) {
@@ -349,7 +350,7 @@ mod tests {
         }
     }
 
-    /// Expected values are from Python 3.12, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
+    /// Expected values were made with Python 3.12, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
     #[test]
     fn times_are_as_python_writes_them() {
         let now: jiff::civil::DateTime = "2026-03-05T07:08:09.000120".parse().unwrap();

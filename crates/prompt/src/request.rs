@@ -14,78 +14,79 @@ use crate::media::Media;
 use crate::prompt_tokens::PromptFailure;
 use crate::request_fields::{Features, Fields, SamplingFields, StreamOptions};
 
-/// Longest name of a model, in bytes of its JSON.
+/// Maximum length of a model's name, in bytes of its JSON.
 const LONGEST_NAME: usize = 4096;
 
-/// The parts of a body that routing needs. Large parts stay in the body as JSON until they are requested.
+/// Parts of a request's body that routing needs. Large parts stay in the body as JSON until they are requested.
 ///
 /// A value of a type that no engine accepts counts as missing: the engine refuses the request itself.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// The endpoint that the request is for.
+    /// Endpoint that the request is for.
     pub endpoint: Endpoint,
-    /// The model's name in the body, which may be an adapter's.
+    /// Name of the model in the body, which may be an adapter's; `None` if missing.
     pub model: Option<Cow<'a, str>>,
-    /// True if the answer is streamed.
+    /// True if the answer is to be streamed.
     pub stream: bool,
-    /// True if a streamed answer ends with token counts (`stream_options.include_usage`).
+    /// True if the client wants token counts at the end of a streamed answer (`stream_options.include_usage`).
     pub include_usage: bool,
     /// True if the request has any `stream_options`.
     pub has_stream_options: bool,
-    /// The engines that compute the whole prompt without their cache, because of values that a cache does not keep.
+    /// Kinds of engines that compute the whole prompt without their cache, because values are requested that a cache
+    /// does not keep.
     pub(crate) skips: Skips,
     /// Number of requested answers: the larger of `n` and `best_of`, at least 1.
     pub answers: u32,
-    /// Longest allowed answer, in tokens.
+    /// Maximum length of the answer, in tokens; `None` if the request sets none.
     pub max_tokens: Option<u32>,
-    /// `priority`, in the engine's order.
+    /// Priority of the request (`priority`), whose order is the engine's.
     pub priority: i32,
-    /// `cache_salt`: prompts with different salts share no blocks.
+    /// Cache salt (`cache_salt`): prompts with different salts share no blocks.
     pub cache_salt: Option<Cow<'a, str>>,
-    /// The adapter, if a separate field names it (`lora_path` of SGLang).
+    /// Name of the adapter, if a separate field gives it (`lora_path` of SGLang).
     pub adapter: Option<Cow<'a, str>>,
-    /// The answer that the request continues (`previous_response_id`).
+    /// Identifier of the answer that the request continues (`previous_response_id`).
     pub previous_response: Option<Cow<'a, str>>,
-    /// True if the engine answers at once and works in the background.
+    /// True if the engine replies at once and computes the answer in the background.
     pub in_background: bool,
-    /// The fields that may name the request's session.
+    /// Fields that may name the request's session.
     pub session: SessionFields<'a>,
     pub(crate) parts: Parts<'a>,
-    /// The bytes that were parsed.
+    /// Bytes that were parsed, without known messages.
     pub(crate) body: &'a [u8],
     /// Length of the whole body in bytes, including known messages that were not parsed.
     pub(crate) body_len: usize,
-    /// Limits for reading the prompt.
+    /// Limits of memory and time for reading the prompt.
     pub(crate) limits: Limits,
 }
 
-/// The kinds of engines that compute the whole prompt of a request without their cache.
+/// Kinds of engines that compute the whole prompt of a request without their cache.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Skips {
     pub(crate) vllm: bool,
     pub(crate) sglang: bool,
 }
 
-/// The fields of a body that may name the request's session, as JSON: each client uses its own.
+/// Fields of a body that may name the request's session, as JSON; each client uses its own.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SessionFields<'a> {
-    /// `session_id`.
+    /// Field `session_id`.
     pub session_id: Option<&'a RawValue>,
-    /// `session_params`, of SGLang.
+    /// Field `session_params` of SGLang.
     pub session_params: Option<&'a RawValue>,
-    /// `agentic_context`, which engines take within `vllm_xargs`.
+    /// Field `agentic_context`, which engines expect within `vllm_xargs`.
     pub agentic_context: Option<&'a RawValue>,
-    /// `vllm_xargs`.
+    /// Field `vllm_xargs`: vLLM's extra arguments.
     pub vllm_xargs: Option<&'a RawValue>,
-    /// `nvext`, of Dynamo.
+    /// Field `nvext` of Dynamo.
     pub nvext: Option<&'a RawValue>,
-    /// `metadata`.
+    /// Field `metadata`.
     pub metadata: Option<&'a RawValue>,
-    /// `prompt_cache_key`.
+    /// Field `prompt_cache_key`.
     pub prompt_cache_key: Option<&'a RawValue>,
 }
 
-/// Parts of a body as JSON.
+/// Fields of a body that determine the prompt, as JSON.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Parts<'a> {
     pub(crate) prompt: Option<&'a RawValue>,
@@ -112,21 +113,21 @@ pub(crate) struct Parts<'a> {
     pub(crate) truncate_prompt_tokens: Option<&'a RawValue>,
     pub(crate) truncation_side: Option<&'a RawValue>,
     pub(crate) truncation: Option<&'a RawValue>,
-    /// A prompt given as tokens: for a chat in addition to its messages, for SGLang's `/generate` alone.
+    /// Prompt given as tokens: of a chat in addition to its messages, of SGLang's `/generate` alone.
     pub(crate) input_ids: Option<&'a RawValue>,
-    /// The prompt of vLLM's `/inference/v1/generate`.
+    /// Prompt of vLLM's `/inference/v1/generate`.
     pub(crate) token_ids: Option<&'a RawValue>,
-    /// The prompt of a chat as sent by training frameworks, in addition to its messages.
+    /// Prompt of a chat as sent by training frameworks, in addition to its messages.
     pub(crate) tokens: Option<&'a RawValue>,
-    /// The prompt of SGLang's `/generate`, if given as text.
+    /// Prompt of SGLang's `/generate`, if given as text.
     pub(crate) text: Option<&'a RawValue>,
     pub(crate) input_embeds: Option<&'a RawValue>,
     pub(crate) image_data: Option<&'a RawValue>,
     pub(crate) video_data: Option<&'a RawValue>,
     pub(crate) audio_data: Option<&'a RawValue>,
-    /// Places of media in a prompt given as tokens.
+    /// Positions of media in a prompt given as tokens.
     pub(crate) features: Option<&'a RawValue>,
-    /// Media of a prompt given as tokens, at places that the engine determines.
+    /// Media of a prompt given as tokens, at positions that the engine determines.
     pub(crate) content_parts: Option<&'a RawValue>,
     pub(crate) return_logprob: Option<&'a RawValue>,
     pub(crate) logprob_start_len: Option<&'a RawValue>,
@@ -134,19 +135,19 @@ pub(crate) struct Parts<'a> {
     pub(crate) extra_key: Option<&'a RawValue>,
 }
 
-/// A prompt in the form given by the body.
+/// A prompt in the form in which the body gives it.
 #[derive(Debug)]
 pub(crate) enum BodyPrompt<'a> {
-    /// Token ids; the first of a list of prompts.
+    /// Token ids, those of the first of `prompts` prompts.
     Tokens { first: TokenIds, prompts: u32 },
-    /// Text; the first of a list of texts. `cut`: true if it is only the beginning of a long text.
+    /// Text, that of the first of `prompts` prompts. `cut`: whether it is only the beginning of a long text.
     Text { first: Cow<'a, str>, cut: bool, prompts: u32 },
-    /// Messages, from which the engine renders the prompt.
+    /// Messages of a chat, from which the engine renders the prompt.
     Chat,
 }
 
 impl<'a> Request<'a> {
-    /// Parses a body.
+    /// Parses a request's body.
     ///
     /// # Errors
     ///
@@ -198,20 +199,20 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Length of the body in bytes.
+    /// Length of the whole body in bytes, including known messages that were not parsed.
     #[must_use]
     pub fn body_len(&self) -> usize {
         self.body_len
     }
 
-    /// True if the request lets the engine truncate a prompt that is too long.
+    /// True if the request allows the engine to truncate a prompt that is too long.
     #[must_use]
     pub fn may_be_cut(&self) -> bool {
         let is_auto = |raw| text(raw).is_some_and(|how| how == "auto");
         is_there(self.parts.truncate_prompt_tokens) || is_auto(self.parts.truncation)
     }
 
-    /// The parts of the body that are not text; none if all of it is text.
+    /// Counts of the values of the body that are not text; `None` if all of it is text.
     #[must_use]
     pub fn media(&self) -> Option<Media> {
         let media = Media::of(self.body)?;
@@ -219,12 +220,12 @@ impl<'a> Request<'a> {
         Some(Media { text: media.text + (self.body_len - self.body.len()), ..media })
     }
 
-    /// The list of messages or input items.
+    /// JSON list of the messages, or of the input items.
     pub(crate) fn list(&self) -> Option<&'a RawValue> {
         if self.endpoint == Endpoint::Responses { self.parts.input } else { self.parts.messages }
     }
 
-    /// The prompt in the form given by the body.
+    /// Prompt in the form in which the body gives it.
     pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, PromptFailure> {
         let parts = &self.parts;
         match self.endpoint {
@@ -254,7 +255,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The kind of media in a request of SGLang's `/generate`, if it has any.
+    /// Kind of media in a request of SGLang's `/generate`; `None` if it has none.
     fn own_media(&self) -> Option<PromptFailure> {
         let parts = &self.parts;
         let kinds = [
@@ -265,8 +266,8 @@ impl<'a> Request<'a> {
         kinds.into_iter().find_map(|(raw, why_not)| has_some(raw).then_some(why_not))
     }
 
-    /// The number of leading tokens that can be cached or are known, if not all of them; and the reason, if the others
-    /// are unknown.
+    /// Number of leading tokens that can be cached or are known, and the reason if the others are unknown; `None` if
+    /// there is no such limit.
     pub(crate) fn known_tokens(&self) -> Option<(usize, Option<PromptFailure>)> {
         let parts = &self.parts;
         match self.endpoint {
@@ -286,11 +287,11 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Token ids, up to the largest number that is read.
+/// Token ids of a prompt, up to the maximum number that is read.
 #[derive(Debug)]
 pub(crate) struct TokenIds {
     pub(crate) ids: Vec<u32>,
-    /// Number of all ids of the prompt.
+    /// Number of all token ids of the prompt, including those not read.
     pub(crate) count: usize,
 }
 
@@ -325,7 +326,7 @@ impl<'de> Deserialize<'de> for TokenIds {
     }
 }
 
-/// Parses a list of token ids.
+/// Parses a list of token ids as the only prompt.
 fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     match read::<TokenIds>(raw) {
         Some(first) if !first.ids.is_empty() => Ok(BodyPrompt::Tokens { first, prompts: 1 }),
@@ -333,7 +334,7 @@ fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     }
 }
 
-/// Parses a string, a list of token ids, or a list of either.
+/// Parses one or several prompts: a string, a list of token ids, or a list of either.
 fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     let raw = raw.ok_or(PromptFailure::NoPrompt)?.get();
     if raw.starts_with('"') {
@@ -358,7 +359,7 @@ fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     }
 }
 
-/// Decodes a JSON string, up to the longest text that is read.
+/// Decodes a JSON string, up to the maximum length of a text that is read.
 fn one_text(json: &str, prompts: u32) -> Result<BodyPrompt<'_>, PromptFailure> {
     if json.len() <= LONGEST_TEXT {
         let first = string(json).ok_or(PromptFailure::NoPrompt)?;
@@ -368,12 +369,12 @@ fn one_text(json: &str, prompts: u32) -> Result<BodyPrompt<'_>, PromptFailure> {
     Ok(BodyPrompt::Text { first: first.into(), cut: true, prompts })
 }
 
-/// Deserializes a value; none if it is missing or of another type.
+/// Deserializes a value; `None` if it is missing or of another type.
 pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// The value itself, or the first item if it is a list: a list of prompts may have one value for each.
+/// The value itself, or the first item if the value is a list, as a list of prompts may have one value for each.
 pub(crate) fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     match raw {
         Some(list) if list.get().starts_with('[') => read::<FirstOfList<&RawValue>>(raw)?.first,
@@ -391,23 +392,23 @@ pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| raw.get() != "null")
 }
 
-/// A string, borrowed from the body if it has no escapes.
+/// Text of a JSON string, borrowed from the body if it has no escapes; `None` if it is not a string.
 pub(crate) fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     string(raw?.get())
 }
 
-/// A model's name; none if it is longer than any valid name.
+/// Name of a model; `None` if it is longer than any valid name.
 fn name(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     text(raw.filter(|raw| raw.get().len() <= LONGEST_NAME))
 }
 
-/// A salt. A long one is replaced by its hash, since no announced block has a salt of that length.
+/// Cache salt of a request. A long one is replaced by its hash, since no announced block has a salt of that length.
 fn salt(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     let json = raw?.get();
     if json.len() > LONGEST_NAME && json.starts_with('"') { Some(shortened(json)) } else { string(json) }
 }
 
-/// The text, or the hash of a long text.
+/// The text itself, or the hash of a long text.
 pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     if text.len() > LONGEST_NAME { format!("blake3\0{}", blake3::hash(text.as_bytes())).into() } else { text.into() }
 }

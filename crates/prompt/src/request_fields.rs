@@ -1,4 +1,4 @@
-//! The fields of a request's body as JSON, and those of a message of a chat in it. Messages make up most of a long body, so
+//! Fields of a request's body as JSON, and those of a message of a chat in it. Messages make up most of a long body, so
 //! each text is decoded once, directly from the body.
 
 use std::borrow::Cow;
@@ -33,7 +33,7 @@ pub(crate) struct SamplingFields<'a> {
     pub(crate) skip_reading_prefix_cache: Option<&'a RawValue>,
 }
 
-/// The fields of a body. Of duplicate keys the last counts, as in engines.
+/// Fields of a body. Of duplicate keys the last counts, as in engines.
 #[derive(Default)]
 pub(crate) struct Fields<'a> {
     pub(crate) model: Option<&'a RawValue>,
@@ -59,8 +59,9 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Supported by vLLM since 0.11 (`skip_reading_prefix_cache`) and SGLang since 0.5 (`logprob_start_len`), each on
-    /// its own endpoints: other endpoints ignore the fields.
+    /// Kinds of engines that compute the whole prompt without their cache. Fields such as `skip_reading_prefix_cache`
+    /// (vLLM since 0.11) and `logprob_start_len` (SGLang since 0.5) request this, each on the engine's own endpoints;
+    /// other endpoints ignore them.
     pub(crate) fn skips(&self, endpoint: Endpoint, sampling: &SamplingFields<'_>) -> Skips {
         let echoes = read::<bool>(self.echo).unwrap_or(false);
         match endpoint {
@@ -193,13 +194,13 @@ impl<'de> Deserialize<'de> for Fields<'de> {
     }
 }
 
-/// Places of media among a prompt's tokens, by kind.
+/// Positions of media among a prompt's tokens, by kind.
 #[derive(serde::Deserialize)]
 pub(crate) struct Features {
     pub(crate) mm_placeholders: FirstPlace,
 }
 
-/// The smallest of a list of places; none if the list is empty.
+/// Lowest position in a list; `None` if the list is empty.
 pub(crate) struct FirstPlace(pub(crate) Option<usize>);
 
 #[derive(serde::Deserialize)]
@@ -245,17 +246,18 @@ pub(crate) struct RequestMessage<'a> {
     pub(crate) name: Option<&'a RawValue>,
 }
 
-/// The content of a message.
+/// Content of a message in a chat request.
 #[derive(Debug)]
 pub(crate) enum RequestContent<'a> {
     Text(Cow<'a, str>),
-    /// Any other JSON.
+    /// Content that is any other JSON than a string.
     Other(&'a RawValue),
 }
 
 impl<'a> RequestMessage<'a> {
     /// Reads the message at the beginning of JSON that was checked when the body was parsed, and returns the number of
-    /// bytes it takes. None if it is not an object, has a field twice, or a string with an invalid escape.
+    /// bytes that the message takes. `None` if it is not an object, has a field twice, or a string with an invalid
+    /// escape.
     pub(crate) fn leading(json: &'a str) -> Option<(Self, usize)> {
         let mut message = Self::default();
         let mut rest = json.strip_prefix('{')?;
@@ -271,7 +273,7 @@ impl<'a> RequestMessage<'a> {
         }
     }
 
-    /// Reads the value of a field at the beginning of some JSON. Returns the number of bytes it takes.
+    /// Reads the value of a field at the beginning of some JSON. Returns the number of bytes that the value takes.
     fn take(&mut self, key: &str, json: &'a str) -> Option<usize> {
         let is_text = json.starts_with('"');
         if key == "role" && (is_text || !json.starts_with("null")) {
@@ -300,7 +302,7 @@ impl<'a> RequestMessage<'a> {
     }
 }
 
-/// Stores a value. Returns false if there was one already.
+/// Stores a value in `place`. False if there was a value already.
 fn put<T>(place: &mut Option<T>, value: T) -> bool {
     place.replace(value).is_none()
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Most pieces of a rope; more are joined to one.
+/// Maximum number of pieces of a rope; more are joined to one.
 const MOST: usize = 24;
 
 /// A sequence in immutable pieces, which clones share.
@@ -41,17 +41,17 @@ impl<T> From<Vec<T>> for Rope<T> {
 }
 
 impl<T: Copy + PartialEq> Rope<T> {
-    /// Number of items.
+    /// Number of items in all pieces.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
 
-    /// The pieces, in order.
+    /// Pieces of the rope, in order.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &[T]> {
         self.pieces.iter().map(Piece::get)
     }
 
-    /// The items as one slice; borrowed if contiguous, else copied.
+    /// All items as one slice; borrowed if contiguous, else copied.
     pub(crate) fn flat(&self) -> Cow<'_, [T]> {
         match self.pieces.as_slice() {
             [] => Cow::Borrowed(&[]),
@@ -151,7 +151,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         same
     }
 
-    /// Bytes of the pieces, each counted whole even if it is shared.
+    /// Number of bytes of the pieces' memory, each counted whole even if it is shared.
     pub(crate) fn bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.items.capacity() * size_of::<T>() + size_of::<Piece<T>>()).sum()
     }

@@ -1,5 +1,5 @@
-//! Bodies of answers, whole or in pieces as they are made; refused requests: status, error code and message; and a writer
-//! of JSON, since a general serialiser would be too slow for the rate of queries.
+//! Bodies of answers, whole or in pieces as they are made; refusals of requests: status, error code and message; and a
+//! writer of JSON, since a general serialiser would be too slow for the rate of queries.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,26 +20,26 @@ use kvatlas_http::{BodyFault, Denial};
 use kvatlas_ui::{Asset, Viewer};
 use tokio::sync::mpsc;
 
-/// The body of an answer.
+/// Body of an answer.
 pub(crate) enum Answer {
-    /// A complete body.
+    /// A body that is complete.
     Whole(Bytes),
-    /// Pieces up to [`Piece::End`]. If the sender is dropped before, the connection is cut off, so that the client does
-    /// not take the body for complete.
+    /// Pieces of a body, up to [`Piece::End`]. If the sender is dropped before, the connection is cut off, so that the
+    /// client does not take the body for complete.
     Pieces(mpsc::Receiver<Piece>),
-    /// Events for a viewer of the page, until it leaves.
+    /// Stream of events for a viewer of the page, until the viewer leaves.
     Events(Viewer),
 }
 
-/// A part of a body in pieces.
+/// A part of a body that is sent in pieces.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Bytes(Bytes),
-    /// The end of the body.
+    /// The end of a body that is sent in pieces.
     End,
 }
 
-/// The error of a body that could not be completed.
+/// Error of a body that could not be completed.
 #[derive(Debug)]
 pub(crate) struct UnfinishedAnswer;
 
@@ -98,7 +98,7 @@ pub(crate) fn json_pieces(pieces: mpsc::Receiver<Piece>) -> Response<Answer> {
     with_type(StatusCode::OK, "application/json", Answer::Pieces(pieces))
 }
 
-/// A file of the page, which must not be shown inside another page, nor load anything from other servers.
+/// Answer with a file of the page. It must not be shown inside another page, nor load anything from other servers.
 pub(crate) fn page(asset: Asset) -> Response<Answer> {
     let mut response = typed(StatusCode::OK, asset.media_type, asset.bytes);
     let headers = response.headers_mut();
@@ -116,7 +116,7 @@ const PAGE_HEADERS: [(HeaderName, &str); 4] = [
     (CACHE_CONTROL, "no-cache"),
 ];
 
-/// The answer to a viewer of the page.
+/// Answer to a viewer of the page: a stream of events.
 pub(crate) fn events(viewer: Viewer) -> Response<Answer> {
     let mut response = with_type(StatusCode::OK, "text/event-stream", Answer::Events(viewer));
     let headers = response.headers_mut();
@@ -133,23 +133,23 @@ fn with_type(status: StatusCode, content_type: &'static str, body: Answer) -> Re
     response
 }
 
-/// Bytes of a too large body to read and drop, as a multiple of the limit: a client that sends its whole body first
-/// then still reads the refusal.
+/// Maximum size of a body that is read and dropped, as a multiple of the size limit: a client that sends its whole body
+/// before reading then still gets the refusal.
 pub(crate) const PATIENCE: u64 = 8;
 
-/// The refusal of a request. The code is the same in every release; the message says what was wrong and what would be
+/// Refusal of a request. The code is the same in every release; the message says what was wrong and what would be
 /// right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
-    /// The allowed methods, for status 405.
+    /// Allowed methods, for status 405; else `None`.
     allow: Option<&'static str>,
 }
 
 impl Refusal {
-    /// The same refusal, with the place in front of its message.
+    /// Returns the refusal with `place`, where the error is, in front of the message.
     pub(crate) fn at(self, place: impl std::fmt::Display) -> Self {
         Self { message: format!("{place}: {}", self.message).into(), ..self }
     }
@@ -158,22 +158,23 @@ impl Refusal {
         Self { status, code, message: message.into(), allow: None }
     }
 
-    /// The refusal of a body that is not JSON.
+    /// Refusal of a body that is not JSON.
     pub(crate) fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "malformed_json", message)
     }
 
-    /// The refusal of a value of the wrong type.
+    /// Refusal of a value of the wrong type.
     pub(crate) fn wrong_type(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, WRONG_TYPE, message)
     }
 
-    /// The refusal of an invalid value.
+    /// Refusal of an invalid value.
     pub(crate) fn invalid(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// The refusal of content hashes where blocks have keyed hashes, which clients can neither make nor use.
+    /// Refusal of content hashes by a service that identifies blocks by words under a key, which clients can neither
+    /// compute nor use.
     pub(crate) fn keyed_identity(instead: &str) -> Self {
         Error::keyed_identity(instead).into()
     }
@@ -189,7 +190,7 @@ impl Refusal {
         Self { allow: Some(allow), ..refusal }
     }
 
-    /// The refusal of a body that could not be read; `most`: the size limit in bytes.
+    /// Refusal of a body that could not be read. `most`: the size limit in bytes.
     pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
         match fault {
             BodyFault::TooLarge => {
@@ -221,7 +222,7 @@ impl Refusal {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service is shutting down")
     }
 
-    /// The refusal after an internal error, which no request should cause.
+    /// Refusal after an internal error, which no request should cause.
     pub(crate) fn internal() -> Self {
         let message = "internal error; the service's log has the details";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
@@ -300,7 +301,7 @@ impl Writer {
         self.bytes(text.as_bytes());
     }
 
-    /// Appends finished JSON.
+    /// Appends bytes that are JSON already.
     pub(crate) fn bytes(&mut self, json: &[u8]) {
         self.0.extend_from_slice(json);
     }
@@ -321,7 +322,7 @@ impl Writer {
         }
     }
 
-    /// Appends a worker's name: as a number if it looks like one.
+    /// Appends a worker's name: as a number if it is one, else as a string.
     pub(crate) fn id(&mut self, name: &str) {
         if is_number(name) { self.raw(name) } else { self.string(name) }
     }

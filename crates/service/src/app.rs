@@ -14,7 +14,7 @@ use kvatlas_follow::page::Page;
 
 /// The state shared by all requests.
 pub(crate) struct App {
-    /// The follower of the engines' events.
+    /// Follower of the engines' event streams, which keeps the indexes.
     pub(crate) follower: Follower,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) untrusted: UntrustedPolicy,
@@ -23,11 +23,11 @@ pub(crate) struct App {
     /// Settings, keys and memory of the HTTP server.
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
-    /// The page's data.
+    /// Data of the page about this service.
     pub(crate) page: Page,
-    /// A permit for a dump: one runs at a time.
+    /// Permit for a dump, as one runs at a time.
     pub(crate) dumps: Arc<Semaphore>,
-    /// True if the next registration or dump has to fail.
+    /// True if the next registration or dump has to fail, for tests.
     #[cfg(test)]
     pub(crate) fail: std::sync::atomic::AtomicBool,
 }

@@ -11,15 +11,15 @@ const DEFAULTS: &str = include_str!("../defaults.json");
 /// The configuration of a service: its HTTP server, and the following of engines.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The HTTP server: the section `http`, without `untrusted`.
+    /// Settings of the HTTP server: the section `http`, without `untrusted`.
     pub http: kvatlas_http::Config,
-    /// The treatment of untrusted workers in answers.
+    /// Treatment of untrusted workers in answers.
     pub untrusted: UntrustedPolicy,
-    /// The following of engines: all other sections.
+    /// Settings for following engines: all other sections.
     pub follow: kvatlas_follow::Config,
 }
 
-/// The treatment in answers of workers whose indexed blocks may differ from their engine's.
+/// Treatment, in answers, of workers whose indexed blocks may differ from their engine's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UntrustedPolicy {

@@ -1,4 +1,4 @@
-//! From a request to its answer: checks of key, path and method, and the call of the route's function.
+//! Way from a request to its answer: checks of key, path and method, and the call of the route's function.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,7 +22,7 @@ use crate::{dump, exposition, health, page, queries, register, sites};
 
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Answers a request.
+/// Answers an HTTP request.
 pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
@@ -131,20 +131,20 @@ async fn post(
     answering.await.unwrap_or_else(|_| Err(Refusal::internal()))
 }
 
-/// Permits for long work on threads beside the serving ones.
+/// Permits for long work on threads other than the serving ones.
 static LONG_WORK: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
 
-/// Largest query in bytes that is answered on a serving thread: a prompt of 40,000 tokens. The limit is lower for
-/// bodies with many items, all of them looked up.
+/// Size in bytes of the largest single query that is answered on a serving thread: a prompt of 40,000 tokens.
 const LONG_QUERY: usize = 256 << 10;
+/// Size in bytes of the largest other body that is answered on a serving thread: its many items are all looked up.
 const LONG_BODY: usize = 16 << 10;
 
 fn takes_long(route: Route, bytes: usize) -> bool {
     bytes > if matches!(route, Route::Query | Route::QueryByHash) { LONG_QUERY } else { LONG_BODY }
 }
 
-/// Calls the route's function, for routes that wait for nothing.
+/// Calls the function of a route that does not have to wait for anything.
 fn answer_at(
     app: &App,
     route: Route,
@@ -176,7 +176,7 @@ fn guarded(app: &App, work: impl FnOnce() -> Result<Response<Answer>, Refusal>) 
     })
 }
 
-/// Counts the panic of a change, which the fleet has caught and logged.
+/// Counts an internal error of a change, whose panic the fleet has caught and logged. Returns the answer unchanged.
 fn counted(app: &App, done: Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
     if done.as_ref().is_err_and(|refusal| refusal.status == StatusCode::INTERNAL_SERVER_ERROR) {
         app.counts.panics.fetch_add(1, Relaxed);

@@ -1,7 +1,7 @@
-//! `/dump`: all indexed blocks as events in the dialect, sent while they are written.
+//! `/dump`: all indexed blocks as events in the dialect of engines, sent while they are written.
 //!
 //! The index is read in slices, between which streams are followed: the dump has each rank as of one moment, different
-//! ranks as of different moments. If it cannot be completed, the connection is cut off before the body's end.
+//! ranks as of different moments. If the dump cannot be completed, the connection is cut off before the body's end.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use crate::app::App;
 use kvatlas_follow::log::panic_text;
 use kvatlas_follow::state::Keyspace;
 
-/// Bytes written before a piece is sent.
+/// Number of bytes written before a piece is sent.
 const PIECE: usize = 64 << 10;
 
-/// Most pieces waiting for the client to read.
+/// Maximum number of pieces that wait for the client to read.
 const WAITING: usize = 4;
 
-/// Pause between two slices: without it waiting threads could hardly get the lock.
+/// Pause between two slices, without which waiting threads could hardly get the index's lock.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// The error of a client that has left.
+/// Error of a dump whose client has disconnected.
 struct Disconnect;
 
 /// Writes a dump on a thread of its own, as the client may read slowly and the index may be large. Dumps run one after
-/// another, since each copies a rank before it is sent. A waiting client gets white space every `blank`, so that it is
-/// not cut off as idle.
+/// another, since each copies a rank before sending it. A waiting client gets white space at intervals of `blank`, so
+/// that its connection is not cut off as idle.
 pub(crate) fn start(app: &Arc<App>, blank: Duration) -> mpsc::Receiver<Piece> {
     let (sender, pieces) = mpsc::channel(WAITING);
     let app = app.clone();
@@ -76,7 +76,7 @@ pub(crate) fn start(app: &Arc<App>, blank: Duration) -> mpsc::Receiver<Piece> {
     pieces
 }
 
-/// Sends white space, which is allowed between any two pieces, unless the client has pieces left to read.
+/// Sends white space, which is allowed between any two pieces, unless the client still has pieces to read.
 fn wait(sender: &mpsc::Sender<Piece>) {
     let _ = sender.try_send(Piece::Bytes(Bytes::from_static(b"\n")));
 }
@@ -84,7 +84,7 @@ fn wait(sender: &mpsc::Sender<Piece>) {
 struct Pieces {
     writer: Writer,
     sender: mpsc::Sender<Piece>,
-    /// True if the next dump has to fail.
+    /// True if this dump has to fail, for tests.
     #[cfg(test)]
     fail: bool,
 }

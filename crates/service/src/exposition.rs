@@ -23,15 +23,15 @@ pub(crate) const SECONDS: [f64; 16] = [
     5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 1.28e-2, 2.56e-2, 5.12e-2, 0.1024, 0.2048, 0.4096, 1.6, 10.0,
 ];
 
-/// Classes of statuses in metrics; no others occur.
+/// Classes of HTTP statuses in metrics; no others occur.
 pub(crate) const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 
-/// Counts of the requests of one route.
+/// Counts of the requests to one route.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pub(crate) by_class: [AtomicU64; CLASSES.len()],
     pub(crate) nanoseconds: AtomicU64,
-    /// Requests by duration: a bucket for each of [`SECONDS`], and one beyond.
+    /// Numbers of requests by duration: one bucket for each of [`SECONDS`], and one beyond.
     pub(crate) buckets: [AtomicU64; SECONDS.len() + 1],
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Counts {
     pub(crate) requests: Vec<Requests>,
     /// Number of prompts looked up.
     pub(crate) queries: AtomicU64,
-    /// Number of prompts looked up that matched a worker.
+    /// Number of prompts looked up that matched any worker.
     pub(crate) queries_matched: AtomicU64,
     /// Number of requests whose handling panicked.
     pub(crate) panics: AtomicU64,
@@ -58,7 +58,7 @@ impl Counts {
         }
     }
 
-    /// Counts an answered request.
+    /// Counts an answered request by status and duration.
     pub(crate) fn answered(&self, route: Route, status: u16, took: Duration) {
         let Some(requests) = self.requests.get(route as usize) else { return };
         let class = match status {
@@ -80,7 +80,7 @@ impl Counts {
     }
 }
 
-/// The text of the service's metrics.
+/// Text of the service's metrics.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut out = String::with_capacity(16 << 10);
     encode(Scrape(app.clone()), &mut out)?;

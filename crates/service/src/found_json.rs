@@ -63,7 +63,7 @@ fn ranks_of<'a>(
     out.raw("]");
 }
 
-/// Writes an answer's members of the dialect, and `usable` if known.
+/// Writes the members of an answer that the dialect has, and `usable` if known.
 pub(crate) fn answer(
     out: &mut Writer,
     rows: &[Row<'_>],
@@ -112,8 +112,8 @@ pub(crate) fn answer(
     out.number(block_size);
 }
 
-/// Writes which part of the prompt the worker's best rank can use without computing it, and what others can pull from
-/// that rank.
+/// Writes which parts of the prompt the worker's best rank can load instead of computing them, and how many tokens
+/// other ranks can pull from that rank.
 fn segments(out: &mut Writer, found: &Loadable, block_size: u64) {
     out.raw(",\"loadable\":[");
     out.list(&found.segments, |out, it| {
@@ -143,7 +143,7 @@ fn segments(out: &mut Writer, found: &Loadable, block_size: u64) {
     }
 }
 
-/// Rows of ranks that hold nothing of the prompt, have a stream, and can load some of it from a pool.
+/// Rows of ranks that hold no leading blocks of the prompt, have a stream, and can load some of its blocks from a pool.
 pub(crate) fn others<'m>(
     rows: &[Row<'m>],
     loadable: &'m [Loadable],
@@ -169,7 +169,7 @@ fn device_ranks(out: &mut Writer, ranks: &[Row<'_>], block_size: u64) {
     });
 }
 
-/// Writes the largest lag of the worker's matching ranks behind their engine, and the state of the rank with that lag.
+/// Writes the largest lag of the worker's matching ranks behind their engine, and the state of the rank with this lag.
 fn age(out: &mut Writer, ranks: &[Row<'_>], streams: &Reservations) {
     let streams = ranks.iter().filter_map(|row| streams.stream_of(row.worker, row.rank));
     // An unknown lag counts as the largest.
@@ -186,7 +186,7 @@ fn age(out: &mut Writer, ranks: &[Row<'_>], streams: &Reservations) {
     }
 }
 
-/// Writes `,"levels":[…]`: the workers by the depth of their device blocks.
+/// Writes `,"levels":[…]`: the workers grouped by the depth of their device blocks.
 pub(crate) fn levels(out: &mut Writer, rows: &[Row<'_>], workers: &[WorkerRow], block_size: u64) {
     out.raw(",\"levels\":[");
     let on_device = workers.iter().position(|worker| worker.depths.gpu == 0).unwrap_or(workers.len());
@@ -200,10 +200,10 @@ pub(crate) fn levels(out: &mut Writer, rows: &[Row<'_>], workers: &[WorkerRow], 
     out.raw("]");
 }
 
-/// Ranks of the answers to a batch, numbered in the order of their first match.
+/// Ranks in the answers to a batch of queries, numbered in the order of their first match.
 #[derive(Default)]
 pub(crate) struct Ranks {
-    /// Numbers of ranks, by worker.
+    /// Numbers given to ranks, by worker: pairs of rank and number.
     numbers: HashMap<String, Vec<(u32, u32)>>,
     list: Vec<(String, u32)>,
 }
@@ -224,7 +224,7 @@ impl Ranks {
         self.list.len()
     }
 
-    /// Writes one answer of the batch: rows, the deepest first.
+    /// Writes one answer of the batch: the given rows, which are sorted deepest first.
     pub(crate) fn answer(&mut self, out: &mut Writer, rows: &[Row<'_>], block_size: u64) {
         out.raw("{\"ranks\":[");
         out.list(rows, |out, row| out.number(self.number(row)));

@@ -1,4 +1,4 @@
-//! `/health`: whether all threads are running. `/ready`: whether answers are complete.
+//! `/health`, which tells whether all threads are running, and `/ready`, which tells whether answers are complete.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
@@ -11,7 +11,7 @@ use serde_json::json as value;
 
 use crate::answer::{Answer, json};
 
-/// Interval of a runtime's heartbeats.
+/// Interval between a runtime's heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Time without a heartbeat after which a runtime counts as stuck.
@@ -19,7 +19,7 @@ const STUCK: Duration = Duration::from_secs(10);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// The time of a runtime's latest heartbeat, in milliseconds since the start.
+/// Time of a runtime's latest heartbeat, in milliseconds since the start of the process.
 #[derive(Debug)]
 pub(crate) struct Pulse(AtomicU64);
 
@@ -42,7 +42,7 @@ impl Pulse {
     }
 }
 
-/// The heartbeats of both runtimes.
+/// Heartbeats of both runtimes: that of the HTTP server and that of the streams.
 #[derive(Debug)]
 pub(crate) struct Pulses {
     pub(crate) http: Pulse,
@@ -80,7 +80,7 @@ pub(crate) fn health(pulses: &Pulses, follower: &Follower) -> Response<Answer> {
     json(status, said.to_string())
 }
 
-/// Answers `/ready`. With `strict=1` in the query, ready means that no stream is incomplete.
+/// Answers `/ready`. With `strict=1` in the query, the service counts as ready only if no stream is incomplete.
 pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
     let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
     let strict = pairs.any(|(key, value)| key == "strict" && value != "0");

@@ -1,4 +1,4 @@
-//! `/ui/events`: the data of the page about this service.
+//! `/ui/events`: data of the page about this service.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +27,7 @@ pub(crate) async fn run(app: Arc<App>) {
     app.page.keep(PageState { looker, app: app.clone(), queries: 0, matched: 0, at: Instant::now() }).await;
 }
 
-/// The source of the page's data, with the counts at the last point, from which rates are computed.
+/// Source of the page's data, with the counts at the last point, from which rates are computed.
 struct PageState {
     app: Arc<App>,
     looker: FleetObserver,

@@ -1,4 +1,5 @@
-//! `/query`, `/query_by_hash` and `/query_batch`: parse, look up, write. Nothing here waits.
+//! `/query`, `/query_by_hash` and `/query_batch`: parse the query, look blocks up, write the answer. Nothing here
+//! waits.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use kvatlas_follow::state::{Keyspace, Reservations};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Answers one query.
+/// Answers a single query.
 pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
         let mut asked = query::single(body, kind, scratch)?;
@@ -59,7 +60,7 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
     })
 }
 
-/// Answers a batch.
+/// Answers a batch of queries.
 pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
         let mut asked = query::batch(body, scratch)?;
@@ -80,7 +81,7 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
     })
 }
 
-/// The answer to a batch without its end, and the number of matching queries.
+/// Answer to a batch of queries, without its end. Adds the number of matching queries to `matched`.
 fn answers(
     app: &App,
     asked: &Queries<'_>,
@@ -133,12 +134,14 @@ fn answers(
     out
 }
 
-/// True if the tokens of these queries would help to find unannounced blocks. Counts the queries without tokens.
+/// True if queries with tokens instead of these with content hashes would help to adopt blocks. Counts the queries
+/// without tokens.
 fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
     (0..asked.hashed()).fold(false, |_, _| keyspace.note_hash_query())
 }
 
-/// Passes the prompts on, which may identify blocks that were never announced, after the answer is made.
+/// Passes the prompts on for adoption, as they may identify blocks that were never announced. Called after the answer
+/// is made.
 fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     if keyspace.is_waiting() {
         for (tokens, lora, salt) in (0..asked.len()).filter_map(|at| asked.tokens(at, scratch)) {
@@ -147,7 +150,7 @@ fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     }
 }
 
-/// All ranks of the `top_k` best workers, deepest first.
+/// Rows of all ranks of the `top_k` best workers, deepest first.
 fn best(mut rows: Vec<Row<'_>>, top_k: usize) -> Vec<Row<'_>> {
     let workers = lookup::by_worker(&mut rows, Some(top_k));
     let mut rows: Vec<_> = workers.into_iter().flat_map(|worker| rows[worker.ranks].to_vec()).collect();
@@ -159,7 +162,7 @@ fn order(row: &Row<'_>) -> impl Ord + use<> {
     Reverse(row.depths)
 }
 
-/// Finds the keyspace of a query. If the model's name is an adapter's, the adapter is set for all prompts.
+/// Finds the keyspace that a query is for. If the model's name is an adapter's, the adapter is set for all prompts.
 fn find(app: &App, asked: &mut Queries<'_>) -> Result<ModelPlace> {
     let found = app.fleet.find(&asked.scope.model, asked.scope.routing_group())?;
     if let Some(adapter) = &found.adapter {

@@ -55,7 +55,7 @@ fn done(status: StatusCode) -> Response<Answer> {
     json(status, &b"{\"status\":\"ok\"}"[..])
 }
 
-/// Allowance for a report's way, added to every age; a reporter adds any longer delay itself.
+/// Allowance for the time that a report is on its way, added to every age; a reporter adds any longer delay itself.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 /// Largest age of a reported prompt, in seconds.
 const LONGEST_AGE: f64 = 86_400.0;

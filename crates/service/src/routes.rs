@@ -1,9 +1,9 @@
-//! The routes: paths, methods, and needed access.
+//! Routes of the service: paths, methods, and required access.
 
 use hyper::Method;
 use kvatlas_http::{Access, ListenerKind};
 
-/// The answer to `GET /`.
+/// Text of the answer to `GET /`.
 pub(crate) const WELCOME: &str = "\
 kvatlas: which worker holds how much of a prompt
 
@@ -36,7 +36,7 @@ macro_rules! routes {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Route {
             $($name,)*
-            /// Any other path.
+            /// Any path that is not one of the service's routes.
             Unknown,
         }
 
@@ -44,7 +44,7 @@ macro_rules! routes {
             /// All routes, in the order of their numbers.
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)* Self::Unknown];
 
-            /// The path in metrics.
+            /// Path of the route in metrics.
             pub(crate) fn path(self) -> &'static str {
                 match self {
                     $(Self::$name => $path,)*
@@ -67,12 +67,12 @@ macro_rules! routes {
                 }
             }
 
-            /// True if the route is available at a listener.
+            /// True if the route is available at this listener.
             pub(crate) fn is_at(self, listener: ListenerKind) -> bool {
                 listener == ListenerKind::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics | Self::Version)
             }
 
-            /// The access that a request needs.
+            /// Access that a request to the route needs.
             pub(crate) fn access(self) -> Access {
                 match self {
                     $(Self::$name => Access::$access,)*

@@ -1,5 +1,5 @@
-//! [`Service`]: a follower with an HTTP server in front of it, started together and stopped in order; and the handler of
-//! the server.
+//! [`Service`]: a follower with an HTTP server in front of it, started together and stopped in order; and the handler
+//! of the HTTP server's requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -58,19 +58,19 @@ impl Service {
         Ok(Self { app, address, admin_address, server: Mutex::new(Some(server)) })
     }
 
-    /// The address of the main listener.
+    /// Address of the main listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The address of the listener for administrators, if there is one.
+    /// Address of the listener for administrators; `None` if there is none.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// The follower of the engines' events.
+    /// Follower of the engines' event streams, which keeps the indexes.
     #[must_use]
     pub fn follower(&self) -> &Follower {
         &self.app.follower
@@ -80,15 +80,15 @@ impl Service {
     /// changes.
     ///
     /// # Errors
-    /// [`Error::Start`] if one of them cannot be used: the old ones stay in force.
+    /// [`Error::Start`] if a file cannot be used: the old keys and certificates stay in force.
     pub fn reload(&self) -> Result<(), Error> {
         self.app.gate.reload().map_err(not_started)
     }
 
-    /// Changes the settings that can change without a restart: JSON with the sections `http` and `log`.
+    /// Changes the settings that can change without a restart, given as JSON with the sections `http` and `log`.
     ///
     /// # Errors
-    /// [`Error::Config`] if they cannot be read: all stays as it was.
+    /// [`Error::Config`] if the settings cannot be read: nothing changes.
     pub fn change(&self, settings: &str) -> Result<(), Error> {
         let settings: ServiceChange = serde_json::from_str(settings)
             .map_err(|error: serde_json::Error| Error::Config { message: error.to_string() })?;
@@ -97,10 +97,10 @@ impl Service {
         Ok(())
     }
 
-    /// Stops the service: reports that it is not ready, continues for `delay`, so that load balancers notice; then
+    /// Stops the service: reports that it is not ready, and continues for `delay`, so that load balancers notice; then
     /// accepts no more connections, finishes running requests, and ends all streams and threads.
     ///
-    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
+    /// False if that took longer than `timeout` and something was cut off. A second call does nothing.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
         let Some(server) = self.server.lock().take() else { return true };
         self.app.follower.leave();
@@ -128,7 +128,7 @@ impl Handler for App {
 
     const HTTP2: bool = false;
 
-    /// Answers are made at once.
+    /// True: a client that closes its sending side still gets its answer, as answers are made at once.
     const HALF_CLOSE: bool = true;
 
     fn front(&self) -> &Front {

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use crate::answer::{self, Answer, Refusal};
 use crate::app::App;
 
-/// Largest block size accepted.
+/// Maximum block size in a digest, in tokens.
 const LARGEST_BLOCK: u32 = 1 << 20;
-/// Longest name of a model or a routing group, in bytes.
+/// Maximum length of the name of a model or a routing group, in bytes.
 const LONGEST_NAME: usize = 1024;
 
 fn check_role(app: &App) -> Result<(), Refusal> {
@@ -28,7 +28,8 @@ fn answered(value: &Value) -> Response<Answer> {
     answer::json(StatusCode::OK, value.to_string())
 }
 
-/// `/digest`: applies a digest. `parameters` name its keyspace.
+/// Answers `/digest`: applies a site's digest of its blocks. `parameters`: the query string, which names the digest's
+/// keyspace.
 pub(crate) fn digest(app: &App, parameters: &str, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let (mut model, mut routing_group, mut block_size) = (None, DEFAULT_ROUTING_GROUP.to_owned(), None);
@@ -68,7 +69,7 @@ struct Query {
     cache_salt: Option<String>,
 }
 
-/// `/sites`: the sites that hold some of a prompt, with bounds.
+/// Answers `/sites`: the sites that hold leading blocks of a prompt, with bounds on how many.
 pub(crate) fn find(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let query: Query = serde_json::from_slice(body)?;
@@ -111,7 +112,7 @@ struct Comparison {
     by_engine: bool,
 }
 
-/// `/sites/compare`: the depth that a site really had.
+/// Answers `/sites/compare`: compares a reported depth that a site really had with what its digests had claimed.
 pub(crate) fn compare(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let it: Comparison = serde_json::from_slice(body)?;
@@ -122,7 +123,7 @@ pub(crate) fn compare(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusa
     Ok(answered(&json!({ "status": "ok", "known": known })))
 }
 
-/// `/sites/status`: all sites of all keyspaces.
+/// Answers `/sites/status`: the state of all sites of all keyspaces.
 pub(crate) fn status(app: &App) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let now = app.follower.sites().now();

@@ -14,20 +14,20 @@ use crate::routes::Route;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Longest id of a request, in bytes.
+/// Maximum length of a request's id, in bytes.
 const MAX_ID: usize = 128;
 
-/// The identifiers of one request.
+/// Identifiers of one request, from its headers.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     id: Option<HeaderValue>,
     parent: Option<HeaderValue>,
-    /// The method, for the access log, if there is one.
+    /// Method of the request, if it is written to the access log.
     method: Option<Method>,
 }
 
 impl Trace {
-    /// Reads the client's identifiers, if valid. `logged`: true if the request is written to the access log and needs
+    /// Reads the client's identifiers, if valid. `logged`: whether the request is written to the access log and needs
     /// an id.
     pub(crate) fn of<B>(request: &Request<B>, logged: bool, gate: &Gate) -> Self {
         let headers = request.headers();
@@ -38,7 +38,7 @@ impl Trace {
         Self { id, parent: read(TRACEPARENT, is_traceparent), method: logged.then(|| request.method().clone()) }
     }
 
-    /// Adds the identifiers to the answer, and writes the access log.
+    /// Adds the identifiers to the answer's headers, and writes a line to the access log, if the request is logged.
     pub(crate) fn answered<B>(self, route: Route, response: &mut Response<B>, took: Duration) {
         if let Some(method) = &self.method {
             let text =
@@ -73,7 +73,8 @@ fn is_id(id: &[u8]) -> bool {
     (1..=MAX_ID).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
 }
 
-/// True for `00-` trace id `-` parent id `-` flags, in lower-case hexadecimal, with ids that are not all zero.
+/// True for a valid W3C `traceparent`: `00-` trace id `-` parent id `-` flags, in lower-case hexadecimal, with ids that
+/// are not all zero.
 fn is_traceparent(value: &[u8]) -> bool {
     let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let id = |part: &[u8]| hex(part) && part.iter().any(|byte| *byte != b'0');

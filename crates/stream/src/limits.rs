@@ -1,4 +1,4 @@
-//! Limits on what engines and clients can make grow, and counts of how often each was reached.
+//! Limits on the memory that engines and clients can make the service use, and counts of how often each was reached.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,17 +9,17 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
-    /// Registered workers.
+    /// Maximum number of registered workers.
     pub workers: usize,
-    /// Streams of all of them.
+    /// Maximum number of streams, over all workers.
     pub streams: usize,
-    /// Models times routing groups.
+    /// Maximum number of keyspaces, each a pair of model and routing group.
     pub keyspaces: usize,
-    /// Blocks that one rank of a worker may hold.
+    /// Maximum number of blocks that one rank of a worker may hold.
     pub blocks_per_rank: u64,
-    /// Blocks that all ranks of a worker may hold.
+    /// Maximum number of blocks that all ranks of a worker together may hold.
     pub blocks_per_worker: u64,
-    /// Bytes that wait in the buffers of all streams.
+    /// Maximum number of bytes in the buffers of all streams together.
     pub buffer_bytes: usize,
 }
 
@@ -27,26 +27,26 @@ pub struct LimitsConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Limit {
-    /// [`LimitsConfig::workers`]
+    /// Limit on registered workers: [`LimitsConfig::workers`].
     Workers,
-    /// [`LimitsConfig::streams`]
+    /// Limit on streams: [`LimitsConfig::streams`].
     Streams,
-    /// [`LimitsConfig::keyspaces`]
+    /// Limit on keyspaces: [`LimitsConfig::keyspaces`].
     Keyspaces,
-    /// [`LimitsConfig::blocks_per_rank`]
+    /// Limit on the blocks of one rank: [`LimitsConfig::blocks_per_rank`].
     BlocksPerRank,
-    /// [`LimitsConfig::blocks_per_worker`]
+    /// Limit on the blocks of one worker: [`LimitsConfig::blocks_per_worker`].
     BlocksPerWorker,
-    /// [`LimitsConfig::buffer_bytes`]
+    /// Limit on the bytes in buffers: [`LimitsConfig::buffer_bytes`].
     BufferBytes,
 }
 
 impl Limit {
-    /// All, in order of their numbers.
+    /// All limits, in the order of their numbers.
     pub const ALL: [Self; 6] =
         [Self::Workers, Self::Streams, Self::Keyspaces, Self::BlocksPerRank, Self::BlocksPerWorker, Self::BufferBytes];
 
-    /// The name in the configuration, answers and metrics.
+    /// Name of the limit in the configuration, answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,12 +69,12 @@ pub struct SharedCounts {
     lag_micros: AtomicU64,
 }
 
-/// Upper bounds of the buckets for lags, in seconds.
+/// Upper bounds of the histogram's buckets for lags, in seconds.
 pub const LAG_SECONDS: [f64; 14] =
     [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.256, 0.512, 1.0, 4.0, 16.0, 60.0];
 
 impl SharedCounts {
-    /// Bytes that wait in the buffers of all streams.
+    /// Number of bytes in the buffers of all streams.
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.buffered.load(Relaxed)
@@ -86,8 +86,8 @@ impl SharedCounts {
         self.reached[limit as usize].load(Relaxed)
     }
 
-    /// Records lags of live batches: times from their making by the engine until queries see them. All streams count here,
-    /// so each records many batches at once.
+    /// Records lags of live batches: times from the engine's timestamp until queries see the batch. As all streams
+    /// share these counts, each records many batches at once.
     pub fn lagged(&self, lags: impl Iterator<Item = Duration>) {
         let (mut counts, mut micros) = ([0; LAG_SECONDS.len() + 1], 0);
         for lag in lags {
@@ -108,17 +108,17 @@ impl SharedCounts {
         (self.lags.iter().map(|count| count.load(Relaxed)).collect(), self.lag_micros.load(Relaxed) as f64 / 1e6)
     }
 
-    /// Counts a reached limit.
+    /// Counts that this limit was reached.
     pub fn count(&self, limit: Limit) {
         self.reached[limit as usize].fetch_add(1, Relaxed);
     }
 
-    /// Adds bytes that have come into a buffer. Returns the bytes in all buffers.
+    /// Adds bytes that were put into a buffer. Returns the number of bytes in all buffers.
     pub fn add(&self, bytes: usize) -> usize {
         self.buffered.fetch_add(bytes, Relaxed) + bytes
     }
 
-    /// Subtracts bytes that have left a buffer.
+    /// Subtracts bytes that were taken out of a buffer.
     pub fn sub(&self, bytes: usize) {
         self.buffered.fetch_sub(bytes, Relaxed);
     }

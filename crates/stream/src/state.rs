@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// State of a stream in its life.
+/// State of an engine's event stream, as shown in answers and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
@@ -10,24 +10,24 @@ pub enum State {
     Connecting,
     /// The holdings are being read from the engine's replay buffer.
     Replaying,
-    /// Batches are applied as they come.
+    /// Batches are applied as they arrive.
     Live,
-    /// Batches are missing and asked for.
+    /// Batches are missing, and are requested.
     Gap,
     /// The engine has been silent for too long.
     Stale,
-    /// Batches contradict each other, as if two engines published here.
+    /// Batches contradict each other, as if two engines published on this stream.
     Conflict,
     /// The stream is being removed.
     Stopped,
-    /// A limit of this service is reached: no block of the stream is held.
+    /// A limit of this service is reached, and no block of the stream is held.
     Limited,
     /// Events of unknown types keep coming, which may have removed blocks.
     Unreadable,
 }
 
 impl State {
-    /// All, in order of their numbers.
+    /// All states, in the order of their numbers.
     pub const ALL: [Self; 9] = [
         Self::Connecting,
         Self::Replaying,
@@ -40,7 +40,7 @@ impl State {
         Self::Unreadable,
     ];
 
-    /// The name in answers and metrics.
+    /// Name of the state in answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// Number and hash of a batch. An engine that has the same batch is in the same life.
+/// Number and hash of a batch. An engine that still has the very batch is in the same life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// Sequence number of the batch.
@@ -66,14 +66,14 @@ pub struct Mark {
     pub hash: u64,
 }
 
-/// Outcome of a stream's holdings in a snapshot, after it was loaded.
+/// Outcome of the holdings that a loaded snapshot had for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The engine has proved to be the same; the holdings are in use.
     Kept,
     /// The engine has restarted since the snapshot.
     Restarted,
-    /// The engine's replay buffer does not reach back to the mark any more.
+    /// The engine's replay buffer no longer reaches back to the mark.
     TurnedOver,
     /// The engine did not answer at its replay socket.
     NoAnswer,
@@ -81,7 +81,7 @@ pub enum Outcome {
     NoReplay,
     /// The stream's block size, topic, way of counting copies, or key of content hashes has changed.
     Settings,
-    /// The stream's blocks would go under other ranks now.
+    /// The stream's blocks would now be stored under other ranks.
     Ranks,
     /// The stream has more blocks than a limit allows, or than the index can number.
     Limit,
@@ -90,7 +90,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All, in order of their numbers.
+    /// All outcomes, in the order of their numbers.
     pub const ALL: [Self; 9] = [
         Self::Kept,
         Self::Restarted,
@@ -103,7 +103,7 @@ impl Outcome {
         Self::NotRegistered,
     ];
 
-    /// The name in metrics and answers.
+    /// Name of the outcome in metrics and answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -123,23 +123,23 @@ impl Outcome {
 /// Reason to leave a stream out of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skip {
-    /// No batch was applied yet, or no block is held.
+    /// No batch has been applied yet, or no block is held.
     Nothing,
     /// The holdings are not proved to be the connected engine's, or contradict themselves.
     Unproven,
     /// The model has several cache groups.
     Hybrid,
-    /// The stream was cleared again and again, or ended, while it was copied.
+    /// The stream was cleared repeatedly, or ended, while it was being copied.
     Changing,
     /// The stream's task did not answer in time.
     NoAnswer,
 }
 
 impl Skip {
-    /// All, in order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Nothing, Self::Unproven, Self::Hybrid, Self::Changing, Self::NoAnswer];
 
-    /// The name in metrics and answers.
+    /// Name of the reason in metrics and answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

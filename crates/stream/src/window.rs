@@ -1,18 +1,18 @@
-//! Memory of a stream's batches: hashes of the latest, and the batches that wait for earlier ones.
+//! Memory of a stream's batches: hashes of the latest ones, and the batches that wait for earlier ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::limits::{Limit, SharedCounts};
 
-/// Number of batches remembered by hash.
+/// Number of batches whose hashes are remembered.
 const REMEMBERED: usize = 256;
 
-/// Bytes of memory that a batch takes besides its own.
+/// Memory overhead of a waiting batch, in bytes, besides its payload.
 const OVERHEAD: usize = 128;
 
-/// Numbers and hashes of the latest applied batches. They distinguish a repeated batch from one of another epoch with the same
-/// number.
+/// Numbers and hashes of the latest applied batches, which distinguish a repeated batch from a batch of another epoch
+/// with the same number.
 #[derive(Debug)]
 pub struct Recent {
     slots: Box<[Option<(u64, u64)>; REMEMBERED]>,
@@ -25,17 +25,17 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Remembers a batch by its hash.
+    /// Remembers the hash of an applied batch.
     pub fn insert(&mut self, seq: u64, hash: u64) {
         self.slots[seq as usize % REMEMBERED] = Some((seq, hash));
     }
 
-    /// Hash of a batch, if it is remembered.
+    /// Hash of a batch; `None` if it is not remembered.
     pub fn hash(&self, seq: u64) -> Option<u64> {
         self.slots[seq as usize % REMEMBERED].filter(|(number, _)| *number == seq).map(|(_, hash)| hash)
     }
 
-    /// Forgets all batches.
+    /// Forgets all remembered batches.
     pub fn clear(&mut self) {
         self.slots.fill(None);
     }
@@ -46,12 +46,12 @@ impl Recent {
 pub struct Overflow {
     /// Number of dropped batches.
     pub batches: u64,
-    /// Highest sequence number among them.
+    /// Highest sequence number among the dropped batches; `None` if there are none.
     pub highest: Option<u64>,
 }
 
-/// Window of batches that cannot be applied yet, by sequence number. When it is full, the newest are dropped, which the engine
-/// remembers longest.
+/// Window of batches that cannot be applied yet, by sequence number. When it is full, the newest batches are dropped,
+/// as the engine remembers these longest.
 #[derive(Debug)]
 pub struct ReorderWindow<P> {
     batches: BTreeMap<u64, P>,
@@ -64,12 +64,13 @@ pub struct ReorderWindow<P> {
 }
 
 impl<P: AsRef<[u8]>> ReorderWindow<P> {
-    /// An empty window for `max_batches` and `max_bytes`. `max_shared`: bytes in the buffers of all streams.
+    /// Creates an empty window for at most `max_batches` batches and `max_bytes` bytes. `max_shared`: maximum number of
+    /// bytes in the buffers of all streams.
     pub fn new(max_batches: usize, max_bytes: usize, shared: Arc<SharedCounts>, max_shared: usize) -> Self {
         Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes, shared, max_shared }
     }
 
-    /// Keeps a batch. Returns the batches dropped for it.
+    /// Adds a batch. Returns the batches dropped because the window is full.
     pub fn insert(&mut self, seq: u64, payload: P) -> Overflow {
         let size = payload.as_ref().len();
         self.bytes += size;
@@ -99,12 +100,12 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         self.shared.sub(payload.as_ref().len() + OVERHEAD);
     }
 
-    /// Lowest waiting sequence number.
+    /// Lowest sequence number of a waiting batch; `None` if none waits.
     pub fn first(&self) -> Option<u64> {
         self.batches.first_key_value().map(|(seq, _)| *seq)
     }
 
-    /// Takes the batch with the lowest sequence number.
+    /// Takes out the batch with the lowest sequence number; `None` if none waits.
     pub fn pop_first(&mut self) -> Option<(u64, P)> {
         let (seq, payload) = self.batches.pop_first()?;
         self.left(&payload);

@@ -1,4 +1,4 @@
-//! A batch into a payload, as the engines write it.
+//! Encoder of a batch into a payload, as engines write it.
 //!
 //! The maps are byte for byte what vLLM 0.33 and SGLang 0.5.23 send for the same events; the arrays are what they sent
 //! before, with all the positions that their last releases of that form had.
@@ -10,25 +10,25 @@ use kvatlas_index::Tier;
 use crate::event::{Batch, Event, Name, Removed, Stored};
 use crate::keys::Key;
 
-/// Dialect of an engine: its format and its age.
+/// Format in which an engine of a certain kind and age sends events.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Dialect {
     /// vLLM since 0.24: events are maps.
     #[default]
     Vllm,
-    /// SGLang since its events are maps.
+    /// SGLang, as of recent versions: events are maps.
     Sglang,
-    /// vLLM before: events are positional arrays.
+    /// vLLM before 0.24: events are positional arrays.
     VllmArrays,
-    /// SGLang before: shorter positional arrays, and a map for what came later.
+    /// SGLang, as of old versions: shorter positional arrays, and a map for fields added later.
     SglangArrays,
 }
 
 impl Dialect {
-    /// All dialects.
+    /// All dialects, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Vllm, Self::Sglang, Self::VllmArrays, Self::SglangArrays];
 
-    /// `vllm`, `sglang`, `vllm-arrays` or `sglang-arrays`.
+    /// Name of the dialect: `vllm`, `sglang`, `vllm-arrays` or `sglang-arrays`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl Dialect {
         }
     }
 
-    /// Medium: the engine's word for a tier.
+    /// Medium: the engine's name for a tier.
     #[must_use]
     pub fn medium(self, tier: Tier) -> &'static str {
         match (self, tier) {
@@ -53,7 +53,7 @@ impl Dialect {
     }
 }
 
-/// Error for a dialect's name that is unknown.
+/// Error for an unknown name of a dialect.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown dialect {0:?}: it is one of \"vllm\", \"sglang\", \"vllm-arrays\", \"sglang-arrays\"")]
 pub struct UnknownDialect(pub String);
@@ -66,10 +66,10 @@ impl FromStr for Dialect {
     }
 }
 
-/// The payload of a batch. What the batch has refused is not in it.
+/// Encodes a batch as a payload, without the events that decoding has refused.
 ///
 /// Fields that an engine's format has no place for are left out, as that engine would: SGLang has no groups, and vLLM
-/// shows a salt on the first block of a prompt only, so stores that continue one carry none.
+/// publishes a salt on the first block of a prompt only, so stores that continue a prompt have none.
 #[must_use]
 pub fn encode(batch: &Batch, dialect: Dialect) -> Vec<u8> {
     let mut out = Out { bytes: Vec::with_capacity(encoded_about(batch)) };
@@ -101,7 +101,7 @@ pub fn encode(batch: &Batch, dialect: Dialect) -> Vec<u8> {
     out.bytes
 }
 
-/// Estimated length of the payload, so that the buffer grows rarely.
+/// Estimated length of the payload in bytes, so that the buffer rarely grows.
 fn encoded_about(batch: &Batch) -> usize {
     let event = |event: &Event| match event {
         Event::Stored(it) => 256 + 4 * it.tokens.len() + 12 * it.block_hashes.len(),
@@ -154,7 +154,7 @@ fn sglang(out: &mut Out, it: &Stored) {
     out.some("lora_name", it.lora.as_deref(), Out::text);
 }
 
-/// The fields that every map has.
+/// Writes the fields that every store event has in map form.
 fn core(out: &mut Out, it: &Stored, dialect: Dialect) {
     out.entry("type", |out| out.text("BlockStored"));
     out.entry("block_hashes", |out| out.names(&it.block_hashes));
@@ -192,7 +192,7 @@ fn sglang_array(out: &mut Out, it: &Stored) {
     }
 }
 
-/// The positions that every array has.
+/// Writes the positions that every store event has in array form.
 fn array_core(out: &mut Out, it: &Stored, dialect: Dialect) {
     out.text("BlockStored");
     out.names(&it.block_hashes);
@@ -251,7 +251,8 @@ fn token_ids(out: &mut Out, it: &Stored) {
     }
 }
 
-/// For each block its LoRA name, items, salt (the first block of a prompt) and embeddings, in this order.
+/// Writes the extra keys of each block: LoRA name, items, salt (in the first block of a prompt) and embeddings, in this
+/// order.
 fn extra_keys(out: &mut Out, it: &Stored) {
     out.array(it.block_hashes.len());
     let mut keys = it.extra_keys.as_slice();
@@ -296,7 +297,7 @@ fn key(out: &mut Out, key: &Key) {
     }
 }
 
-/// MessagePack as it is written, each value in its shortest form.
+/// Writer of MessagePack, each value in its shortest form.
 pub(crate) struct Out {
     pub(crate) bytes: Vec<u8>,
 }
@@ -352,7 +353,8 @@ impl Out {
         }
     }
 
-    /// A header with a length: what one nibble can say, and the codes for 8 (0 if there is none), 16 and 32 bits.
+    /// Writes a header with a length. `nibble`: code and maximum of the form in one byte; then the codes for lengths of
+    /// 8 (0 if there is none), 16 and 32 bits.
     fn header(&mut self, length: usize, nibble: Option<(u8, usize)>, [byte, short, long]: [u8; 3]) {
         match length {
             _ if nibble.is_some_and(|(_, most)| length <= most) => {

@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-/// Reason why a payload is no batch. Whatever is wrong with single events is in
-/// [`Batch::refused`](crate::Batch::refused).
+/// Reason why a payload is no batch. Events that cannot be read are in [`Batch::refused`](crate::Batch::refused).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The payload has no bytes.
+    /// The payload is empty.
     #[error("an empty payload: a batch is a MessagePack array [timestamp, events, rank]")]
     Empty,
     /// The payload is not an array of timestamp and events.
@@ -16,19 +15,19 @@ pub enum Error {
         /// Kind of the value found instead.
         what: String,
     },
-    /// The bytes end before the first event.
+    /// The payload ends before the first event.
     #[error("the payload ends before its events begin, after {bytes} bytes")]
     Truncated {
-        /// Length of the payload.
+        /// Length of the payload, in bytes.
         bytes: usize,
     },
-    /// The payload is no MessagePack from the beginning.
+    /// The payload is not MessagePack, from its first byte on.
     #[error("not MessagePack: the byte 0xc1 begins no value")]
     Malformed,
 }
 
 impl Error {
-    /// A name that stays the same in every release, for programs to test.
+    /// Stable code of the error, the same in every release, for programs to compare.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -53,7 +52,7 @@ macro_rules! reasons {
             /// All reasons, in a fixed order.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// A name in snake case that stays the same in every release: a label for metrics.
+            /// Stable code of the reason in snake case, the same in every release, used as a label of metrics.
             #[must_use]
             pub fn code(self) -> &'static str {
                 match self {
@@ -65,32 +64,32 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Decoding: the payload ends inside the event, which costs those after it as well.
+    /// Decoding: the payload ends inside the event, so that the events after it are lost as well.
     Truncated = "truncated",
-    /// Decoding: bytes that are no MessagePack, which costs the events after it as well.
+    /// Decoding: bytes that are not MessagePack, so that the events after them are lost as well.
     Malformed = "malformed",
     /// Decoding: neither a map with a `type` nor an array that begins with a tag.
     NotAnEvent = "not_an_event",
-    /// Decoding: a type of event that is none of the three.
+    /// Decoding: a type of event other than stores, removals and clears.
     UnknownEvent = "unknown_event",
-    /// Decoding: a field without which the event means nothing.
+    /// Decoding: a required field is missing.
     MissingField = "missing_field",
-    /// Decoding: a field of a type or value that it cannot have.
+    /// Decoding: a field has a type or value that is not allowed.
     InvalidField = "invalid_field",
-    /// Decoding: tokens that are no ids of 32 bits, strings for instance.
+    /// Decoding: tokens that are not ids of 32 bits, for instance strings.
     InvalidToken = "invalid_token",
-    /// Applying: blocks of another size than the index has.
+    /// Applying: blocks whose block size differs from the index's.
     BlockSize = "block_size",
-    /// Applying: tokens that do not fill the blocks.
+    /// Applying: the number of tokens does not fit the number of blocks.
     TokenCount = "token_count",
     /// Applying: blocks announced by name alone (offload placeholders) whose contents are unknown, beyond as many as may wait
     /// for the engine to describe them.
     NoContent = "no_content",
-    /// Applying: blocks of a cache group that does not decide how long a prefix is.
+    /// Applying: blocks of a cache group that is not indexed.
     OtherGroup = "other_group",
-    /// Applying: the index cannot number any more.
+    /// Applying: the index has no number left for another block.
     IndexFull = "index_full",
-    /// Applying: a block that is not full, by which no prompt can be found, or of a smaller size. The full blocks of the
+    /// Applying: a block that is not full, which no prompt can match, or one of a smaller size. The full blocks of the
     /// same event are applied.
     PartialBlock = "partial_block",
 }
@@ -106,17 +105,17 @@ impl fmt::Display for Reason {
     }
 }
 
-/// An event that could not be decoded.
+/// An event that could not be decoded, or several with the same reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RefusedEvent {
-    /// Number of the event in the batch as sent, from 0.
+    /// Position of the event in the batch as sent, from 0.
     pub at: usize,
-    /// Number of events that this stands for: more than one where those after it went with it.
+    /// Number of refused events in this entry: more than one if later events were lost with the first.
     pub events: u64,
     /// Reason why the event was left out.
     pub reason: Reason,
-    /// True if the event may have removed blocks: all but a single store may.
+    /// True if the event may have removed blocks, which is certain not to be so only for a single store.
     pub may_remove: bool,
-    /// Description of what was found, for people.
+    /// Description of what was found instead, for people.
     pub detail: String,
 }

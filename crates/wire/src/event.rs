@@ -1,4 +1,4 @@
-//! A batch and its events as values, with the names of blocks and the media as engines send them.
+//! A batch and its events as values, with block names and media as engines send them.
 
 use std::borrow::Cow;
 
@@ -7,36 +7,36 @@ use kvatlas_index::{BlockHash, Tier};
 use crate::error::RefusedEvent;
 use crate::keys::Key;
 
-/// A batch with names in the form they were sent in.
+/// A batch with block names in the form in which they were sent.
 pub type Batch = BatchOf<Name>;
-/// An event with names in the form they were sent in.
+/// An event with block names in the form in which they were sent.
 pub type Event = EventOf<Name>;
-/// A store with names in the form they were sent in.
+/// A store event with block names in the form in which they were sent.
 pub type Stored = StoredOf<Name>;
-/// A removal with names in the form they were sent in.
+/// A removal event with block names in the form in which they were sent.
 pub type Removed = RemovedOf<Name>;
 
-/// Batch that an engine publishes at once: the events of one step, in order. `N`: what its names are read as.
+/// Batch that an engine publishes at once: the events of one step, in order. `N`: type of block names.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BatchOf<N> {
-    /// The engine's clock in seconds, as sent. Which clock is the engine's affair.
+    /// The engine's timestamp in seconds, as sent, by whatever clock the engine uses.
     pub timestamp: f64,
-    /// The data-parallel rank that the engine gives, if it gives one.
+    /// Data-parallel rank that the engine names; `None` if it names none.
     pub rank: Option<u32>,
-    /// Events that could be decoded, in order.
+    /// Events of the batch that could be decoded, in order.
     pub events: Vec<EventOf<N>>,
-    /// Events that could not be decoded.
+    /// Events of the batch that could not be decoded.
     pub refused: Vec<RefusedEvent>,
 }
 
-/// One event.
+/// One event of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EventOf<N> {
-    /// Blocks were cached. Boxed, because it is many times as large as the others.
+    /// Blocks were cached. Boxed, because this variant is many times as large as the others.
     Stored(Box<StoredOf<N>>),
     /// Blocks were evicted.
     Removed(RemovedOf<N>),
-    /// Everything was evicted at once.
+    /// All blocks were evicted at once.
     Cleared(Cleared),
 }
 
@@ -99,78 +99,78 @@ impl<N> From<Cleared> for EventOf<N> {
     }
 }
 
-/// Consecutive blocks of one chain were cached; one copy of each, unless they were hit.
+/// Store event: consecutive blocks of one chain were cached, one copy of each, unless they were hit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredOf<N> {
     /// The engine's names of the blocks, parents first. May be empty.
     pub block_hashes: Vec<N>,
-    /// The name of the block before the first; `None` at the beginning of a prompt.
+    /// Name of the block before the first; `None` at the start of a prompt.
     pub parent: Option<N>,
-    /// The tokens of the blocks; of each bigram the first.
+    /// Tokens of the blocks; of bigrams, the first token of each.
     pub tokens: Vec<u32>,
-    /// The second token of each bigram, where an engine with speculative decoding sends pairs.
+    /// Second token of each bigram, where an engine with speculative decoding sends pairs; else `None`.
     pub bigrams: Option<Vec<u32>>,
-    /// Tokens in a block; 0 where blocks are announced by name alone.
+    /// Number of tokens in a block; 0 where blocks are announced by name alone.
     pub block_size: u32,
-    /// The medium, as sent.
+    /// Medium that the blocks are on, as sent; `None` for device memory.
     pub medium: Option<Cow<'static, str>>,
-    /// The name of the LoRA adapter.
+    /// Name of the LoRA adapter; `None` without one.
     pub lora: Option<Box<str>>,
-    /// The engine's own number of the LoRA adapter; deprecated where there are names.
+    /// The engine's own number of the LoRA adapter, deprecated where there are names.
     pub lora_id: Option<i64>,
-    /// The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
+    /// Cache salt, if the event has it. vLLM publishes it on the first block of a prompt only.
     pub salt: Option<Box<str>>,
-    /// True if the form that the event was sent in has no place for a salt and other keys, as with the first engines
-    /// that published events. Then it is unknown whether the blocks have any.
+    /// True if the form of the event has no place for a salt and other keys, as with the first engines that published
+    /// events. Then it is unknown whether the blocks have any.
     pub bare: bool,
-    /// Keys that belong to the blocks' contents besides tokens, LoRA and salt: (number of the block in this event,
-    /// key), in order of the blocks.
+    /// Keys that belong to the blocks' contents besides tokens, LoRA and salt: (position of the block in this event,
+    /// key), in the order of the blocks.
     pub extra_keys: Vec<(u32, Key)>,
-    /// The digest of the adapter's weights, where the engine tells adapters of one name apart by it.
+    /// Digest of the adapter's weights, by which an engine distinguishes adapters of one name; `None` if not published.
     pub adapter_digest: Option<AdapterDigest>,
     /// True if the blocks were hit, not written: the engine has no more copies of them than before.
     pub reused: bool,
-    /// The cache group.
+    /// Number of the cache group; `None` if the event names none.
     pub group: Option<u32>,
-    /// Kind of attention that the group is for.
+    /// Kind of attention that the cache group serves.
     pub kind: Option<Cow<'static, str>>,
-    /// The window of a sliding-window group, in tokens.
+    /// Window of a sliding-window group, in tokens.
     pub window: Option<u64>,
-    /// Host of an offloaded block: `LOCAL` for this one, or `REMOTE`.
+    /// Host of an offloaded block: `LOCAL` for the engine's own, or `REMOTE`.
     pub locality: Option<Box<str>>,
-    /// Secondary offload tier that has the block.
+    /// Secondary offload tier that has the blocks.
     pub ownership: Option<Box<str>>,
-    /// Session whose request stored the blocks. Says nothing about their contents.
+    /// Session whose request stored the blocks, which does not affect their contents.
     pub session_id: Option<Box<str>>,
-    /// The tokens after each block, where the engine's names depend on them.
+    /// Tokens after each block, if the engine's block names depend on them.
     pub lookahead: Option<Vec<Vec<u32>>>,
 }
 
-/// Digest of an adapter's weights among the extra keys of a store.
+/// Digest of an adapter's weights, found among the extra keys of a store event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AdapterDigest {
-    /// The digest, as sent.
+    /// Digest as sent.
     pub text: Box<str>,
-    /// False if it may as well be a cache salt: it looks like a digest, and the event has nothing to tell them apart.
+    /// False if the string may as well be a cache salt: it looks like a digest, and nothing in the event decides.
     pub is_sure: bool,
 }
 
-/// Blocks were evicted; one copy of each.
+/// Removal event: blocks were evicted, one copy of each.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RemovedOf<N> {
     /// The engine's names of the blocks, in any order.
     pub block_hashes: Vec<N>,
-    /// The medium, as sent.
+    /// Medium that the blocks were on, as sent; `None` for device memory.
     pub medium: Option<Cow<'static, str>>,
-    /// The cache group.
+    /// Number of the cache group; `None` if the event names none.
     pub group: Option<u32>,
-    /// Host that an offloaded block was on: `LOCAL` for this one, or `REMOTE`.
+    /// Host that an offloaded block was on: `LOCAL` for the engine's own, or `REMOTE`.
     pub locality: Option<Box<str>>,
-    /// Secondary offload tier that had the block.
+    /// Secondary offload tier that had the blocks.
     pub ownership: Option<Box<str>>,
 }
 
-/// A rank has lost everything.
+/// Clear event: a rank has lost all blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cleared;
 
@@ -181,10 +181,11 @@ impl<N> StoredOf<N> {
         tier(self.medium.as_deref(), self.locality.as_deref())
     }
 
-    /// Name of the LoRA adapter in the index: its own, or `lora-id:3` where an engine only has numbers.
+    /// Name of the LoRA adapter in the index: the adapter's own, or `lora-id:3` where an engine only has numbers;
+    /// `None` without an adapter.
     ///
-    /// Numbers are the engine's own, so these blocks are found by a query with the number, never by a name and
-    /// never without one. Engines count adapters from 1; 0 is none.
+    /// Numbers are the engine's own, so these blocks are found by a query with the number, never by a name and never
+    /// without one. Engines count adapters from 1; 0 is none.
     #[must_use]
     pub fn adapter(&self) -> Option<Cow<'_, str>> {
         match (self.lora.as_deref(), self.lora_id) {
@@ -203,8 +204,8 @@ impl<N> RemovedOf<N> {
     }
 }
 
-/// Names by which engines and connectors call their media, in lower case. Whatever is not here is external: a block in
-/// an unknown place must not count as in device memory, nor as something this host can load by itself.
+/// Media of engines and connectors, in lower case, with their tiers. Any other medium counts as external: a block in an
+/// unknown place must not count as in device memory, nor as loadable by the engine's host alone.
 const MEDIA: [(&str, Tier); 17] = [
     ("gpu", Tier::Gpu),
     ("", Tier::Gpu),
@@ -225,11 +226,11 @@ const MEDIA: [(&str, Tier); 17] = [
     ("remotebackend", Tier::External),
 ];
 
-/// The media as engines write them, so that no event needs a string of its own.
+/// Usual media as engines write them, so that no event needs a string of its own.
 const USUAL: [&str; 6] = ["GPU", "CPU", "CPU_PINNED", "STORAGE", "DISK", "EXTERNAL"];
 
-/// The tier of a medium, whatever its case; none is device memory. What is stored remotely is external wherever it
-/// says that it lies.
+/// Tier of a medium, in upper or lower case; `None` is device memory. Blocks that are stored remotely are external
+/// whatever their medium.
 pub(crate) fn tier(medium: Option<&str>, locality: Option<&str>) -> Tier {
     if locality.is_some_and(|locality| locality.eq_ignore_ascii_case("remote")) {
         return Tier::External;
@@ -239,25 +240,25 @@ pub(crate) fn tier(medium: Option<&str>, locality: Option<&str>) -> Tier {
     known.map_or(Tier::External, |&(_, tier)| tier)
 }
 
-/// The text, without an allocation if it is a usual one.
+/// Copy of the text, without an allocation if it is a usual medium.
 pub(crate) fn intern(medium: &str) -> Cow<'static, str> {
     let usual = USUAL.iter().find(|&&usual| usual == medium);
     usual.map_or_else(|| Cow::Owned(medium.to_owned()), |&usual| Cow::Borrowed(usual))
 }
 
-/// An engine's name of a block, in the form it was sent in.
+/// An engine's name of a block, in the form in which it was sent.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Name {
     /// An integer of 0 or more.
     Unsigned(u64),
-    /// An integer below 0. Made by [`Name::from`], so that every integer has one form.
+    /// A negative integer. Made by [`Name::from`], so that every integer has one form.
     Signed(i64),
-    /// A raw digest.
+    /// A digest as bytes.
     Bytes(Box<[u8]>),
 }
 
 impl Name {
-    /// The form that the index knows the block by.
+    /// Name by which the index knows the block.
     #[must_use]
     #[inline]
     pub fn canonical(&self) -> BlockHash {
@@ -269,18 +270,18 @@ impl Name {
     }
 }
 
-/// Type that names of blocks are read as: [`Name`]s keep the form that they were sent in, [`BlockHash`]es are what the
-/// index wants.
+/// Type that block names are read as: [`Name`]s keep the form in which they were sent, [`BlockHash`]es are the index's
+/// form.
 pub trait BlockName: Sized {
-    /// An integer of 0 or more.
+    /// Name made of an integer of 0 or more.
     fn unsigned(name: u64) -> Self;
-    /// An integer below 0.
+    /// Name made of a negative integer.
     fn signed(name: i64) -> Self;
-    /// A raw digest.
+    /// Name made of a digest's bytes.
     fn digest(name: &[u8]) -> Self;
-    /// The form that the index knows the block by.
+    /// Name by which the index knows the block.
     fn block_hash(&self) -> BlockHash;
-    /// Returns the hashes of many names; `room` is for those that have to be made.
+    /// Names by which the index knows the blocks. `room`: memory for names that have to be converted.
     fn block_hashes<'a>(names: &'a [Self], room: &'a mut Vec<BlockHash>) -> &'a [BlockHash];
 }
 

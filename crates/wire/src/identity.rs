@@ -1,21 +1,21 @@
 //! Identities of blocks: their names in an index, and how two blocks with one name are noticed.
 //!
-//! Ordinarily a block is called by its content hash ([`hash`]), which everybody can compute: engines' tools, clients, other
-//! replicas. Its seed is public and it has 64 bits, so a client that chooses prompts can make two blocks with one content
-//! hash. To the index they are one block: it then says of a prompt that more of it is cached than is.
+//! Ordinarily the name of a block is its content hash ([`hash`]), which everybody can compute: engines' tools, clients,
+//! other replicas. The hash's seed is public and it has 64 bits, so a client that chooses prompts can make two blocks
+//! with one content hash. To the index they are one block: it then reports more of a prompt as cached than is.
 //!
 //! # Keyed
 //!
-//! [`Identity::keyed`] draws a secret key. A block's identity is then 128 bits of BLAKE3 under that key, of
-//! the adapter, the salt, the tokens, and all of each key beyond the tokens. Without the key, no attempt does
-//! better than chance. The index compares 64 of the bits: two different blocks after the same prefix
-//! are taken for one in one of 2^64 cases, and it does not help to choose them. The other 64 are compared below.
+//! [`Identity::keyed`] draws a secret key. A block's identity is then 128 bits of BLAKE3 under that key, of the
+//! adapter, the salt, the tokens, and all of each key beyond the tokens. Without the key, no attempt does better than
+//! chance. The index compares 64 of the bits: two different blocks after the same prefix are taken for one in one of
+//! 2^64 cases, and choosing them does not help. The other 64 bits are compared for recent blocks, as follows.
 //!
-//! # Collisions that are seen
+//! # Collisions that are noticed
 //!
-//! An [`Identity`] remembers of some recent blocks what they are called and a few bits that depend on their content by a
-//! secret. If another block comes that is called the same, its bits differ, and that is counted. It is a sample: which
-//! of two blocks was there first is forgotten when enough others have come.
+//! An [`Identity`] remembers the names of some recent blocks, with a few bits that depend on their contents and a
+//! secret. If another block with the same name comes, its bits differ, and that is counted. This is a sample: a block
+//! is forgotten when enough others have come.
 
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 use crate::keys::{self, Key};
 
-/// Scheme of the names of blocks in one or more indexes. See the module's text.
+/// Scheme by which blocks are named in one or more indexes: by content hashes, or by words under a key.
 pub struct Identity {
     kind: Kind,
     seen: RecentBlocks,
@@ -38,14 +38,15 @@ enum Kind {
     Keyed([u8; 32]),
 }
 
-/// Space of the blocks of a prompt: what belongs to all of them beside their tokens. An empty name is none.
+/// Adapter and cache salt, which all blocks of a prompt share. An empty name counts as none.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Space<'a> {
     pub(crate) lora: Option<&'a str>,
     pub(crate) salt: Option<&'a str>,
 }
 
-/// A block's identity: the word is what the index knows, the check what the words of equal blocks agree in besides.
+/// Identity of a block: the word, which is its name in the index, and further bits by which blocks with one word are
+/// told apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct BlockIdentity {
     word: u64,
@@ -53,13 +54,13 @@ struct BlockIdentity {
 }
 
 impl Identity {
-    /// Blocks are called by their content hashes.
+    /// Identity by which blocks are named by their content hashes.
     #[must_use]
     pub fn public() -> Self {
         Self { kind: Kind::Public(Check::new()), seen: RecentBlocks::new() }
     }
 
-    /// Blocks are called by words that depend on a key, which is drawn here and never told.
+    /// Identity by which blocks are named by words under a key that is drawn at random here and never disclosed.
     #[must_use]
     pub fn keyed() -> Self {
         let mut key = [0; 32];
@@ -67,13 +68,13 @@ impl Identity {
         Self { kind: Kind::Keyed(key), seen: RecentBlocks::new() }
     }
 
-    /// Blocks are called by words that depend on this key: the same in every process that has it.
+    /// Identity by which blocks are named by words under this key, equal in every process that has the key.
     #[must_use]
     pub fn with_key(key: [u8; 32]) -> Self {
         Self { kind: Kind::Keyed(key), seen: RecentBlocks::new() }
     }
 
-    /// A number that says which key words depend on, and nothing of the key; 0 if they depend on none.
+    /// Check value that identifies the key without disclosing it; 0 without a key.
     #[must_use]
     pub fn key_check(&self) -> u32 {
         match &self.kind {
@@ -92,17 +93,17 @@ impl Identity {
         matches!(self.kind, Kind::Keyed(_))
     }
 
-    /// Blocks called as another one was that was seen shortly before: how many were seen so far.
+    /// Number of blocks so far that had the same name as another block seen shortly before.
     #[must_use]
     pub fn collisions(&self) -> u64 {
         self.seen.collisions.load(Relaxed)
     }
 
-    /// Computes the words of the full blocks of `tokens`, as [`hash::content_hashes_into`] takes and gives them.
+    /// Computes the names of the full blocks of `tokens`, with the arguments of [`hash::content_hashes_into`].
     ///
     /// # Panics
     ///
-    /// If `words` is not one element for each full block.
+    /// If `words` does not have one element for each full block.
     pub fn words_into(
         &self,
         tokens: &[u32],
@@ -124,7 +125,7 @@ impl Identity {
         }
     }
 
-    /// [`words_into`](Self::words_into) into a list of its own.
+    /// Names of the full blocks of `tokens`, as computed by [`words_into`](Self::words_into).
     #[must_use]
     pub fn words(&self, tokens: &[u32], block_size: usize, lora: Option<&str>, salt: Option<&str>) -> Vec<u64> {
         let mut words = vec![0; tokens.len().checked_div(block_size).unwrap_or(0)];
@@ -132,8 +133,8 @@ impl Identity {
         words
     }
 
-    /// Computes the words of the blocks of an event, whose tokens fill them. `extra`: the keys of some blocks, by
-    /// block. Returns how many of the words are those of other blocks too.
+    /// Computes the names of an event's blocks, which the tokens fill exactly. `extra`: keys of some blocks, by
+    /// position of the block. Returns the number of blocks whose names were seen for other blocks.
     pub(crate) fn words_of(
         &self,
         tokens: &[u32],
@@ -191,12 +192,12 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// 64 secret bits: the empty hash under a key that the operating system draws at random.
+/// 64 secret bits: the hash of nothing under a key that the operating system draws at random.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// The key of the blocks with this adapter and salt.
+/// Key for the blocks with this adapter and salt, derived from the main key.
 fn key_of(key: &[u8; 32], space: Space<'_>) -> [u8; 32] {
     let name = |name: Option<&str>| name.unwrap_or_default().to_owned();
     let (lora, salt) = (name(space.lora), name(space.salt));
@@ -207,7 +208,7 @@ fn key_of(key: &[u8; 32], space: Space<'_>) -> [u8; 32] {
     *blake3::keyed_hash(key, &[&length, lora.as_bytes(), salt.as_bytes()].concat()).as_bytes()
 }
 
-/// A block's identity under the key of its adapter and salt.
+/// Identity of a block under the key of its adapter and salt.
 fn keyed<'k>(key: &[u8; 32], tokens: &[u32], extra: impl IntoIterator<Item = &'k Key>) -> BlockIdentity {
     let mut bytes = little_endian(tokens);
     for extra in extra {
@@ -226,13 +227,14 @@ fn little_endian(tokens: &[u32]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Tells blocks with one content hash apart: quick, and secret enough to see what was made up without knowing it.
+/// Secret hash by which blocks with one content hash are told apart: fast, and not predictable for those who choose
+/// blocks.
 struct Check {
     secret: [u8; 192],
     seeds: [u64; 2],
 }
 
-/// The same for an adapter and a salt.
+/// Secret hash for blocks with a certain adapter and salt.
 struct CheckOf<'c> {
     secret: &'c [u8; 192],
     space: u64,
@@ -266,13 +268,13 @@ impl CheckOf<'_> {
     }
 }
 
-/// Blocks that are remembered: two megabytes of them.
+/// Binary logarithm of the number of remembered blocks, which take two megabytes.
 const REMEMBERED_BITS: u32 = 18;
 
-/// Recent blocks, each at the place that its word says.
+/// Recently seen blocks, each at the position given by its name in the index.
 struct RecentBlocks {
-    /// The rest of the word, and as many bits of the check as there is room for. Each is written by one store, so an
-    /// entry describes one block.
+    /// Remembered blocks: of each, the rest of its name in the index, and as many check bits as fit. An entry is
+    /// written at once, so it describes one block.
     entries: Box<[AtomicU64]>,
     collisions: AtomicU64,
 }
@@ -282,7 +284,7 @@ impl RecentBlocks {
         Self { entries: (0..1 << REMEMBERED_BITS).map(|_| AtomicU64::new(0)).collect(), collisions: AtomicU64::new(0) }
     }
 
-    /// Remembers a block; returns whether another one that is called the same was remembered.
+    /// Remembers a block. True if another block with the same word was remembered in its place.
     #[inline]
     fn note(&self, BlockIdentity { word, check }: BlockIdentity) -> bool {
         let place = &self.entries[word as usize & ((1 << REMEMBERED_BITS) - 1)];

@@ -1,13 +1,13 @@
-//! Keys: what belongs to a block besides its tokens, and the content hash of a block with keys.
+//! Keys that belong to a block besides its tokens, and the content hash of a block with keys.
 //!
 //! # The contract
 //!
-//! The content hash of a block with keys is XXH3-64, with the seed of its LoRA name and salt as ever, of its tokens as
+//! The content hash of a block with keys is XXH3-64, seeded by LoRA name and salt as for plain blocks, of the tokens as
 //! little-endian `u32`s followed by one little-endian `u64` for each key, in the order of the keys: [`Key::word`].
 //! Without keys it is the plain content hash. So a block with an image never equals a block of the same placeholder
-//! tokens without one, nor one with another image. For items whose identifier is a SHA-256 in hex, as vLLM makes
-//! them, the words are those of the contract that KV routers share for multimodal blocks (`mm_hash`), so clients that
-//! compute that for a block's items, in the order of the items, find it.
+//! tokens without one, nor one with another image. For items whose identifier is a SHA-256 in hex, as vLLM makes them,
+//! the words are those of the contract that KV routers share for multimodal blocks (`mm_hash`), so clients that compute
+//! that for a block's items, in the order of the items, find the block.
 //!
 //! Offsets are not part of it: where an item begins in a block is fixed by the placeholder tokens, the order of the
 //! items and the blocks before.
@@ -15,26 +15,27 @@
 use kvatlas_index::hash::SEED;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// One key of a block beyond its tokens, LoRA name and salt.
+/// One key that belongs to a block's contents besides tokens, LoRA name and salt.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Key {
-    /// An image, an audio clip or the like that overlaps the block.
+    /// An item, such as an image or an audio clip, that overlaps the block.
     Item {
-        /// Engine's name for the item's content: a hash in hex, or a name that the client gave.
+        /// The engine's name for the item's content: a hash in hex, or a name that the client gave.
         identifier: Box<str>,
-        /// Offset of the item, in tokens from the beginning of the block; negative if it begins in a block before.
+        /// Offset of the item, in tokens from the beginning of the block; negative if the item begins in an earlier
+        /// block.
         offset: i64,
     },
-    /// A digest of prompt embeddings, given instead of tokens.
+    /// Digest of prompt embeddings that were given instead of tokens.
     Embeds(Box<[u8]>),
-    /// A string whose meaning is not known.
+    /// A string of unknown meaning.
     Text(Box<str>),
-    /// Anything else, as the MessagePack it was sent as.
+    /// Any other key, as the MessagePack in which it was sent.
     Other(Box<[u8]>),
 }
 
 impl Key {
-    /// Word that stands for the key in a block's content.
+    /// Word by which the key enters the block's content hash.
     ///
     /// The first 16 digits of an identifier of 64 hexadecimal digits, as a number. XXH3-64 of anything else: with seed
     /// 2 of another identifier's UTF-8, 3 of the bytes of embeddings, 4 of a string's UTF-8, 5 of MessagePack.
@@ -48,8 +49,8 @@ impl Key {
         }
     }
 
-    /// Appends all of it that [`word`](Self::word) stands for: no two keys of different words are spelled alike, and none
-    /// is the beginning of another.
+    /// Appends an unambiguous encoding of all that determines the key's [`word`](Self::word): keys with different words
+    /// have different encodings, and none is the beginning of another.
     pub(crate) fn spell(&self, out: &mut Vec<u8>) {
         let lower;
         let (kind, bytes) = match self {
@@ -72,13 +73,13 @@ fn named(bytes: &[u8], kind: u64) -> u64 {
     xxh3_64_with_seed(bytes, kind)
 }
 
-/// The first 64 bits of a SHA-256 in hex.
+/// First 64 bits of a SHA-256 in hex; `None` if the identifier is not one.
 fn digest(identifier: &str) -> Option<u64> {
     let is_digest = identifier.len() == 64 && identifier.bytes().all(|digit| digit.is_ascii_hexdigit());
     if is_digest { u64::from_str_radix(&identifier[..16], 16).ok() } else { None }
 }
 
-/// The content hash of one block with keys: see the module's text. An empty name is no name.
+/// Content hash of one block with keys, as this module's contract defines it. An empty name counts as none.
 #[must_use]
 pub fn content_hash<'a>(
     tokens: &[u32],
@@ -91,7 +92,7 @@ pub fn content_hash<'a>(
     xxh3_64_with_seed(&bytes, seed(lora, salt))
 }
 
-/// The seed of a keyspace, as `kvatlas_index::hash` has it; a test holds the two together.
+/// Hash seed for blocks with this adapter and salt; a test checks that it equals that of `kvatlas_index::hash`.
 fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     let part = |name: Option<&str>, kind| match name {
         None | Some("") => 0,
@@ -120,7 +121,7 @@ mod tests {
         }
     }
 
-    /// The published vector of the shared contract: `mm_hash` 0xDEADBEEF on the tokens 1, 2, 3, 4.
+    /// Published test vector of the shared contract: `mm_hash` 0xDEADBEEF on the tokens 1, 2, 3, 4.
     #[test]
     fn one_item_is_the_shared_contract() {
         let key = item(&format!("{:016x}{}", 0xdead_beef_u32, "7".repeat(48)), 1);

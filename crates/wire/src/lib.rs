@@ -7,8 +7,8 @@
 //!                                    └▶ Hybrid: what the other groups of a hybrid model hold
 //! ```
 //!
-//! [`decode()`] knows MessagePack and the engines' fields and nothing of the index; a [`Reader`] knows what the fields
-//! mean. What either leaves out is counted by [`Reason`].
+//! [`decode()`] knows MessagePack and the engines' fields, and nothing of the index; a [`Reader`] knows what the fields
+//! mean. Events that either leaves out are counted by [`Reason`].
 //!
 //! ```
 //! use kvatlas_index::{BlockIndex, Config, View, hash};
@@ -16,7 +16,8 @@
 //!
 //! let index = BlockIndex::new(Config { block_size: 4, ..Config::default() })?;
 //! let (mut reader, mut tally) = (Reader::new(4), Tally::default());
-//! let payload = b"\x93\x01\x91\x97\xabBlockStored\x92\x0a\x0b\xc0\x98\x01\x02\x03\x04\x05\x06\x07\x08\x04\xc0\xa3GPU\x00";
+//! let payload =
+//! b"\x93\x01\x91\x97\xabBlockStored\x92\x0a\x0b\xc0\x98\x01\x02\x03\x04\x05\x06\x07\x08\x04\xc0\xa3GPU\x00";
 //! reader.apply(&decode(payload)?, &index, "engine-0", 0, &mut tally);
 //! let prompt = hash::content_hashes(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 4, None, None);
 //! assert_eq!((index.find(&prompt).depth(View::Device), tally.stored_blocks), (2, 2));

@@ -11,14 +11,15 @@ use hashbrown::hash_map::Entry as At;
 use kvatlas_index::BlockHash;
 use kvatlas_index::snapshot::Dictionary;
 
-/// Most names kept of one snapshot: 64 MB, and up to 150 MB for finding them.
+/// Maximum number of block names kept per snapshot: 64 MB, plus up to 150 MB for the table that finds them.
 const MOST_NAMES: usize = 1 << 22;
-/// Time for which meanings are kept: by then, each chain in use has a new block stored below it.
+/// Time for which a snapshot's meanings are kept: by then, each chain in use has a new block stored below it.
 const KEPT: Duration = Duration::from_secs(600);
-/// Place of a name with several meanings.
+/// Mark, instead of a place in the dictionary, of a name that has several meanings.
 const SEVERAL: u32 = u32::MAX;
 
-/// Meanings of the names in one keyspace of a snapshot.
+/// Meanings of the block names in one keyspace of a snapshot: which contents and which parent block each name stands
+/// for.
 #[derive(Debug)]
 pub(crate) struct Meanings {
     dictionary: Arc<Dictionary>,
@@ -27,7 +28,7 @@ pub(crate) struct Meanings {
 }
 
 impl Meanings {
-    /// Meanings of a dictionary's names; none if there are too many names.
+    /// Creates a table of the meanings of a dictionary's names; `None` if the dictionary has too many names.
     pub(crate) fn new(dictionary: Arc<Dictionary>) -> Option<Self> {
         if dictionary.names.len() > MOST_NAMES {
             return None;
@@ -49,7 +50,7 @@ impl Meanings {
         Some(Self { dictionary, places, until: Instant::now() + KEPT })
     }
 
-    /// True if these are the meanings of this dictionary.
+    /// True if this table was made from this very dictionary.
     pub(crate) fn is_of(&self, dictionary: &Arc<Dictionary>) -> bool {
         Arc::ptr_eq(&self.dictionary, dictionary)
     }
@@ -58,7 +59,8 @@ impl Meanings {
         now > self.until
     }
 
-    /// Names and contents of the blocks from the beginning of a prompt up to the block of this name.
+    /// Names and content hashes of the blocks from the beginning of a prompt up to the block with this name; `None` if
+    /// unknown.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let (mut names, mut contents) = (Vec::new(), Vec::new());
         let mut next = Some(name);
@@ -94,7 +96,8 @@ mod tests {
         of.iter().copied().map(BlockHash).collect()
     }
 
-    /// Chains: their parent and their names; contents are ten times the name, but for those that are given.
+    /// Meanings of chains, each given by its parent block and its names. A block's content is ten times its name,
+    /// unless `others` gives another.
     fn meanings(chains: &[(Option<u64>, &[u64])], others: &[(usize, u64)]) -> Meanings {
         let mut dictionary = Dictionary::default();
         for (parent, of) in chains {

@@ -19,7 +19,8 @@ use crate::fleet::Fleet;
 use crate::state::{CacheReport, Keyspace, Prompt, PromptQueue, time_of};
 
 impl Keyspace {
-    /// Records a query for a prompt. Where no stream waits for names, this reads one word.
+    /// Records a query for a prompt, from whose tokens blocks may be adopted. Cheap if no stream waits for names: one
+    /// word is read.
     pub fn note_query(self: &Arc<Self>, tokens: &[u32], lora: Option<&str>, salt: Option<&str>) {
         if self.is_waiting() && self.prompt_queue().is_open() {
             self.was_asked(false);
@@ -27,8 +28,8 @@ impl Keyspace {
         }
     }
 
-    /// Records a query by content hashes. Engines' names depend on the tokens, so nothing can be adopted from it. True if a
-    /// query by tokens might help.
+    /// Records a query by content hashes. Nothing can be adopted from it, as engines' block names depend on the tokens.
+    /// True if a query by tokens might have helped.
     pub fn note_hash_query(&self) -> bool {
         if !self.is_nameable() || !self.prompt_queue().is_open() {
             return false;
@@ -38,22 +39,22 @@ impl Keyspace {
         true
     }
 
-    /// True if queries, or reports of cached tokens, may lead to adopted blocks.
+    /// True if queries, or engines' reports of cached tokens, may now lead to adopted blocks.
     #[must_use]
     pub fn learns(&self) -> bool {
         self.prompt_queue().is_open()
             && (self.is_waiting() || self.steady(|streams| streams.partial().next().is_some()))
     }
 
-    /// True if a report of the tokens that a worker's rank had cached may lead to adopted blocks.
+    /// True if a report of how many prompt tokens a worker's rank had cached may lead to adopted blocks.
     #[must_use]
     pub fn wants_answers(&self, worker: &str, rank: u32) -> bool {
         self.prompt_queue().is_open()
             && self.stream(worker, rank).is_some_and(|stream| stream.status.partial.load(Relaxed))
     }
 
-    /// Records a report that a worker's rank took `cached_tokens` of a prompt from its cache. `sent`: the time at which the
-    /// prompt was sent there, or any time before. False if the report is of no use.
+    /// Records a report that a worker's rank took `cached_tokens` tokens of a prompt from its cache. `sent`: time at
+    /// which the prompt was sent to that rank, or earlier. False if nothing can be adopted from the report.
     pub fn answered(
         self: &Arc<Self>,
         worker: &str,
@@ -85,14 +86,14 @@ impl Keyspace {
     }
 }
 
-/// Time between two looks at the latest proofs of streams.
+/// Time between two checks of the block names that streams have lately proved their engines to hold.
 const TICK: Duration = Duration::from_millis(100);
-/// Time between two looks at all proved names that are not known.
+/// Time between two checks of all block names that engines were proved to hold and whose contents are unknown.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Work after which the thread rests.
+/// Working time after which the adoption thread rests.
 const SLICE: Duration = Duration::from_millis(2);
 
-/// Starts the thread; none if its share is 0. It ends when the queue is closed.
+/// Starts the adoption thread, which ends when the prompt queue is closed; `None` if `share`, its part of a core, is 0.
 pub(crate) fn start(fleet: &Arc<Fleet>, share: f64, context: &StreamContext) -> Result<Option<JoinHandle<()>>, Error> {
     if share == 0.0 {
         return Ok(None);
@@ -141,11 +142,11 @@ fn run(fleet: &Weak<Fleet>, prompt_queue: &PromptQueue<Keyspace>, share: f64, mu
     }
 }
 
-/// Pace of the thread: rests that keep it to its share.
+/// Pace of the adoption thread: rests that keep the thread to its share of a core.
 struct Pace<'a> {
     prompt_queue: &'a PromptQueue<Keyspace>,
     share: f64,
-    /// Work since the last rest.
+    /// Working time since the last rest.
     busy: Duration,
 }
 

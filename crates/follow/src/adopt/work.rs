@@ -12,40 +12,40 @@ use kvatlas_index::{BlockHash, BlockIndex};
 use super::meanings::Meanings;
 use crate::state::{AdoptCounts, CacheReport, Keyspace, Prompt, Stream};
 
-/// Stages of naming, in blocks: all prompts reach a stage before any goes on to the next.
+/// Stages of naming, as numbers of leading blocks: all prompts reach a stage before any proceeds to the next.
 const STAGES: [usize; 4] = [64, 256, 1024, usize::MAX];
-/// Most prompts that are remembered as tried.
+/// Maximum number of prompts remembered as already tried.
 const MOST_TRIED: usize = 1 << 16;
-/// Blocks with equal names in two streams that show that both compute names alike.
+/// Number of blocks with equal names in two streams that proves that both engines compute names alike.
 const ENOUGH: usize = 64;
-/// Most prompts whose blocks are being named.
+/// Maximum number of prompts whose blocks are being named at once.
 const MOST_PROMPTS: usize = 4096;
 
-/// A prompt whose blocks are being named.
+/// Task of computing the names of one prompt's blocks.
 struct NamingTask {
     keyspace: Arc<Keyspace>,
     tokens: Box<[u32]>,
     salt: Option<Arc<str>>,
     contents: Vec<u64>,
-    /// Number of blocks named so far.
+    /// Number of the prompt's blocks named so far.
     done: usize,
     by: Vec<SchemeNames>,
 }
 
-/// Names of a prompt's blocks by one scheme, in each wanted dialect.
+/// Names of a prompt's blocks by one hashing scheme, in each wanted dialect.
 struct SchemeNames {
     namer: Namer,
     dialects: Vec<(Dialect, Vec<BlockHash>)>,
 }
 
-/// State of the adoption thread: prompts whose blocks are to be named, and meanings from snapshots.
+/// State of the adoption thread: prompts whose blocks are to be named, and meanings of block names from snapshots.
 pub(super) struct Work {
     schemes: Arc<[Scheme]>,
     chains: Chains,
-    /// Hashes of prompts that were named, or are being named.
+    /// Hashes of prompts that have been named, or are being named.
     tried: HashSet<u64>,
     stages: [VecDeque<NamingTask>; STAGES.len()],
-    /// Meanings from snapshots whose blocks could not be proved.
+    /// Meanings of names from snapshots whose blocks could not be proved, by keyspace.
     meanings: Vec<(Weak<Keyspace>, Meanings)>,
 }
 
@@ -60,7 +60,7 @@ impl Work {
         }
     }
 
-    /// True if no prompt waits to be named.
+    /// True if no prompt waits for its blocks to be named.
     pub(super) fn is_idle(&self) -> bool {
         !self.has_prompts()
     }
@@ -69,12 +69,12 @@ impl Work {
         self.stages.iter().any(|stage| !stage.is_empty())
     }
 
-    /// True if the first stage is done for all prompts.
+    /// True if the first stage of naming is done for all prompts.
     pub(super) fn is_shallow_done(&self) -> bool {
         self.stages[0].is_empty()
     }
 
-    /// Begins to name a prompt's blocks.
+    /// Begins naming a prompt's blocks, or uses the engine's report of cached tokens that comes with the prompt.
     pub(super) fn begin(&mut self, prompt: Prompt<Keyspace>, counts: &AdoptCounts) {
         let Some(keyspace) = prompt.keyspace.upgrade() else { return };
         let Prompt { tokens, salt, answered, .. } = prompt;
@@ -107,7 +107,7 @@ impl Work {
         self.stages[0].push_back(NamingTask { keyspace, tokens, salt, contents, done: 0, by });
     }
 
-    /// Names some blocks of the prompt with the fewest named blocks.
+    /// Names the blocks of the next stage of one prompt, chosen from those with the fewest named blocks.
     pub(super) fn step(&mut self, counts: &AdoptCounts) {
         let Some(stage) = self.stages.iter().position(|stage| !stage.is_empty()) else { return };
         let Some(mut naming) = self.stages[stage].pop_front() else { return };
@@ -138,7 +138,7 @@ impl Work {
         }
     }
 
-    /// Adopts the proved blocks among those named from `from` on.
+    /// Adopts those of the prompt's blocks from position `from` on whose names streams have proved.
     fn match_up(&self, naming: &NamingTask, from: usize, counts: &AdoptCounts) {
         for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
             let mut chain = None;
@@ -162,7 +162,7 @@ impl Work {
         }
     }
 
-    /// Takes the dictionaries that were added to a keyspace.
+    /// Takes over the dictionaries newly added to a keyspace.
     pub(super) fn take_up(&mut self, keyspace: &Arc<Keyspace>) {
         for dictionary in keyspace.take_taught() {
             if self.meanings.iter().any(|(_, known)| known.is_of(&dictionary)) {
@@ -176,19 +176,20 @@ impl Work {
         }
     }
 
-    /// Forgets meanings that are old, or of keyspaces that are gone.
+    /// Drops meanings that are too old, or whose keyspaces no longer exist.
     pub(super) fn forget_old(&mut self) {
         let now = Instant::now();
         self.meanings.retain(|(keyspace, meanings)| keyspace.strong_count() > 0 && !meanings.is_old(now));
     }
 
-    /// Chain of blocks up to the block of this name, from a snapshot.
+    /// Names and content hashes of the chain that ends in the block with this name, from a snapshot; `None` if unknown.
     fn meaning_of(&self, keyspace: &Arc<Keyspace>, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let own = self.meanings.iter().filter(|(whose, _)| whose.as_ptr() == Arc::as_ptr(keyspace));
         own.into_iter().find_map(|(_, meanings)| meanings.chain_of(name))
     }
 
-    /// Compares the proved names of all streams, or only the latest, with the known chains.
+    /// Compares the names that a keyspace's streams have proved with the known chains. `sweep`: all names, not only the
+    /// latest.
     pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &AdoptCounts) {
         if sweep {
             keyspace.set_waiting(false);
@@ -231,7 +232,7 @@ impl Work {
         keyspace.set_nameable(nameable);
     }
 
-    /// Uses an engine's report of the blocks of a prompt that it had cached.
+    /// Adopts blocks by an engine's report of how many of a prompt's tokens were cached.
     fn answered(
         &mut self,
         keyspace: &Arc<Keyspace>,
@@ -272,7 +273,7 @@ impl Work {
         }
     }
 
-    /// Names of a prompt's blocks in the stream's dialect, or else in all dialects.
+    /// Names of a prompt's blocks in the dialect of the stream's engine, or in all dialects if that one is unknown.
     fn named(
         &self,
         late: &RankAdoption,
@@ -293,7 +294,7 @@ impl Work {
         named.collect()
     }
 
-    /// Schemes by which streams with unknown proved names may compute names.
+    /// Schemes, with their dialects, by which engines whose streams have proved unknown names may compute block names.
     fn schemes_of(&self, keyspace: &Keyspace) -> Vec<(Scheme, Vec<Dialect>)> {
         let mut wanted: Vec<Dialect> = Vec::new();
         let mut any = false;
@@ -315,7 +316,7 @@ fn dialects_of(scheme: &Scheme) -> impl Iterator<Item = Dialect> {
     scheme.forms().iter().map(|form| Dialect { scheme: scheme.clone(), form: *form })
 }
 
-/// Adopts the blocks of `chain` up to `name`, which a rank of a stream has proved.
+/// Adopts the blocks of `chain` up to the block `name`, which one rank of a stream has proved to hold.
 fn adopt(
     keyspace: &Keyspace,
     (stream, index, rank): (&Stream, &Arc<BlockIndex>, u32),

@@ -16,32 +16,32 @@ pub use self::sections::{
 use crate::error::Error;
 use crate::log::LogConfig;
 
-/// The configuration of a follower: how engines are followed, and what goes with it.
+/// The configuration of a follower: settings for streams, adoption, snapshots, the log, sites and log lines.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Settings for following engines.
     pub streams: StreamConfig,
-    /// Settings for adopting blocks that were never announced.
+    /// Settings for adopting blocks that engines hold without having announced them to this service.
     pub adopt: AdoptConfig,
-    /// Settings for snapshots.
+    /// Settings for keeping snapshots of streams' holdings.
     pub snapshot: SnapshotConfig,
-    /// Settings for publishing to a log, or reading one.
+    /// Settings for publishing changes to a log in NATS, or reading streams from one.
     pub relay: RelayConfig,
     /// Settings for services at several sites.
     pub sites: SitesConfig,
-    /// Names of holds on readiness, besides streams; each is given to
-    /// [`Fleet::release`](crate::fleet::Fleet::release) when its wait is over.
+    /// Names of further conditions that hold readiness back, besides streams; each ends when its name is given to
+    /// [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
-    /// Settings of the log lines of this process. The first service of a process decides.
+    /// Settings of the process's log lines. Only those of the first service of a process take effect.
     pub log: LogConfig,
 }
 
-/// The defaults, which Python's settings declare: `tools/generate_defaults.py` writes the file.
+/// The default settings in JSON, generated from Python's settings by `tools/generate_defaults.py`.
 const DEFAULTS: &str = include_str!("../../defaults.json");
 
 impl Default for Config {
-    /// The defaults, for programs and tests in Rust: no engines, nothing kept, and no other service.
+    /// The default settings, for programs and tests in Rust: no engines, no snapshots on disk, and no other service.
     fn default() -> Self {
         kvatlas_settings::defaults(DEFAULTS)
     }
@@ -152,10 +152,10 @@ impl Config {
         self.log_key().map(drop)
     }
 
-    /// Identity of blocks in the indexes: content hashes, or words that depend on a key.
+    /// Scheme by which indexes identify blocks: by content hashes, or by 64-bit words that depend on a key.
     ///
     /// # Errors
-    /// [`Error::Config`] if the key of the log cannot be read.
+    /// [`Error::Config`] if the log's key cannot be read.
     pub(crate) fn identity(&self) -> Result<Identity, Error> {
         if self.streams.keyed_identity {
             return Ok(Identity::keyed());
@@ -163,13 +163,13 @@ impl Config {
         Ok(self.log_key()?.map_or_else(Identity::default, Identity::with_key))
     }
 
-    /// Schemes by which engines may compute block hashes.
+    /// Hashing schemes by which engines may compute block hashes.
     pub(crate) fn schemes(&self) -> Arc<[Scheme]> {
         let seeds: Vec<Arc<str>> = self.adopt.hash_seeds.iter().map(|seed| seed.as_str().into()).collect();
         Scheme::candidates(&seeds).into()
     }
 
-    /// Key that content hashes in the log depend on, if there is one.
+    /// Key that content hashes in the log depend on; `None` if the log is not used or no key is configured.
     fn log_key(&self) -> Result<Option<[u8; 32]>, Error> {
         let RelayConfig { publish, from, key, key_file, .. } = &self.relay;
         let is_used = publish.is_some() || from.is_some();
@@ -187,7 +187,7 @@ impl Config {
     }
 }
 
-/// True for the address of a server of NATS. Without a scheme it is taken for `nats://`.
+/// True if the text is an address of a NATS server. An address without a scheme is taken for `nats://`.
 fn is_server(server: &str) -> bool {
     let scheme = server.split_once("://").map_or("nats", |(scheme, _)| scheme);
     matches!(scheme, "nats" | "tls") && !server.is_empty()

@@ -1,4 +1,5 @@
-//! Sections of the configuration, one struct each, and settings for what engines can load beyond their device memory.
+//! Sections of the configuration, one struct each, and settings for blocks that engines can load from beyond their
+//! device memory.
 
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -16,55 +17,55 @@ use serde::{Deserialize, Deserializer};
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamConfig {
-    /// Networks, patterns of host names and of `ipc://` paths that may be registered over HTTP or by discovery. If empty:
-    /// everything where registering needs a key, else loopback.
+    /// Networks, and patterns of host names and of `ipc://` paths, whose endpoints may be registered over HTTP or by
+    /// discovery. If empty: everything where registering needs a key, else loopback.
     pub allow: Vec<String>,
-    /// Addresses for engines that connect instead of listening.
+    /// Addresses at which the service listens for engines that connect to it instead of listening themselves.
     pub bind: Vec<SocketAddr>,
-    /// Threads that apply events.
+    /// Number of threads that apply events.
     pub threads: usize,
-    /// Silence, without an answer from the replay socket either, after which a stream is not trusted.
+    /// Silence after which a stream is no longer trusted, if its replay socket does not answer either.
     #[serde(with = "kvatlas_settings::seconds")]
     pub stale_after: Duration,
-    /// Silence after which the replay socket is asked for missing batches.
+    /// Silence of a stream after which its replay socket is asked for missing batches.
     #[serde(with = "kvatlas_settings::seconds")]
     pub probe_interval: Duration,
-    /// Time within which a replay must bring its next batch.
+    /// Longest wait for the next batch of a replay.
     #[serde(with = "kvatlas_settings::seconds")]
     pub replay_timeout: Duration,
-    /// Time that all replays for one purpose may take together.
+    /// Longest total time of all replays for one purpose.
     #[serde(with = "kvatlas_settings::seconds")]
     pub replay_total_timeout: Duration,
-    /// Replays for one gap before it is given up.
+    /// Maximum number of replays tried for one gap.
     pub replay_attempts: u32,
-    /// Time for which a missing batch may still come by itself, without a replay socket.
+    /// Longest wait for a missing batch to arrive by itself, for engines without a replay socket.
     #[serde(with = "kvatlas_settings::seconds")]
     pub reorder_grace: Duration,
-    /// First wait before a connection is tried again; it doubles up to `reconnect_max`.
+    /// First wait before a lost connection is tried again; doubles with each failure, up to `reconnect_max`.
     #[serde(with = "kvatlas_settings::seconds")]
     pub reconnect_min: Duration,
-    /// Longest wait before a connection is tried again.
+    /// Longest wait before a lost connection is tried again.
     #[serde(with = "kvatlas_settings::seconds")]
     pub reconnect_max: Duration,
-    /// Time for which an engine that was never heard holds back readiness.
+    /// Longest time for which an engine that has sent nothing yet holds back readiness.
     #[serde(with = "kvatlas_settings::seconds")]
     pub settle_timeout: Duration,
-    /// Batches of one stream that may wait for earlier ones.
+    /// Maximum number of batches of one stream that wait for earlier, missing ones.
     pub buffer_batches: usize,
-    /// Bytes of the batches that may wait.
+    /// Maximum total size, in bytes, of batches that wait for earlier ones.
     pub buffer_bytes: usize,
-    /// True if indexes use words that depend on a key of this process, instead of content hashes.
+    /// True if indexes identify blocks by words that depend on a key of this process, instead of by content hashes.
     pub keyed_identity: bool,
     /// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
     pub resets: Resets,
-    /// Stores that several engines put blocks in and load from.
+    /// Shared stores (pools) that several engines put blocks in and load from.
     pub pools: Vec<PoolConfig>,
-    /// Limits on what engines and clients can make grow.
+    /// Limits on the memory that engines and clients can make the service use.
     pub limits: LimitsConfig,
 }
 
 impl StreamConfig {
-    /// Settings for what engines can load beyond their device memory.
+    /// Settings for blocks that engines can load from beyond their device memory.
     #[must_use]
     pub fn loading(&self) -> LoadingConfig {
         LoadingConfig { resets: self.resets, pools: self.pools.clone() }
@@ -89,100 +90,100 @@ impl From<&StreamConfig> for MachineConfig {
     }
 }
 
-/// Settings for adopting blocks that engines announced before they were followed.
+/// Settings for adopting blocks that engines announced before this service followed them.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptConfig {
-    /// Share of one core that adopting may take, from 0 (no adoption) to 1.
+    /// Share of one core that the adoption thread may use, from 0 (no adoption) to 1.
     pub share: f64,
     /// Values of `PYTHONHASHSEED` that engines were started with.
     pub hash_seeds: Vec<String>,
 }
 
-/// Settings for keeping snapshots.
+/// Settings for keeping snapshots of streams' holdings.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotConfig {
-    /// Directory of snapshots; none for no snapshots on disk.
+    /// Directory of snapshots; `None` to keep none on disk.
     pub dir: Option<PathBuf>,
-    /// Time from the end of one snapshot to the beginning of the next.
+    /// Time from the end of writing one snapshot to the beginning of the next.
     #[serde(with = "kvatlas_settings::seconds")]
     pub every: Duration,
-    /// Time for which loaded streams wait to be registered.
+    /// Time for which streams loaded from a snapshot wait for their engines to be registered.
     #[serde(with = "kvatlas_settings::seconds")]
     pub keep: Duration,
-    /// True if streams wait for a snapshot of another service, or word that there is none: see
+    /// True if streams wait for a snapshot of another service, or for word that there is none: see
     /// [`Follower::load_snapshot`](crate::Follower::load_snapshot).
     pub from_peer: bool,
-    /// Largest snapshot, in bytes, compressed and unpacked.
+    /// Maximum size of a snapshot, in bytes, both compressed and unpacked.
     pub max_bytes: u64,
 }
 
-/// Settings for publishing to a log, or reading one.
+/// Settings for publishing changes to a log in NATS, or reading streams from one.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelayConfig {
-    /// Servers of NATS that the changes of streams are published to: `nats://HOST:PORT` or `tls://HOST:PORT`, separated by
-    /// commas.
+    /// NATS servers to which the changes of streams are published: `nats://HOST:PORT` or `tls://HOST:PORT`, separated
+    /// by commas.
     pub publish: Option<String>,
-    /// True if the service only publishes: it is not ready before there is a log.
+    /// True if publishing is the service's only purpose: the service is then not ready until the log exists.
     pub dedicated: bool,
-    /// Servers of NATS whose log the streams are read from.
+    /// NATS servers from whose log streams are read, in the form of `publish`.
     pub from: Option<String>,
-    /// File with the credentials for the servers.
+    /// File with the credentials for the NATS servers.
     pub credentials: Option<PathBuf>,
-    /// File with certificates of the trusted authorities, instead of the system's.
+    /// File with certificates of trusted authorities, used instead of the system's.
     pub ca: Option<PathBuf>,
     /// Key that content hashes depend on: 64 hexadecimal digits.
     pub key: Option<Secret>,
-    /// File with that key instead.
+    /// File with the key that content hashes depend on, instead of `key`.
     pub key_file: Option<PathBuf>,
-    /// Name of the JetStream stream.
+    /// Name of the log's JetStream stream.
     pub stream: String,
-    /// Time for which the log keeps messages, if it is made here.
+    /// Time for which the log keeps messages, if this service creates the log.
     #[serde(with = "kvatlas_settings::seconds")]
     pub max_age: Duration,
-    /// Bytes that the log keeps, if it is made here.
+    /// Maximum size of the log, in bytes, if this service creates the log.
     pub max_bytes: i64,
-    /// True if the log keeps messages in memory instead of on disk, if it is made here.
+    /// True if the log keeps messages in memory instead of on disk, if this service creates the log.
     pub in_memory: bool,
-    /// True if readers keep snapshots in the log's object store, and purge messages from the log that these do not need.
+    /// True if readers of the log keep snapshots in its object store, and purge messages that these make unneeded.
     pub snapshots: bool,
-    /// Bytes in the queues of all streams, above which a queue is dropped.
+    /// Maximum total size, in bytes, of all streams' queues to the log; a queue that exceeds it is dropped.
     pub buffer_bytes: usize,
-    /// Time between two heartbeats of a stream without changes.
+    /// Time between two heartbeats in the log for a stream without changes.
     #[serde(with = "kvatlas_settings::seconds")]
     pub heartbeat: Duration,
-    /// Silence of a relay after which its streams are not trusted.
+    /// Silence of a relay after which its streams are no longer trusted.
     #[serde(with = "kvatlas_settings::seconds")]
     pub lost_after: Duration,
-    /// Silence of a relay after which its streams are forgotten.
+    /// Silence of a relay after which its streams are removed.
     #[serde(with = "kvatlas_settings::seconds")]
     pub forget_after: Duration,
 }
 
-/// Role of a service among several sites.
+/// Role of a service in a deployment of several sites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// The service follows engines.
+    /// Service of one site, which follows engines.
     Site,
-    /// The service takes in the digests of sites.
+    /// Service above the sites, which receives their digests.
     Global,
 }
 
-/// Settings for services at several sites.
+/// Settings for deployments of several sites.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SitesConfig {
-    /// Role of the service.
+    /// Role of the service: of one site, or above all sites.
     pub role: Role,
-    /// Blocks between two marks of a chain; the same at all sites.
+    /// Number of blocks between two marks of a chain in digests; must be equal at all sites.
     pub grain: u32,
-    /// Time without a digest after which a site may hold any block.
+    /// Time without a digest after which a site is assumed to possibly hold any block.
     #[serde(with = "kvatlas_settings::seconds")]
     pub unknown_after: Duration,
-    /// Time without a digest after which a site is forgotten.
+    /// Time without a digest after which a site is removed.
     #[serde(with = "kvatlas_settings::seconds")]
     pub forget_after: Duration,
 }
@@ -191,36 +192,37 @@ pub struct SitesConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Resets {
-    /// An effect that is not known.
+    /// The effect of a reset is unknown.
     Unknown,
-    /// Blocks stay.
+    /// Offloaded blocks stay in their store.
     Keep,
-    /// Blocks go.
+    /// Offloaded blocks are deleted.
     Empty,
 }
 
-/// A pool: a store that several engines put blocks in and load from.
+/// Settings of a pool: a store that several engines put blocks in and load from.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Workers that may load from it; none for all.
+    /// Workers that may load from the pool; `None` for all workers.
     pub members: Option<Vec<Box<str>>>,
-    /// Blocks in a chunk; none for what its members tell, or their stores show.
+    /// Number of blocks in a chunk, the pool's unit of storage; none for the length that its members tell or their stores
+    /// show.
     pub chunk: Option<NonZeroU32>,
-    /// The tier by which its members' events call it.
+    /// Tier by which the events of the pool's members name the pool.
     #[serde(deserialize_with = "beyond_the_device")]
     pub tier: Tier,
-    /// True if its members announce what is removed.
+    /// True if the pool's members announce the removal of blocks.
     pub announces_removals: bool,
-    /// Seconds after which a block counts no more unless it was announced again; none for no limit.
+    /// Seconds after which a block no longer counts as held unless announced again; `None` for no limit.
     pub lifetime: Option<f64>,
-    /// Blocks that it has room for; none for no limit.
+    /// Capacity of the pool, in blocks; `None` for no limit.
     pub room: Option<NonZeroU64>,
-    /// Directory with a file for each chunk, which is looked at; none to believe what is announced.
+    /// Directory with one file per chunk, scanned to see which chunks exist; `None` to trust the announced events.
     pub directory: Option<PathBuf>,
-    /// Time between two looks at the directory.
+    /// Time between two scans of the directory.
     #[serde(with = "kvatlas_settings::seconds")]
     pub look_every: Duration,
 }
@@ -241,12 +243,12 @@ impl From<&PoolConfig> for SharedPool {
     }
 }
 
-/// All of these settings.
+/// Settings for blocks that engines can load from beyond their device memory: effect of resets, and pools.
 #[derive(Debug, Clone)]
 pub struct LoadingConfig {
-    /// Effect of resets.
+    /// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
     pub resets: Resets,
-    /// Pools that engines share.
+    /// Pools: stores that several engines put blocks in and load from.
     pub pools: Vec<PoolConfig>,
 }
 
@@ -257,7 +259,7 @@ impl Default for LoadingConfig {
 }
 
 impl LoadingConfig {
-    /// Tells an index.
+    /// Applies these settings to an index.
     pub(crate) fn tell(&self, index: &BlockIndex) {
         let resets_keep = match self.resets {
             Resets::Unknown => None,

@@ -1,4 +1,4 @@
-//! Engines that discovery follows, registered or not, and the conditions of readiness that are not met.
+//! Engines that discovery follows, registered or not, and the unmet conditions of readiness.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use super::registry::WorkerView;
 
-/// Most bytes of a reason, which may quote an engine's answer.
+/// Maximum length of a reason, in bytes; a reason may quote an engine's answer.
 const MAX_REASON: usize = 1024;
 
-/// State of an engine in discovery.
+/// State of an engine in discovery, which registers engines by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
@@ -31,11 +31,11 @@ pub enum EngineState {
 }
 
 impl EngineState {
-    /// All, in their order in metrics.
+    /// All states, in the order of metrics.
     pub const ALL: [Self; 6] =
         [Self::Asking, Self::Registered, Self::Unreachable, Self::NoEvents, Self::Unusable, Self::Refused];
 
-    /// The name in answers and metrics.
+    /// Name of the state in answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -53,36 +53,36 @@ impl EngineState {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineReport {
-    /// The worker's name.
+    /// Name of the worker.
     pub worker: String,
-    /// The rank of a configured stream; none for an engine.
+    /// Rank of a configured stream; `None` for an engine with all its ranks.
     pub rank: Option<u32>,
-    /// The engine's URL, or the stream's endpoint.
+    /// URL of the engine, or endpoint of the configured stream.
     pub url: String,
     /// State of the engine in discovery.
     pub state: EngineState,
-    /// Stable code of the last problem, if there is one.
+    /// Stable code of the last problem; `None` if there was none.
     pub code: Option<String>,
-    /// The last problem, in words.
+    /// Description of the last problem, for people.
     pub reason: Option<String>,
 }
 
 /// Discovery's report on an engine or a configured stream, with its age.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineView {
-    /// The worker's name.
+    /// Name of the worker.
     pub worker: Arc<str>,
-    /// The rank of a configured stream; none for an engine.
+    /// Rank of a configured stream; `None` for an engine with all its ranks.
     pub rank: Option<u32>,
-    /// The engine's URL, or the stream's endpoint.
+    /// URL of the engine, or endpoint of the configured stream.
     pub url: Arc<str>,
     /// State of the engine in discovery.
     pub state: EngineState,
-    /// Stable code of the last problem, if there is one.
+    /// Stable code of the last problem; `None` if there was none.
     pub code: Option<Arc<str>>,
-    /// The last problem, in words.
+    /// Description of the last problem, for people.
     pub reason: Option<Arc<str>>,
-    /// Time spent in this state.
+    /// Time that the engine has been in this state.
     pub since: Duration,
 }
 
@@ -94,17 +94,17 @@ struct Engine {
     since: Instant,
 }
 
-/// A worker's name, and the rank of a configured stream.
+/// Key of a report: a worker's name, and the rank if it is a configured stream.
 type Key = (Arc<str>, Option<u32>);
 
-/// All of them.
+/// All engines and configured streams that discovery reports on.
 #[derive(Default)]
 pub(super) struct Engines {
     followed: Mutex<BTreeMap<Key, Engine>>,
 }
 
 impl Engines {
-    /// Replaces the former report on the engine or stream.
+    /// Stores a report on an engine or a configured stream, in place of the previous one.
     pub(super) fn report(&self, report: EngineReport) {
         let EngineReport { worker, rank, url, state, code, reason } = report;
         let mut followed = self.followed.lock();
@@ -115,12 +115,12 @@ impl Engines {
         followed.insert(key, Engine { url: url.into(), state, code: code.map(Into::into), reason, since });
     }
 
-    /// Forgets an engine or a configured stream. False if it was not known.
+    /// Forgets an engine or a configured stream. False if it was unknown.
     pub(super) fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
         self.followed.lock().remove(&(worker.into(), rank)).is_some()
     }
 
-    /// All, by worker and rank.
+    /// Reports on all engines and configured streams, by worker and rank.
     pub(super) fn views(&self) -> Vec<EngineView> {
         let followed = self.followed.lock();
         let view = |((worker, rank), it): (&Key, &Engine)| EngineView {
@@ -141,12 +141,12 @@ fn shortened(reason: &str) -> &str {
     &reason[..end.unwrap_or(0)]
 }
 
-/// Streams, engines and holds that readiness waits for; empty if ready.
+/// Unmet conditions of readiness: streams, engines and holds; all empty if the service is ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blockers {
-    /// Names of holds that are not released.
+    /// Names of holds on readiness that have not been released.
     pub holds: Vec<String>,
-    /// Streams whose first replay has not ended: worker, rank, state.
+    /// Streams whose first replay has neither finished nor been given up: worker, rank, state.
     pub streams: Vec<(Arc<str>, u32, &'static str)>,
     /// Engines that discovery has not registered. Readiness does not wait for them, unless no engine is registered.
     pub engines: Vec<EngineView>,
@@ -157,14 +157,14 @@ pub struct Blockers {
 }
 
 impl Blockers {
-    /// True if readiness waits for nothing.
+    /// True if no condition of readiness is unmet.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining
     }
 }
 
-/// Streams whose first replay has neither finished nor been given up.
+/// Streams whose first replay has neither finished nor been given up: worker, rank, state.
 pub(super) fn unsettled(workers: Vec<WorkerView>) -> Vec<(Arc<str>, u32, &'static str)> {
     let streams = workers.into_iter().flat_map(|worker| worker.streams);
     streams

@@ -34,18 +34,19 @@ use kvatlas_stream::limits::SharedCounts;
 /// Registered workers, with their streams and keyspaces.
 pub struct Fleet {
     runtime: Handle,
-    /// Lock held over a whole change.
+    /// Lock held during a whole change, so that changes happen one after another.
     changing: tokio::sync::Mutex<()>,
     registry: Registry,
     engines: Engines,
     holds: Mutex<BTreeSet<String>>,
     draining: AtomicBool,
-    /// True if the fleet was ready once, with at least one engine.
+    /// True once the fleet has been ready with at least one engine.
     was_ready: AtomicBool,
 }
 
 impl Fleet {
-    /// An empty fleet, whose streams run on `runtime`. `holds`: holds on readiness besides the streams.
+    /// Creates an empty fleet, whose streams run on `runtime`. `holds`: names of conditions that hold readiness back,
+    /// besides the streams.
     #[must_use]
     pub fn new(context: impl Into<StreamContext>, holds: &[String], runtime: Handle) -> Arc<Self> {
         Arc::new(Self {
@@ -59,16 +60,16 @@ impl Fleet {
         })
     }
 
-    /// Keyspace of a model and routing group, if one was ever registered.
+    /// Keyspace of a model and routing group; `None` if no worker of theirs was ever registered.
     #[must_use]
     pub fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
         self.registry.keyspace(model, routing_group)
     }
 
-    /// Keyspace of a model, by its name, an alias of engines, or the name of an adapter.
+    /// Keyspace of a model, found by the model's name, an alias of engines, or the name of an adapter.
     ///
     /// # Errors
-    /// [`Error::Unknown`] for an unknown name, [`Error::Conflict`] if it stands for several models.
+    /// [`Error::Unknown`] for an unknown name, [`Error::Conflict`] for a name that may mean several models.
     pub fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
         self.registry.find(model, routing_group)
     }
@@ -79,7 +80,7 @@ impl Fleet {
         self.registry.keyspaces()
     }
 
-    /// True if blocks are identified under a key that no other process has.
+    /// True if indexes identify blocks by words under a key that no other process has.
     #[must_use]
     pub fn is_keyed(&self) -> bool {
         self.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed())
@@ -91,12 +92,12 @@ impl Fleet {
         self.registry.workers()
     }
 
-    /// Takes in discovery's report on an engine, or a configured stream.
+    /// Stores discovery's report on an engine or a configured stream.
     pub fn report(&self, report: EngineReport) {
         self.engines.report(report);
     }
 
-    /// Forgets an engine or a configured stream of discovery. False if it was not known.
+    /// Forgets an engine or a configured stream that discovery followed. False if it was unknown.
     pub fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
         self.engines.forget(worker, rank)
     }
@@ -107,32 +108,32 @@ impl Fleet {
         self.engines.views()
     }
 
-    /// Lag of a stream behind its engine: that of the last live batch, or, if the engine should have answered since and has
-    /// not, its silence.
+    /// Lag of a stream behind its engine: the delay of the last live batch, or, if larger, the silence of an engine
+    /// whose answer is overdue; `None` if unknown.
     #[must_use]
     pub fn lag(&self, stream: &Stream) -> Option<Duration> {
         stream.status.lag().max(self.overdue(stream))
     }
 
-    /// Silence of a stream whose engine should have answered since and has not; none if it is not overdue.
+    /// Silence of a stream whose engine's answer to a probe is overdue; `None` if no answer is overdue.
     #[must_use]
     pub fn overdue(&self, stream: &Stream) -> Option<Duration> {
         let is_asked = stream.registration.replay_endpoint.is_some();
         stream.status.silence().filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval())
     }
 
-    /// The engines that connect to this service.
+    /// Engines that connect to this service.
     pub(crate) fn publishers(&self) -> &Arc<Publishers> {
         self.registry.publishers()
     }
 
-    /// The snapshots that streams are restored from, and written to.
+    /// Snapshots that streams are restored from, and written to.
     #[must_use]
     pub fn snapshots(&self) -> &Arc<Snapshots> {
         self.registry.snapshots()
     }
 
-    /// The log that streams are published to, or read from.
+    /// Log that streams are published to, or read from.
     pub(crate) fn relay(&self) -> &Arc<Relay> {
         self.registry.relay()
     }
@@ -143,9 +144,10 @@ impl Fleet {
         self.registry.shared()
     }
 
-    /// True if queries should come here: once readiness waits for nothing, until shutdown. An engine that is registered later
-    /// does not change this, as clients would have no service left to ask; answers show that they are without it. Engines
-    /// that discovery cannot register do not hold readiness back, unless none can be registered.
+    /// True if the service may receive queries: from when readiness waits for nothing until shutdown. An engine that is
+    /// registered later does not make the service unready, as clients would have no service left to ask; answers show
+    /// that they lack this engine. Engines that discovery cannot register do not hold readiness back, unless none can
+    /// be registered.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         if self.draining.load(Relaxed) {
@@ -161,7 +163,7 @@ impl Fleet {
         is_over
     }
 
-    /// Streams, engines and holds that are not complete, whether the fleet is ready or not.
+    /// Streams, engines and holds that readiness waits for, or would wait for if the fleet were not ready already.
     #[must_use]
     pub fn waiting(&self) -> Blockers {
         let mut engines = self.engines();
@@ -176,7 +178,7 @@ impl Fleet {
         }
     }
 
-    /// Releases a hold on readiness. False if there was none.
+    /// Releases a hold on readiness. False if there was no hold of this name.
     pub fn release(&self, hold: &str) -> bool {
         self.holds.lock().remove(hold)
     }
@@ -202,7 +204,7 @@ impl Fleet {
         .await
     }
 
-    /// Stops following a worker, or one rank of it, and drops its blocks. Returns the number of streams ended.
+    /// Stops following a worker, or one rank of the worker, and drops the blocks. Returns the number of streams ended.
     ///
     /// # Errors
     /// [`Error::Unknown`] if the worker is not registered, not in that keyspace, or has no such rank.
@@ -222,20 +224,20 @@ impl Fleet {
         .await
     }
 
-    /// Makes the next registration panic.
+    /// Makes the next registration panic, for tests.
     #[cfg(test)]
     pub(crate) fn fail_next_registration(&self) {
         self.registry.fail.store(true, Relaxed);
     }
 
-    /// Ends all streams. Their blocks stay, for queries that are still running.
+    /// Ends all streams. Blocks stay in the indexes, for queries that are still running.
     pub async fn stop(self: &Arc<Self>) {
         self.drain();
         let _whole = self.changing.lock().await;
         self.registry.stop().await;
     }
 
-    /// Runs one change at a time to its end, even if the caller is gone.
+    /// Runs a change to its end, one change at a time, even if the caller's future is dropped.
     async fn whole<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, Error>> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Aliases of models, names of adapters, and the model that a name stands for: engines serve one model under several names.
+//! Aliases of models and names of adapters, resolved to models: engines serve one model under several names.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,20 +7,21 @@ use super::registry::Registry;
 use crate::error::Error;
 use crate::state::{Keyspace, ModelNames};
 
-/// Most names in a message, and most characters of each.
+/// Maximum number of names in a message.
 const TOLD: usize = 8;
+/// Maximum number of characters of each name in a message.
 const TOLD_CHARS: usize = 64;
 
-/// Model that a name stands for, with the adapter if it is an adapter's name.
+/// Model that a name denotes, with the adapter if the name is an adapter's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
     pub(super) model: Arc<str>,
-    /// The adapter, if the name is an adapter's.
+    /// Name of the adapter; `None` if the name is a model's.
     pub(super) adapter: Option<Arc<str>>,
 }
 
 impl Target {
-    /// The target in words, for a message.
+    /// Description of the target, for a message.
     pub(super) fn described(&self) -> String {
         match &self.adapter {
             None => format!("{:?}", self.model),
@@ -29,12 +30,12 @@ impl Target {
     }
 }
 
-/// Targets by routing group and name. Engines may contradict each other, so a name may stand for several.
+/// Targets by routing group and name. As engines may contradict each other, one name may have several targets.
 #[derive(Debug, Default)]
 pub(super) struct Names(HashMap<Box<str>, HashMap<Box<str>, BTreeSet<Target>>>);
 
 impl Names {
-    /// Names of all workers, given as routing group, model and other names.
+    /// Collects the names of all workers, given as routing group, model and other names.
     pub(super) fn of<'a>(workers: impl Iterator<Item = (&'a str, &'a str, &'a ModelNames)>) -> Self {
         let mut names = Self::default();
         for (group, model, others) in workers {
@@ -49,18 +50,18 @@ impl Names {
         names
     }
 
-    /// Targets that a name stands for; none for an unknown name.
+    /// Targets of a name in a routing group; `None` for an unknown name.
     pub(super) fn get(&self, group: &str, name: &str) -> Option<&BTreeSet<Target>> {
         self.0.get(group)?.get(name)
     }
 
-    /// All names of a routing group.
+    /// All aliases and names of adapters in a routing group.
     pub(super) fn all(&self, group: &str) -> impl Iterator<Item = &str> {
         self.0.get(group).into_iter().flat_map(|names| names.keys().map(|name| &**name))
     }
 }
 
-/// List of names for a message, sorted and shortened; `quoted`: in quotes.
+/// List of names for a message, sorted and shortened. `quoted`: whether each name is put in quotes.
 pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
     names.sort_unstable();
     names.dedup();
@@ -76,16 +77,16 @@ pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
     text
 }
 
-/// Keyspace of a model's blocks; for the name of an adapter, with the adapter.
+/// Result of looking up a name: the keyspace of the model's blocks, and the adapter if the name is an adapter's.
 pub struct ModelPlace {
-    /// The keyspace where the blocks are.
+    /// Keyspace of the model's blocks.
     pub keyspace: Arc<Keyspace>,
-    /// The adapter.
+    /// Name of the adapter; `None` if the name is a model's.
     pub adapter: Option<Arc<str>>,
 }
 
 impl Registry {
-    /// Keyspace of a model, by its name, an alias of engines, or the name of an adapter.
+    /// Keyspace of a model, found by the model's name, an alias of engines, or the name of an adapter.
     pub(super) fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
         let exact = self.keyspace(model, routing_group);
         let names = self.names.load();
@@ -114,7 +115,7 @@ impl Registry {
         found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
     }
 
-    /// Error for an unknown model, with the names that are known.
+    /// Error for an unknown model, with a list of the known names.
     fn unknown(&self, model: &str, routing_group: &str) -> Error {
         let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
         let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);

@@ -1,4 +1,4 @@
-//! Registry of workers and their streams, with its changes. The caller makes one change at a time.
+//! Registry of workers and their streams, and how registrations change it. The caller makes one change at a time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,33 +20,33 @@ use kvatlas_stream::limits::{Limit, SharedCounts};
 /// Outcome of a registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistrationOutcome {
-    /// The registration is new.
+    /// The registration was added.
     New,
-    /// The same registration was there already.
+    /// The same registration already existed.
     Already,
 }
 
-/// A worker as `/workers` shows it.
+/// View of a worker, for the answer to `/workers`.
 pub struct WorkerView {
-    /// The worker's name.
+    /// Name of the worker.
     pub name: Arc<str>,
-    /// The keyspace that holds its blocks.
+    /// Keyspace that the worker's blocks are in.
     pub keyspace: Arc<Keyspace>,
-    /// Other names of its model.
+    /// Aliases and adapters of the worker's model.
     pub names: Arc<ModelNames>,
     /// The worker's streams, by registered rank.
     pub streams: Vec<(u32, Arc<Stream>)>,
 }
 
-/// A registered worker. Its keyspace knows its streams.
+/// A registered worker. The worker's keyspace has its streams.
 struct Worker {
     keyspace: Arc<Keyspace>,
     names: Arc<ModelNames>,
-    /// The tasks that follow its streams, by registered rank.
+    /// Tasks that follow the worker's streams, by registered rank.
     tasks: BTreeMap<u32, StreamHandle>,
 }
 
-/// Streams that an unregistration ends, and their keyspace.
+/// Streams that an unregistration ends, with their tasks and keyspace.
 struct Ending {
     keyspace: Arc<Keyspace>,
     streams: Vec<Arc<Stream>>,
@@ -56,21 +56,21 @@ struct Ending {
 /// Keyspaces by model, then by routing group.
 pub(super) type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
 
-/// Workers and keyspaces.
+/// Registered workers, and the keyspaces of their blocks.
 pub(super) struct Registry {
     context: StreamContext,
     publishers: Arc<Publishers>,
     runtime: Handle,
     workers: Mutex<BTreeMap<Arc<str>, Worker>>,
     pub(super) keyspaces: ArcSwap<Keyspaces>,
-    /// Changes only under the lock of `workers`.
+    /// Names by which models are found; replaced only under the lock of `workers`.
     pub(super) names: ArcSwap<Names>,
-    /// True if the next registration is to fail.
+    /// True if the next registration is to fail, for tests.
     #[cfg(test)]
     pub(super) fail: std::sync::atomic::AtomicBool,
 }
 
-/// A stream that was added to its keyspace, and is removed from it on drop.
+/// Guard of a stream newly added to its keyspace: removes the stream from the keyspace on drop.
 struct NewStream<'a>(Option<(&'a Keyspace, &'a Stream)>);
 
 impl NewStream<'_> {
@@ -101,14 +101,14 @@ impl Registry {
         }
     }
 
-    /// Updates the names of models. To be called after a worker came or went, or its names changed.
+    /// Updates the names of models, after a worker was added or removed, or its names changed.
     fn refresh_names(&self, workers: &BTreeMap<Arc<str>, Worker>) {
         let named =
             workers.values().map(|worker| (&*worker.keyspace.routing_group, &*worker.keyspace.model, &*worker.names));
         self.names.store(Arc::new(Names::of(named)));
     }
 
-    /// Sets the aliases and adapters of a worker's model.
+    /// Sets the aliases and adapters of a worker's model, if `names` has them.
     fn rename(&self, workers: &mut BTreeMap<Arc<str>, Worker>, name: &str, names: Option<&ModelNames>) {
         let (Some(worker), Some(names)) = (workers.get_mut(name), names) else { return };
         if *worker.names != *names {
@@ -207,7 +207,8 @@ impl Registry {
         Ok(RegistrationOutcome::New)
     }
 
-    /// Checks the registration of an engine that connects to this service: the port listens, and no other stream has its topic.
+    /// Checks the registration of an engine that connects to this service: the service must listen at the port, and no
+    /// other stream may have the topic.
     fn check_bound(&self, registration: &Registration, workers: &BTreeMap<Arc<str>, Worker>) -> Result<(), Error> {
         let Some(port) = registration.endpoint.bound_port() else { return Ok(()) };
         let ports = self.publishers.ports();
@@ -234,7 +235,7 @@ impl Registry {
         Err(Error::conflict("topic_taken", message))
     }
 
-    /// Keyspace of a registration, made if there is none.
+    /// Keyspace for a registration, created if it does not exist.
     fn keyspace_for(&self, registration: &Registration) -> Result<Arc<Keyspace>, Error> {
         let Registration { model, routing_group, block_size, .. } = registration;
         if let Some(keyspace) = self.keyspace(model, routing_group) {
@@ -310,7 +311,7 @@ impl Registry {
         Ok(ranks.len())
     }
 
-    /// Streams to be ended, with their tasks.
+    /// Takes the streams to be ended, with their tasks, out of the registry.
     fn ending(&self, name: &str, within: Option<(&str, Option<&str>)>, rank: Option<u32>) -> Result<Ending, Error> {
         let mut workers = self.workers.lock();
         let found = workers.get_mut(name).filter(|worker| {
@@ -338,7 +339,7 @@ impl Registry {
         Ok(Ending { keyspace, streams, tasks })
     }
 
-    /// Ends all tasks. Workers and blocks stay.
+    /// Ends all streams' tasks. Workers and blocks stay.
     pub(super) async fn stop(&self) {
         let tasks: Vec<_> = self
             .workers
@@ -352,7 +353,7 @@ impl Registry {
     }
 }
 
-/// Checks a registration against the stream that feeds its rank already.
+/// Compares a registration with the stream that already feeds its rank: the same registration, or an error.
 fn already(feeder: &Stream, registration: &Registration) -> Result<RegistrationOutcome, Error> {
     let Registration { rank, worker, .. } = registration;
     if feeder.registration.rank == *rank {

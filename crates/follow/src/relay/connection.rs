@@ -10,23 +10,23 @@ use tokio::sync::{mpsc, watch};
 use crate::config::RelayConfig;
 use crate::error::Error;
 
-/// Questions that wait to be sent. More are dropped; a reader asks again.
+/// Maximum number of resync requests that wait to be sent. More are dropped, as a reader asks again.
 const QUESTIONS: usize = 1024;
-/// Longest wait before a connection is tried again.
+/// Longest wait before a lost connection is tried again.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// State of the connection to NATS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
-    /// Not connected.
+    /// Not connected to NATS.
     Down,
-    /// Connected, but a reader has not caught up with the log, or a publisher has no log yet.
+    /// Connected, but a reader has not caught up with the log, or a publisher's log does not exist yet.
     Behind,
-    /// Connected, and a reader has caught up with the log, or a publisher has a log.
+    /// Connected, and a reader has caught up with the log, or a publisher's log exists.
     Up,
 }
 
-/// The connection to NATS, which is made again by itself when it is lost.
+/// The connection to NATS, which is re-established whenever it is lost.
 #[derive(Debug)]
 pub(crate) struct NatsLink {
     state: watch::Sender<LinkState>,
@@ -35,14 +35,15 @@ pub(crate) struct NatsLink {
 }
 
 impl NatsLink {
-    /// A link that is not connected, and the receiver of its questions: subjects whose relays are asked for all holdings.
+    /// Creates a link that is not connected, and the receiver of resync requests: subjects whose relays are to publish
+    /// all that their streams hold.
     pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<String>) {
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (state, trouble) = (watch::Sender::new(LinkState::Down), Mutex::default());
         (Arc::new(Self { state, trouble, questions }), asked)
     }
 
-    /// Watches the state.
+    /// Receiver of the connection's state and its changes.
     pub(crate) fn watch(&self) -> watch::Receiver<LinkState> {
         self.state.subscribe()
     }
@@ -55,12 +56,12 @@ impl NatsLink {
         self.state.send_if_modified(|before| std::mem::replace(before, state) != state);
     }
 
-    /// Latest trouble with the connection, in words.
+    /// Description of the connection's latest trouble; `None` if the connection works.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.trouble.lock().clone()
     }
 
-    /// Records trouble with the connection, or its end. The same trouble is logged once, not with each attempt.
+    /// Records trouble with the connection; `None` for its end. The same trouble is logged once, not with each attempt.
     pub(crate) fn set_trouble(&self, trouble: Option<String>) {
         let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
         if let Some(error) = trouble.filter(|error| Some(error) != before.as_ref()) {
@@ -68,16 +69,16 @@ impl NatsLink {
         }
     }
 
-    /// Asks the relay of a stream for all that the stream holds. False if the question cannot be sent now.
+    /// Asks the relay of a stream to publish all that the stream holds. False if the request cannot be sent now.
     pub(crate) fn ask(&self, subject: &str) -> bool {
         self.questions.try_send(subject.to_owned()).is_ok()
     }
 }
 
-/// Begins to connect. The servers need not be up, now or later.
+/// Begins to connect to NATS. The servers need not be up, now or later.
 ///
 /// # Errors
-/// [`Error::Start`] if a file cannot be read, or an address is not one.
+/// [`Error::Start`] if a file cannot be read, or an address is not valid.
 pub(super) async fn connect(config: &RelayConfig, link: &Arc<NatsLink>, url: &str) -> Result<Client, Error> {
     let wrong = |what: &str, error: String| Error::Start { message: format!("relay: {what}: {error}") };
     let (of_events, of_attempts) = (link.clone(), link.clone());
@@ -136,7 +137,7 @@ pub(super) async fn connect(config: &RelayConfig, link: &Arc<NatsLink>, url: &st
     options.connect(addresses).await.map_err(|error| wrong(url, error.to_string()))
 }
 
-/// The meaning of a failed attempt to connect, in words that say what can be done.
+/// Description of a failed attempt to connect, with advice on what can be done.
 fn reason(error: &str) -> String {
     let advice = if error.contains("certificate") {
         "; relay.ca names the authorities whose certificates are trusted"

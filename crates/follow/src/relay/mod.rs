@@ -68,44 +68,44 @@ counts! {
     reconnects,
 }
 
-/// A message of the log, on its way to its stream.
+/// A message of the log, on the way to the task of its stream.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) payload: Bytes,
     /// Sequence number of the message in the log.
     pub(crate) sequence: u64,
-    /// Time of reading, if the message was published just before, which shows that its relay is alive.
+    /// Time at which the message was read, if it was published just before, and so shows that its relay is alive.
     pub(crate) heard: Option<Instant>,
 }
 
-/// The messages of the log for one stream, as its task receives them.
+/// Receiver of the log's messages for one stream's task.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub(crate) messages: mpsc::Receiver<Delivery>,
 }
 
 impl Inbox {
-    /// An inbox that never receives a message.
+    /// Creates an inbox that never receives a message.
     pub(crate) fn empty() -> Self {
         Self { messages: mpsc::channel(1).1 }
     }
 }
 
-/// The connection, queues and counts shared by all streams of a service that publish to a log, or are read from one.
+/// Shared part of a service's streams that are published to a log, or read from one: connection, queues and counts.
 #[derive(Debug)]
 pub struct Relay {
     pub(crate) config: RelayConfig,
     pub(crate) counts: Counts,
     pub(crate) link: Arc<NatsLink>,
-    /// The client, once the connection is begun.
+    /// The NATS client, once connecting has begun.
     client: OnceLock<async_nats::Client>,
-    /// Questions to be sent over the link, until the reader takes them.
+    /// Receiver of resync requests to be sent to relays, until the log's reader takes it.
     questions: Mutex<Option<mpsc::Receiver<String>>>,
-    /// Bytes in all queues, and in messages not yet acknowledged.
+    /// Bytes in all streams' queues, and in messages not yet acknowledged.
     buffered: AtomicUsize,
-    /// Permit to copy holdings: one stream at a time.
+    /// Permit to copy a stream's holdings, which one stream at a time may hold.
     copying: Arc<Semaphore>,
-    /// For each published stream, the sender of requests for all its holdings.
+    /// Sender of requests for a full state, for each published stream by its subject.
     askers: Mutex<HashMap<String, mpsc::Sender<()>>>,
     inboxes: Mutex<HashMap<String, Inbox>>,
 }
@@ -132,12 +132,12 @@ impl Relay {
         }
     }
 
-    /// True if the changes of streams are published.
+    /// True if the changes of streams are published to a log.
     pub(crate) fn publishes(&self) -> bool {
         self.config.publish.is_some()
     }
 
-    /// Bytes that wait to be published, or acknowledged.
+    /// Number of bytes that wait to be published or acknowledged.
     pub(crate) fn buffered(&self) -> usize {
         self.buffered.load(Relaxed)
     }
@@ -147,22 +147,22 @@ impl Relay {
         self.config.from.is_some()
     }
 
-    /// The client of NATS, once the connection is begun.
+    /// The NATS client, once connecting has begun.
     pub(crate) fn client(&self) -> Option<&async_nats::Client> {
         self.client.get()
     }
 
-    /// True if the service is connected to NATS.
+    /// True if the service is connected to a NATS server.
     pub(crate) fn is_connected(&self) -> bool {
         !self.link.is(LinkState::Down)
     }
 
-    /// Takes the questions to be sent over the link. None the second time.
+    /// Takes the receiver of resync requests to be sent to relays. `None` at the second call.
     pub(crate) fn take_questions(&self) -> Option<mpsc::Receiver<String>> {
         self.questions.lock().take()
     }
 
-    /// Leaves the inbox of a stream for its task, which begins soon.
+    /// Stores the inbox of a stream for the stream's task, which begins soon.
     pub(crate) fn leave_inbox(&self, subject: &str, inbox: Inbox) {
         self.inboxes.lock().insert(subject.to_owned(), inbox);
     }
@@ -171,19 +171,19 @@ impl Relay {
         self.inboxes.lock().remove(subject)
     }
 
-    /// Asks the relay of a stream for all that the stream holds.
+    /// Asks the relay of a stream to publish all that the stream holds.
     pub(crate) fn ask(&self, subject: &str) {
         if self.link.ask(subject) {
             self.counts.asked.fetch_add(1, Relaxed);
         }
     }
 
-    /// Registers the sender of requests for all holdings of a published stream.
+    /// Registers the sender of requests for a full state of a published stream.
     fn publishes_stream(&self, subject: String, asker: mpsc::Sender<()>) {
         self.askers.lock().insert(subject, asker);
     }
 
-    /// Hands on a reader's request for all holdings of a stream, if the stream is published here.
+    /// Passes a reader's request for a full state on to the stream, if the stream is published by this service.
     fn note_request(&self, subject: &str) {
         if let Some(asker) = self.askers.lock().get(subject) {
             // One pending request serves all readers.
@@ -191,15 +191,15 @@ impl Relay {
         }
     }
 
-    /// Forgets streams that are not published any more.
+    /// Drops the senders of streams that are no longer published.
     fn forget_ended(&self) {
         self.askers.lock().retain(|_, asker| !asker.is_closed());
     }
 
-    /// Begins to connect, if the service publishes to a log or reads one.
+    /// Begins to connect to NATS, if the service publishes to a log or reads one.
     ///
     /// # Errors
-    /// [`Error::Start`] if a file cannot be read, or an address is not one.
+    /// [`Error::Start`] if a file cannot be read, or an address is not valid.
     pub(crate) async fn start(self: &Arc<Self>) -> Result<(), Error> {
         let Some(url) = self.config.publish.as_ref().or(self.config.from.as_ref()) else { return Ok(()) };
         let _ = self.client.set(connection::connect(&self.config, &self.link, url).await?);
@@ -210,16 +210,16 @@ impl Relay {
     }
 }
 
-/// Prefix of each stream's subject.
+/// First part of each stream's NATS subject.
 const BEFORE: &str = "kvatlas.";
 
-/// Prefix before a stream's subject for questions to its relay, which the log does not keep.
+/// Prefix of a stream's subject for requests to its relay; the log does not keep messages under it.
 pub(crate) const ASK: &str = "ask-";
 
-/// Characters with a meaning in subjects.
+/// Characters that are escaped in subjects, as NATS gives them a meaning.
 const RESERVED: &AsciiSet = &CONTROLS.add(b'.').add(b'*').add(b'>').add(b' ').add(b'%').add(b'$');
 
-/// Identity of a stream in the log: a rank of a worker, with its model and routing group.
+/// Identity of a stream in the log: a rank of a worker, with model and routing group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) routing_group: String,
@@ -229,7 +229,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Subjects of all streams.
+    /// Pattern that matches the NATS subjects of all streams.
     pub(crate) const ALL: &str = "kvatlas.>";
 
     pub(crate) fn parse(subject: &str) -> Option<Self> {

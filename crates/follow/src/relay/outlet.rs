@@ -1,8 +1,8 @@
 //! Queue of one stream's changes that are not in the log yet.
 //!
-//! The task adds to the queue and never waits. If all queues together are too long, the one that is added to is dropped:
-//! its message numbers skip one, and nothing is added until a full state of the stream follows. So readers notice the gap, and
-//! get the state anew.
+//! The stream's task adds to the queue and never waits. If all queues together become too long, the queue that is being
+//! added to is dropped: its message numbers skip one, and nothing is added until a full state of the stream follows. So
+//! readers notice the gap, and get a new full state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,19 +16,20 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use super::Relay;
 
-/// Bytes of a message after which no frame is added: NATS takes 1 MiB by default, and a frame is not divided.
+/// Size of a message, in bytes, from which on no further frame is added: NATS takes 1 MiB by default, and a frame is
+/// not divided.
 const MESSAGE: usize = 128 << 10;
-/// Bytes of memory that a frame takes besides its own.
+/// Memory overhead of a queued frame, in bytes, besides its contents.
 const OVERHEAD: usize = 64;
 /// Time in the queue after which a message is marked as late.
 const LATE: Duration = Duration::from_secs(2);
 
-/// Queue of one stream.
+/// Queue of one stream's changes that wait to be published to the log.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     pub(super) relay: Arc<Relay>,
     pub(crate) subject: String,
-    /// Hash of the subject, for message identifiers, which are unique in the whole log.
+    /// Hash of the stream's subject, from which message identifiers are made that are unique in the whole log.
     pub(super) named: u64,
     pub(super) writer: MessageWriter,
     queue: Mutex<Queue>,
@@ -42,10 +43,11 @@ pub(crate) struct Outlet {
 struct Queue {
     items: VecDeque<Item>,
     bytes: usize,
-    /// True if changes are dropped, until a full state comes.
+    /// True while changes are dropped, until the next full state.
     broken: bool,
-    /// Status at the end of the queue, and at its beginning.
+    /// Status of the stream after the last item of the queue.
     told: Status,
+    /// Status of the stream after the last message that was sent.
     sent: Status,
     next_id: u64,
 }
@@ -53,29 +55,29 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
-    /// Number of blocks in the changes.
+    /// Number of blocks in the item's changes.
     blocks: u64,
     status: Option<Status>,
     timestamp: f64,
     at: Instant,
-    /// Permit to copy a stream, released when this item is sent.
+    /// Permit to copy the stream, released when this item has been sent.
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A message that is being sent.
+/// A message that is being sent to the log.
 #[derive(Debug)]
 pub(super) struct Envelope {
     pub(super) id: u64,
     pub(super) payload: bytes::Bytes,
-    /// Bytes that the message took in the queue.
+    /// Memory that the message took in the queue, in bytes.
     pub(super) size: usize,
     status: Status,
-    /// Time at which its first item was added to the queue.
+    /// Time at which the message's first item was added to the queue.
     since: Instant,
 }
 
 impl Envelope {
-    /// Marks a message that is to be sent again as late, if it is.
+    /// Marks a message that is to be sent again as late, if it has waited too long.
     pub(super) fn note_late(&mut self) {
         if self.since.elapsed() > LATE && !std::mem::replace(&mut self.status.late, true) {
             let mut payload = Vec::from(std::mem::take(&mut self.payload));
@@ -102,12 +104,14 @@ impl Outlet {
         }
     }
 
-    /// Publishes that no rank holds a block: when a task begins, and after a clear. Readers then have the full state.
+    /// Publishes that no rank holds any block: when a task begins, and after a clear. Readers then have the stream's
+    /// full state.
     pub(crate) fn forget_all(&self) {
         self.frame(Frame::Forgotten, 0.0);
     }
 
-    /// Publishes the changes of a batch to a rank's holdings.
+    /// Publishes the changes that a batch makes to a rank's holdings. `timestamp`: the batch's time, in seconds since
+    /// 1970.
     pub(crate) fn batch(&self, rank: u32, changes: &[u8], timestamp: f64) {
         let frame = Frame::Batch { rank, changes };
         if blocks_of(frame) > MOST_BLOCKS {
@@ -117,7 +121,8 @@ impl Outlet {
         self.frame(frame, timestamp);
     }
 
-    /// Publishes a frame of a full state, which begins with [`Frame::StateBegin`].
+    /// Publishes one frame of a full state; the first is [`Frame::StateBegin`]. `permit`: permit to copy, released once
+    /// the frame is sent.
     pub(crate) fn state(&self, frame: Frame<'_>, permit: Option<OwnedSemaphorePermit>) {
         if frame == Frame::StateBegin {
             self.relay.counts.states.fetch_add(1, Relaxed);
@@ -135,7 +140,7 @@ impl Outlet {
         );
     }
 
-    /// Publishes the status, if it has changed.
+    /// Publishes the stream's status, if it has changed.
     pub(crate) fn status(&self, status: Status) {
         if std::mem::replace(&mut self.queue.lock().told, status) != status {
             let mut bytes = Vec::new();
@@ -146,41 +151,42 @@ impl Outlet {
         }
     }
 
-    /// Drops the queue, because readers do not have the holdings, and requests a full state for them.
+    /// Drops the queue, so that readers miss changes, and requests a full state for them.
     pub(crate) fn break_off(&self) {
         self.break_queue(&mut self.queue.lock());
         self.ask();
     }
 
-    /// Sender of requests for a full state, as [`ask`](Self::ask) makes them.
+    /// Sender of requests for a full state, as made by [`ask`](Self::ask).
     pub(super) fn asker(&self) -> mpsc::Sender<()> {
         self.asked.clone()
     }
 
-    /// Requests a full state.
+    /// Requests that the stream's task publish a full state.
     pub(crate) fn ask(&self) {
         // One pending request serves all readers.
         let _ = self.asked.try_send(());
     }
 
-    /// Ready if a full state is requested.
+    /// Polls for a request for a full state.
     pub(crate) fn poll_asked(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.asks.lock().poll_recv(cx).map(drop)
     }
 
-    /// Permit to copy the stream, if the log is connected and the queues have room; one stream at a time has it.
+    /// Permit to copy the stream, which one stream at a time may hold; `None` if the log is not connected or the queues
+    /// are too full.
     pub(crate) fn may_copy(&self) -> Option<OwnedSemaphorePermit> {
         let relay = &self.relay;
         let room = relay.buffered.load(Relaxed) < relay.config.buffer_bytes / 2;
         if room && relay.is_connected() { relay.copying.clone().try_acquire_owned().ok() } else { None }
     }
 
-    /// Latest trouble with the log, in words.
+    /// Description of the latest trouble with the log; `None` if the log works.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.relay.link.trouble()
     }
 
-    /// Publishes the end of the stream. Nothing is added after it.
+    /// Publishes the end of the stream. Later changes are ignored.
     pub(crate) fn close(&self) {
         self.frame(Frame::Gone, 0.0);
         self.closed.store(true, Relaxed);
@@ -226,7 +232,7 @@ impl Outlet {
         queue.next_id += 1;
     }
 
-    /// Next message, if an item waits; with `beats`, a heartbeat if none does.
+    /// Next message to be sent, made of waiting items. Without items `None`, or a heartbeat if `beats` is true.
     pub(super) fn pack(&self, beats: bool) -> Option<Envelope> {
         let mut queue = self.queue.lock();
         if queue.items.is_empty() && !beats {
@@ -266,7 +272,7 @@ impl Outlet {
         Some(Envelope { id, payload: payload.into(), size, status, since })
     }
 
-    /// Releases the memory of a message that has arrived, or is given up.
+    /// Frees the memory budget of a message that was acknowledged or given up.
     pub(super) fn note_arrival(&self, packed: &Envelope) {
         self.relay.buffered.fetch_sub(packed.size, Relaxed);
     }
@@ -299,7 +305,7 @@ mod tests {
         Outlet::new(Arc::default(), "kvatlas.g.m.w.0".to_owned(), writer)
     }
 
-    /// The status that a reader takes for true at the end of a message.
+    /// Last status in a message, which is the one that its readers take as valid.
     fn status(packed: &Envelope) -> Option<Status> {
         let status = |frame| if let Ok(Frame::Status(status)) = frame { Some(status) } else { None };
         Message::read(&packed.payload).expect("a message").frames().filter_map(status).last()

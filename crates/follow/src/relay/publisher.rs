@@ -1,7 +1,8 @@
-//! Publishing a stream's queue to the log, in a task for each stream: in order, a few messages ahead of their acknowledgements.
+//! Publisher of a stream's queue to the log, in one task per stream: in order, a few messages ahead of their
+//! acknowledgements.
 //!
-//! A message that is not acknowledged in time is sent again, with all messages after it. The log recognizes them by
-//! their identifiers and keeps each once; should that fail, readers notice the repeated number.
+//! A message that is not acknowledged in time is sent again, with all messages after it. The log recognizes repeated
+//! messages by their identifiers and keeps each once; should that fail, readers notice the repeated number.
 
 use std::collections::VecDeque;
 use std::future::IntoFuture as _;
@@ -21,17 +22,17 @@ use tokio::time::{Instant, sleep, timeout};
 use super::outlet::Envelope;
 use super::{ASK, LinkState, Outlet, Relay, Subject};
 
-/// Most unacknowledged messages of one stream.
+/// Maximum number of unacknowledged messages of one stream.
 const WINDOW: usize = 8;
-/// Time after which a message counts as lost.
+/// Time without acknowledgement after which a message counts as lost.
 const UNANSWERED: Duration = Duration::from_secs(2);
-/// Time before another attempt.
+/// Wait before a failed attempt to publish is repeated.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Longest time for the last messages of a stream that ends.
+/// Longest time for publishing the last messages of a stream that ends.
 const LAST: Duration = Duration::from_secs(2);
 
 impl Relay {
-    /// Queue of a stream that begins, with a task that publishes it. To be called in a runtime.
+    /// Creates the queue of a stream that begins, with a task that publishes it. Must be called inside a runtime.
     pub(crate) fn outlet(self: &Arc<Self>, subject: &Subject, block_size: u32, key: u32) -> Arc<Outlet> {
         let subject = subject.to_string();
         let writer = MessageWriter { life: new_life(), block_size, key };
@@ -45,8 +46,8 @@ impl Relay {
     }
 }
 
-/// Identifier of a new life, higher than any before it: milliseconds since 1970, then bits that differ between streams of one
-/// process, and between processes.
+/// Creates an identifier of a stream's new life, higher than all before: milliseconds since 1970, then bits that differ
+/// between streams of one process, and between processes.
 fn new_life() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -54,7 +55,7 @@ fn new_life() -> u64 {
     millis << 20 | low & 0xf_ffff
 }
 
-/// A message that was sent.
+/// A message that was sent, with its expected acknowledgement.
 struct SentMessage {
     packed: Envelope,
     ack: Option<PublishAckFuture>,
@@ -142,7 +143,7 @@ async fn run(outlet: Arc<Outlet>, client: Client) {
     relay.forget_ended();
 }
 
-/// Sends all unacknowledged messages again. Returns the reason of the failure, unless the connection is lost.
+/// Sends all unacknowledged messages again. Returns the reason of the failure; `None` if the connection is lost.
 async fn again(
     log: &Context,
     client: &Client,
@@ -175,7 +176,7 @@ async fn send(log: &Context, outlet: &Outlet, packed: &Envelope) -> Result<Publi
     log.publish_with_headers(outlet.subject.clone(), headers, packed.payload.clone()).await
 }
 
-/// Creates the log's stream in JetStream, if there is none.
+/// Creates the log's JetStream stream if it does not exist.
 pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), String> {
     let config = &relay.config;
     let storage = if config.in_memory { StorageType::Memory } else { StorageType::File };
@@ -191,7 +192,7 @@ pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), Strin
     log.get_or_create_stream(made).await.map(drop).map_err(|error| error.to_string())
 }
 
-/// Hands readers' requests for a full state to their streams.
+/// Forwards readers' requests for a full state to the published streams.
 pub(super) async fn answer_asks(relay: Arc<Relay>) {
     let Some(client) = relay.client().cloned() else { return };
     let log = ContextBuilder::new().timeout(UNANSWERED).build(client.clone());

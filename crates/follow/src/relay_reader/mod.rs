@@ -27,27 +27,28 @@ use crate::fleet::Fleet;
 use crate::relay::{Delivery, Inbox, LinkState, Relay, Subject};
 use crate::state::{Registration, Stream};
 
-/// Messages that wait for the task of one stream.
+/// Number of messages that may wait for the task of one stream.
 const ROOM: usize = 64;
-/// With fewer unread messages, the reader has caught up.
+/// Number of unread messages below which the reader counts as caught up with the log.
 const NEAR: u64 = 256;
-/// With more unread messages, it has fallen behind.
+/// Number of unread messages above which the reader counts as fallen behind.
 const FAR: u64 = 20_000;
-/// Time before the log is opened again.
+/// Wait before the log is opened again after a failure.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Time before a stream that could not be registered is tried again.
+/// Wait before registering a stream is tried again after a refusal.
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// Name of the hold on readiness until the reader has caught up with the log, or, for a dedicated relay, until there is a log.
+/// Name of the hold on readiness that lasts until the reader has caught up with the log, or, for a dedicated relay,
+/// until the log exists.
 const HOLD: &str = "relay";
 
-/// The hold of the log, if readiness waits for it.
+/// Name of the log's hold on readiness; `None` if readiness does not wait for the log.
 pub(crate) fn hold(relay: &Relay) -> Option<String> {
     let is_waited_for = relay.reads() || relay.publishes() && relay.config.dedicated;
     is_waited_for.then(|| HOLD.to_owned())
 }
 
-/// Begins to read the log; of a service that only publishes, releases the hold once there is a log.
+/// Starts reading the log. In a service that only publishes, releases the hold on readiness once the log exists.
 pub(crate) fn start(fleet: &Arc<Fleet>, context: &StreamContext, runtime: &Handle) {
     let (fleet, relay) = (fleet.clone(), context.relay.clone());
     if relay.publishes() {
@@ -64,14 +65,14 @@ pub(crate) fn start(fleet: &Arc<Fleet>, context: &StreamContext, runtime: &Handl
     }
 }
 
-/// A message of the log.
+/// A message read from the log.
 struct LogMessage<'a> {
     subject: &'a str,
     payload: Bytes,
     sequence: u64,
-    /// Approximate number of messages behind it.
+    /// Approximate number of messages after this one in the log.
     pending: u64,
-    /// Seconds since it was published, if the clocks agree.
+    /// Seconds since the message was published, if the machines' clocks agree.
     age: u64,
 }
 
@@ -79,26 +80,27 @@ struct Reader {
     fleet: Arc<Fleet>,
     relay: Arc<Relay>,
     streams: HashMap<String, Route>,
-    /// Sequence number up to which the log was read for each stream of a snapshot; none until snapshots are loaded.
+    /// Sequence number up to which the log was read, for each stream of a snapshot; `None` until snapshots are loaded.
     known: Option<Vec<u64>>,
-    /// Sequence number of the next message, once one was read.
+    /// Sequence number of the next message to be read; `None` until one was read.
     next: Option<u64>,
     ends: Ends,
-    /// Time of the last look for streams to be forgotten.
+    /// Time of the last sweep for streams to be removed.
     swept: Instant,
-    /// True if the log was opened since the last failure.
+    /// True if the log has been opened since the last failure.
     is_open: bool,
 }
 
 struct Route {
     subject: Subject,
-    /// None if the stream could not be registered.
+    /// Sender to the stream's task; `None` if the stream could not be registered.
     inbox: Option<mpsc::Sender<Delivery>>,
     heard: Instant,
 }
 
 impl Reader {
-    /// Reads until the runtime ends. `questions`: subjects whose relays are to be asked for all holdings.
+    /// Reads the log until the runtime ends. `questions`: receives subjects whose relays are to be asked to publish all
+    /// that their streams hold.
     async fn run(mut self, mut questions: mpsc::Receiver<String>) {
         let mut error = String::new();
         loop {
@@ -120,10 +122,11 @@ impl Reader {
         }
     }
 
-    /// Sequence number to go on with, in a log that keeps messages from `first` to `last`.
+    /// Sequence number to continue reading from, in a log that keeps messages from `first` to `last`.
     ///
-    /// None if the log does not keep that message: a log that was made anew counts from the beginning, and an old message may
-    /// be dropped. Streams that need dropped messages notice the missing numbers, and ask their relay.
+    /// `None` if the log does not keep that message: a log that was created anew counts from the beginning, and an old
+    /// message may have been dropped. Streams that miss dropped messages notice the missing numbers, and ask their
+    /// relay for a full state.
     fn place(&self, first: u64, last: u64) -> Option<u64> {
         let is_kept = |next: &u64| (first..=last + 1).contains(next);
         let known = || self.known.iter().flatten().map(|sequence| sequence + 1).filter(is_kept).min();
@@ -179,7 +182,8 @@ impl Reader {
         let _ = inbox.send(message).await;
     }
 
-    /// Registers a stream that is not known yet. False if the message brings nothing to register.
+    /// Registers a stream that is not known yet, by its subject and message. False if the message does not lead to a
+    /// registration.
     async fn register(&mut self, name: &str, payload: &[u8]) -> bool {
         let Some(subject) = Subject::parse(name) else {
             self.refuse("its subject is not kvatlas.GROUP.MODEL.WORKER.RANK");
@@ -230,7 +234,7 @@ impl Reader {
         tracing::debug!(why, "a message of the log is left out");
     }
 
-    /// Forgets streams whose relay has left, or was silent for `relay.forget_after`.
+    /// Unregisters streams whose relay has left, or was silent for `relay.forget_after`.
     async fn sweep(&mut self) {
         self.swept = Instant::now();
         let is_up = self.relay.link.is(LinkState::Up);

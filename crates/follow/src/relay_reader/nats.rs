@@ -1,7 +1,8 @@
-//! Reading JetStream, and telling messages that were just published from older ones.
+//! Reader of JetStream, which tells messages that were just published from older ones.
 //!
-//! If the connection is lost, reading goes on where it ended. Clocks of several machines do not show whether a message was just
-//! published. So the log is asked each second for its last message: all messages behind it were published since.
+//! If the connection is lost, reading continues where it ended. The clocks of several machines do not show whether a
+//! message was just published. So the log is asked each second for its last message: all messages after that one were
+//! published since.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -19,12 +20,13 @@ use tokio::sync::mpsc;
 use super::{LogMessage, Reader, store};
 use crate::relay::{ASK, LinkState, Subject};
 
-/// Time without a message after which the connection is looked at.
+/// Interval at which the log is asked for its last message, and time without a message after which the connection is
+/// checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// Longest time since the publication of a message that counts as just published.
+/// Longest time since its publication for which a message counts as just published.
 const NOW: Duration = Duration::from_secs(2);
 
-/// First and last messages of the log at several moments within [`NOW`], the oldest first.
+/// Ranges of messages that the log kept at several moments within [`NOW`], the oldest first.
 #[derive(Default)]
 pub(super) struct Ends {
     ends: VecDeque<End>,
@@ -32,7 +34,7 @@ pub(super) struct Ends {
     missed: u64,
 }
 
-/// Sequence numbers of the first and last message that the log kept at a moment.
+/// Sequence numbers of the first and last message that the log kept at one moment.
 #[derive(Clone, Copy)]
 struct End {
     at: Instant,
@@ -41,14 +43,14 @@ struct End {
 }
 
 impl Ends {
-    /// True if a message was certainly published within [`NOW`].
+    /// True if the message with this sequence number was certainly published within [`NOW`].
     pub(super) fn is_new(&mut self, sequence: u64) -> bool {
         self.forget();
         self.ends.front().is_some_and(|end| sequence > end.last)
     }
 
-    /// True if messages from `next` on should have come by now: the log does not send them. Reported once for each
-    /// last message, which may have been deleted.
+    /// True if the log should have delivered messages from `next` on by now, and has not. Reported once for each last
+    /// message, which may have been deleted.
     fn are_missed(&mut self, next: Option<u64>) -> bool {
         self.forget();
         let next = next.unwrap_or(0);
@@ -57,12 +59,12 @@ impl Ends {
         missed.is_some_and(|last| last > std::mem::replace(&mut self.missed, last))
     }
 
-    /// Adds the range that the log keeps now.
+    /// Adds the range of messages that the log keeps now.
     fn add(&mut self, end: End) {
         self.ends.push_back(end);
     }
 
-    /// Begins anew with the range of a log that was opened again.
+    /// Starts over with the range of a log that was opened again.
     fn begin(&mut self, end: End) {
         self.ends.clear();
         self.missed = self.missed.min(end.last);
@@ -77,7 +79,8 @@ impl Ends {
 }
 
 impl Reader {
-    /// Reads until that fails. `questions`: subjects whose relays are to be asked for all holdings.
+    /// Reads the log until reading fails. `questions`: receives subjects whose relays are to be asked to publish all
+    /// that their streams hold.
     pub(super) async fn read_nats(&mut self, questions: &mut mpsc::Receiver<String>) -> Result<(), String> {
         let Some(client) = self.relay.client().cloned() else { return Err("not connected".to_owned()) };
         let mut state = self.relay.link.watch();
@@ -169,7 +172,8 @@ impl Reader {
     }
 }
 
-/// Asks the log each second for the range that it keeps, until the receiver is gone or the log is to be opened anew.
+/// Asks the log each second for the range of messages that it keeps, until the receiver is gone or the log must be
+/// opened again.
 async fn watch(stream: Stream<Info>, mut before: Info, ends: mpsc::Sender<Result<End, String>>) {
     loop {
         tokio::select! {

@@ -1,12 +1,13 @@
-//! Snapshots in the log's object store. Any reader writes them, for all readers that start later; the log keeps only the
-//! messages that a reader needs that begins with the last snapshot or the one before it.
+//! Snapshots in the log's object store. Any reader writes them, for all readers that start later; the log keeps only
+//! the messages needed by a reader that begins with the last snapshot or the one before.
 //!
-//! A snapshot has, for each stream, the sequence number up to which the log was read; the least of them is the snapshot's. With
-//! a new snapshot, the log is purged up to the number of the one before: so a reader that loads a snapshot that is just being
-//! replaced still finds the messages after it, and a reader that was away for less than the time between two has missed none.
+//! A snapshot has, for each stream, the sequence number up to which the log was read; the least of these numbers is the
+//! snapshot's. With a new snapshot, the log is purged up to the number of the snapshot before: so a reader that loads a
+//! snapshot that is just being replaced still finds the messages after it, and a reader that was away for less than the
+//! time between two snapshots has missed none.
 //!
-//! Readers need no coordination: a reader that sees a snapshot changed since its last look skips its turn.
-//! If two write at once, one of the two is kept, whole.
+//! Readers need no coordination: a reader that sees that the snapshot has changed since its last look skips its turn.
+//! If two write at once, one of the two snapshots is kept, whole.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,18 +24,18 @@ use crate::fleet::Fleet;
 use crate::relay::{LinkState, Relay};
 use crate::snapshot::{Origin, read_all};
 
-/// The snapshot's name in the bucket, which is called as the log.
+/// Name of the snapshot in the object store, whose bucket has the log's name.
 const NAME: &str = "kvatlas.snapshot";
-/// Entry of the snapshot's description with its sequence number in the log.
+/// Key of the log's sequence number in the metadata of the stored snapshot.
 const SEQUENCE: &str = "sequence";
-/// Attempts to read a snapshot, which may be replaced while it is read.
+/// Maximum number of attempts to read a snapshot, which may be replaced while it is being read.
 const ATTEMPTS: u32 = 3;
-/// Time that reading a snapshot may take.
+/// Longest time for reading a snapshot.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Time that each part of a snapshot may take to come.
+/// Longest wait for each part of a snapshot, and for answers of NATS.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Loads the snapshot, if there is one, and begins to write others.
+/// Loads the snapshot from the object store, if there is one, and starts writing new ones.
 pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context) {
     let loading = async {
         let mut loaded = load(fleet, relay, log).await;
@@ -59,7 +60,7 @@ pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context)
     tokio::spawn(keep(fleet.clone(), relay.clone(), seen.map(|info| info.nuid)));
 }
 
-/// Loads the snapshot and returns its description, if there is one.
+/// Loads the snapshot from the object store and returns its description; `None` if there is no snapshot.
 async fn load(fleet: &Arc<Fleet>, relay: &Relay, log: &Context) -> Result<Option<ObjectInfo>, String> {
     // No reader has written one.
     let Ok(bucket) = log.get_object_store(&relay.config.stream).await else { return Ok(None) };
@@ -82,7 +83,8 @@ async fn look(bucket: &ObjectStore) -> Result<Option<ObjectInfo>, String> {
     }
 }
 
-/// Writes a snapshot at each interval, until the runtime ends. `seen`: the identifier of the last known one.
+/// Writes a snapshot to the object store at each interval, until the runtime ends. `seen`: identifier of the last known
+/// snapshot.
 async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, mut seen: Option<String>) {
     let mut has_failed = false;
     loop {
@@ -105,7 +107,7 @@ async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, mut seen: Option<String>) {
     }
 }
 
-/// Writes a snapshot, unless another reader has done so since the last turn.
+/// Writes a snapshot to the object store, unless another reader has done so since the last turn.
 async fn turn(fleet: &Arc<Fleet>, relay: &Relay, log: &Context, seen: &mut Option<String>) -> Result<(), String> {
     let config = &relay.config;
     let bucket = match log.get_object_store(&config.stream).await {

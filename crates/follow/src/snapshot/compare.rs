@@ -11,27 +11,28 @@ use super::format::{decode, unpack};
 use crate::error::Error;
 use crate::state::SavedKeyspace;
 
-/// Most differing blocks that are named.
+/// Maximum number of differing blocks that are named.
 const NAMED: usize = 8;
 
-/// Differences of two snapshots in one rank.
+/// Differences between two snapshots in the holdings of one rank.
 #[derive(Debug, Serialize)]
 struct RankComparison {
     model: String,
     routing_group: String,
     worker: String,
     rank: u32,
-    /// Last batch in each snapshot; none if the rank is not in it.
+    /// Number of the last batch in each snapshot; `None` if the rank is not in the snapshot.
     seqs: [Option<u64>; 2],
-    /// Pairs of block and tier in each snapshot.
+    /// Number of pairs of block and tier in each snapshot.
     blocks: [usize; 2],
-    /// Pairs of block and tier in only one snapshot.
+    /// Number of pairs of block and tier that only this snapshot has.
     only: [usize; 2],
-    /// Pairs of block and tier in both snapshots, with different contents or parents.
+    /// Number of pairs of block and tier in both snapshots, with different contents or parents.
     other_content: usize,
-    /// Pairs of block and tier in both snapshots, with different numbers of copies.
+    /// Number of pairs of block and tier in both snapshots, with different numbers of copies.
     other_copies: usize,
-    /// Blocks from the start of a prompt to the nearest differing block; none if no chain to one is complete.
+    /// Number of blocks from the start of a prompt to the nearest differing block; `None` if no chain to one is
+    /// complete.
     first_depth: Option<usize>,
     /// Some of the differing blocks, nearest to the start of a prompt first.
     first: Vec<Block>,
@@ -44,7 +45,7 @@ struct Block {
     depth: Option<usize>,
 }
 
-/// Block of one rank under a name on a tier.
+/// Block that one rank holds on a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TierBlock {
     parent: Option<BlockHash>,
@@ -55,10 +56,10 @@ struct TierBlock {
 type Blocks = HashMap<(Tier, BlockHash), TierBlock>;
 type Key = (String, String, String, u32);
 
-/// Differences of two snapshots, given by their bytes, as JSON.
+/// Differences between two snapshots, each given by a name and its bytes, in JSON.
 ///
 /// # Errors
-/// [`Error::Snapshot`] if one of them cannot be read; the message has its name as given.
+/// [`Error::Snapshot`] if a snapshot cannot be read; the message has its name as given.
 pub fn compare(snapshots: [(&str, &[u8]); 2]) -> Result<String, Error> {
     let mut ranks: [BTreeMap<Key, (u64, Blocks)>; 2] = Default::default();
     for ((name, bytes), ranks) in snapshots.into_iter().zip(&mut ranks) {
@@ -144,7 +145,8 @@ fn compared(key: &Key, sides: [Option<&(u64, Blocks)>; 2]) -> RankComparison {
     }
 }
 
-/// Blocks from the start of a prompt up to this block, included; none if one of them is missing on all tiers.
+/// Number of blocks from the start of a prompt up to and including this block; `None` if one of them is missing on all
+/// tiers.
 fn depth(blocks: &Blocks, name: BlockHash) -> Option<usize> {
     let mut at = name;
     // Names may go in a circle, if an engine wants it so.

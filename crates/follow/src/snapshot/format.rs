@@ -1,6 +1,6 @@
-//! The format of a service's snapshot, written and read. `kvatlas_index::snapshot` has the sections and the blocks; this file
-//! has the parts that only a service has: the head, the keyspaces, and of each stream its mark, its salts, and the blocks
-//! known from answers.
+//! The format of a service's snapshot, written and read. `kvatlas_index::snapshot` has the sections and the blocks;
+//! this file has the parts that only a service has: the head, the keyspaces, and for each stream its mark, its salts,
+//! and the blocks known from answers.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -17,10 +17,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::state::{KeyedPool, RankBlocks, SavedKeyspace, SavedRank, SavedStream, StreamCopy, StreamHead};
 
-/// Head of a snapshot.
+/// Head of a snapshot: when and by which version it was written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Head {
-    /// Seconds since 1970.
+    /// Time of the snapshot, in seconds since 1970.
     pub(crate) created: f64,
     /// Version of kvatlas that wrote the snapshot.
     pub(crate) kvatlas: String,
@@ -35,20 +35,21 @@ pub(super) struct KeyspaceHead {
     pub(super) block_size: u32,
 }
 
-/// Counts of the contents of a snapshot.
+/// Size of a snapshot's contents, as counts of bytes, streams and blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SnapshotSize {
     pub(crate) bytes: u64,
     pub(crate) streams: u64,
-    /// Blocks held, summed over ranks.
+    /// Number of blocks held, summed over ranks.
     pub(crate) blocks: u64,
-    /// Distinct blocks, summed over dictionaries.
+    /// Number of distinct blocks, summed over dictionaries.
     pub(crate) distinct: u64,
-    /// Least sequence number up to which a stream was read from the log; none if no stream was.
+    /// Least sequence number, among streams that are read from the log, up to which one was read; `None` if no stream
+    /// is.
     pub(crate) sequence: Option<u64>,
 }
 
-/// Writes a snapshot.
+/// Encoder of a snapshot, which writes section by section.
 pub(crate) struct Encoder<W> {
     out: SectionWriter<W>,
     written: SnapshotSize,
@@ -61,7 +62,7 @@ impl<W: Write> Encoder<W> {
         Ok(Self { out, written: SnapshotSize::default() })
     }
 
-    /// Writes a keyspace.
+    /// Writes a keyspace, with its streams and pools, to the snapshot.
     pub(crate) fn keyspace(
         &mut self,
         model: &str,
@@ -82,7 +83,7 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the end.
+    /// Writes the end of the snapshot. Returns the output and the counts of what was written.
     pub(crate) fn end(self) -> io::Result<(W, SnapshotSize)> {
         let (out, bytes) = self.out.end()?;
         Ok((out, SnapshotSize { bytes, ..self.written }))
@@ -108,14 +109,14 @@ impl KeyspaceCopy {
         self.streams.is_empty() && self.pools.is_empty()
     }
 
-    /// Adds a pool, unless there is one with its name.
+    /// Adds a pool, unless one of the same name was added.
     pub(super) fn pool(&mut self, pool: KeyedPool) {
         if self.pools.iter().all(|it| it.pool.name != pool.pool.name) {
             self.pools.push(pool);
         }
     }
 
-    /// Adds a stream. `elsewhere`: its runs are not of this keyspace's index.
+    /// Adds a stream. `elsewhere`: whether the stream's runs belong to another index than this keyspace's.
     pub(crate) fn stream(&mut self, stream: StreamCopy, elsewhere: bool) -> io::Result<()> {
         let mut out = Vec::new();
         let head = json(&stream.head)?;
@@ -154,10 +155,10 @@ pub(crate) struct Snapshot {
     pub(crate) keyspaces: Vec<SavedKeyspace>,
 }
 
-/// Reads a snapshot.
+/// Reads a snapshot from unpacked bytes.
 ///
 /// # Errors
-/// A text that names the damaged section and the fault in it.
+/// A text that names the damaged section and what is wrong with it.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Snapshot, String> {
     let mut sections = Sections::new(bytes)?;
     let mut read = PartialSnapshot { head: None, keyspaces: Vec::new() };
@@ -237,21 +238,22 @@ fn rank(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<SavedRank, S
     Ok(SavedRank { held, salts, answered })
 }
 
-/// First bytes of zstd's format.
+/// First bytes of any data in zstd's format.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Bytes that any compressed snapshot may unpack to, and bytes for each compressed byte besides. Most of a snapshot is hashes,
-/// which cannot be compressed: a fleet whose engines hold the same blocks comes to a tenth of this.
+/// Unpacked size, in bytes, that any compressed snapshot may have, however small it is.
 const FREE: u64 = 4 << 20;
+/// Additional unpacked bytes allowed per compressed byte of a snapshot. Most of a snapshot is hashes, which cannot be
+/// compressed; a fleet whose engines hold the same blocks compresses to a tenth.
 const RATIO: u64 = 64;
-/// Most bytes allocated for an announced size.
+/// Maximum number of bytes allocated in advance for an announced size.
 const ANNOUNCED: u64 = 1 << 20;
 
-/// Message for a snapshot of more than `most` bytes.
+/// Message for a snapshot that is larger than `most` bytes.
 pub(crate) fn too_large(most: u64) -> String {
     format!("it has more than {most} bytes: raise snapshot.max_bytes if that is right")
 }
 
-/// Reads a file of up to `most` bytes.
+/// Reads a file of at most `most` bytes.
 pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
@@ -263,10 +265,10 @@ pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads up to `most` bytes to their end; their sender has announced `announced`.
+/// Reads all bytes of a snapshot, at most `most`. `announced`: size in bytes that the sender has announced.
 ///
 /// # Errors
-/// A message if there are more bytes, or they cannot be read.
+/// A message if there are more bytes, or reading fails.
 pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most: u64) -> Result<Vec<u8>, String> {
     if announced > most {
         return Err(too_large(most));
@@ -276,7 +278,7 @@ pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most:
     if bytes.len() as u64 > most { Err(too_large(most)) } else { Ok(bytes) }
 }
 
-/// A snapshot of up to `most` bytes, unpacked if it is compressed.
+/// Unpacks a snapshot of at most `most` bytes, if it is compressed.
 ///
 /// # Errors
 /// A message if the snapshot is too large, or cannot be unpacked.
@@ -300,20 +302,21 @@ pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
     Ok(Cow::Owned(out))
 }
 
-/// Reads to the end, up to `most` bytes.
+/// Reads to the end, and fails if there are more than `most` bytes.
 fn bounded(from: impl Read, out: &mut Vec<u8>, most: u64) -> io::Result<()> {
     let read = from.take(most + 1).read_to_end(out)?;
     if read as u64 > most { Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(most))) } else { Ok(()) }
 }
 
-/// Bits of a block's first byte that say which of its optional parts follow.
+/// Bit of a block's first byte: the name of the parent block follows.
 const HAS_PARENT: u8 = 1;
+/// Bit of a block's first byte: the prefix hash follows.
 const HAS_PREFIX: u8 = 2;
 const IS_HELD: u8 = 4;
-/// Least number of bytes of a block: its first byte, name and content hash.
+/// Minimum length of an encoded block, in bytes: its first byte, name and content hash.
 const LEAST: usize = 1 + 8 + 8;
 
-/// Writes a pool as bytes.
+/// Encodes a pool with its blocks.
 pub(super) fn encode_pool(it: &KeyedPool) -> Vec<u8> {
     let mut out = Vec::with_capacity(16 + 32 * it.pool.blocks.len());
     put_varint(&mut out, it.key.into());
@@ -334,10 +337,10 @@ pub(super) fn encode_pool(it: &KeyedPool) -> Vec<u8> {
     out
 }
 
-/// Reads a pool.
+/// Decodes a pool with its blocks.
 ///
 /// # Errors
-/// A text that names the fault in the bytes.
+/// A text that says what is wrong with the bytes.
 pub(super) fn decode_pool(payload: &[u8]) -> Result<KeyedPool, String> {
     let mut cursor = Cursor(payload);
     let key = cursor.small()?;

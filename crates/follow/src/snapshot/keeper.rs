@@ -1,5 +1,5 @@
-//! The thread that writes a snapshot at each interval, with the copying of all streams; and the directory of snapshots: one
-//! file, replaced as a whole, of one service.
+//! The thread that writes a snapshot at each interval, for which all streams are copied; and the directory of
+//! snapshots: one file, replaced as a whole, that belongs to one service.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
@@ -19,17 +19,17 @@ use super::pending::Origin;
 use super::{LastWrite, Snapshots, Source, read_file};
 use crate::error::Error;
 
-/// Longest wait for the copy of a stream, which is left out after it.
+/// Longest wait for the copy of one stream, after which the stream is left out of the snapshot.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Thread of a service's directory of snapshots: loads the snapshot there, then writes others until it is stopped.
+/// Thread that loads the snapshot in a service's directory, then writes new ones until stopped.
 pub(crate) struct Keeper {
     stop: Sender<Option<Instant>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Keeper {
-    /// Starts the thread.
+    /// Starts the thread that loads and writes snapshots.
     ///
     /// # Errors
     /// [`Error::Start`] if the thread cannot be started.
@@ -46,7 +46,7 @@ impl Keeper {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Stops the thread. `until`: deadline for copying streams for a last snapshot; none to write no snapshot.
+    /// Stops the thread. `until`: deadline for copying streams into a last snapshot; `None` to write no snapshot.
     pub(crate) fn stop(mut self, until: Option<Instant>) {
         let _ = self.stop.send(until);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -126,16 +126,17 @@ fn write(snapshots: &Snapshots, source: &dyn Source, directory: &Directory, unti
     }
 }
 
-/// Message in place of a panic's.
+/// Message shown instead of that of a panic.
 const FAULT: &str = "an internal error, whose place is in the log";
 
-/// Result of `work`; none if it panicked, which is logged by the panic itself.
+/// Result of `work`; `None` if it panicked, which the panic itself logs.
 fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
 impl Snapshots {
-    /// Writes all streams as they are now, and the loaded streams that still wait to be registered.
+    /// Writes a snapshot of all streams as they are now, and of loaded streams that still wait to be registered.
+    /// `until`: deadline for copying; `skipped`: counts of streams left out, by reason.
     pub(super) fn write<W: Write>(
         &self,
         source: &dyn Source,
@@ -190,22 +191,22 @@ const FILE: &str = "kvatlas.snapshot";
 const UNFINISHED: &str = "kvatlas.snapshot.tmp";
 const DAMAGED: &str = "kvatlas.snapshot.damaged";
 const LOCK: &str = "lock";
-/// Mode of the files: only the service's user may read and write them.
+/// Permissions of snapshot files: only the service's user may read and write them.
 const OURS: u32 = 0o600;
 
-/// A directory that is locked for this service.
+/// Directory of snapshots, locked for this service.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Locked file. The system ends the lock with the process.
+    /// Lock file. The operating system ends the lock with the process.
     _lock: File,
 }
 
 impl Directory {
-    /// Creates the directory if there is none, and locks it.
+    /// Creates the directory if it does not exist, and locks it.
     ///
     /// # Errors
-    /// [`Error::Start`] if it cannot be created, or another service has locked it.
+    /// [`Error::Start`] if the directory cannot be created, or another service has locked it.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let shown = path.display();
         let cannot = |error: io::Error| Error::Start {
@@ -247,7 +248,7 @@ impl Directory {
         self.path.join(FILE)
     }
 
-    /// Reads the snapshot, of up to `most` bytes; none if there is none yet.
+    /// Reads the snapshot, of at most `most` bytes; `None` if there is no snapshot yet.
     pub(crate) fn read(&self, most: u64) -> io::Result<Option<Vec<u8>>> {
         match read_file(&self.file(), most) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -255,14 +256,14 @@ impl Directory {
         }
     }
 
-    /// Renames a file that cannot be used, so that it can be examined. Returns its new path.
+    /// Renames a snapshot that cannot be used, so that it can be examined. Returns the new path.
     pub(crate) fn put_aside(&self) -> PathBuf {
         let aside = self.path.join(DAMAGED);
         let _ = fs::rename(self.file(), &aside);
         aside
     }
 
-    /// Replaces the snapshot with the output of `write`. If that fails, the old one stays.
+    /// Replaces the snapshot with the output of `write`. If writing fails, the old snapshot stays.
     pub(crate) fn replace<T>(
         &self,
         write: impl FnOnce(BufWriter<File>) -> io::Result<(BufWriter<File>, T)>,

@@ -43,10 +43,10 @@ use crate::config::SnapshotConfig;
 use crate::error::Error;
 use crate::state::{Keyspace, Stream};
 
-/// Name of the hold on readiness while a snapshot is loaded.
+/// Name of the hold on readiness that lasts while a snapshot is loaded.
 pub(crate) const HOLD: &str = "snapshot";
 
-/// The snapshots of a service.
+/// Snapshots of a service: those being loaded, kept on disk and served.
 #[derive(Debug)]
 pub struct Snapshots {
     pub(crate) config: SnapshotConfig,
@@ -55,7 +55,7 @@ pub struct Snapshots {
     /// Number of snapshots that are still being loaded.
     loading: watch::Sender<usize>,
     cache: SnapshotCache,
-    /// Lock for copying all streams, by one snapshot at a time.
+    /// Lock held while all streams are copied, for one snapshot at a time.
     copying: Mutex<()>,
 }
 
@@ -84,7 +84,7 @@ impl Snapshots {
         self.counts.writes.load(Relaxed)
     }
 
-    /// Number of restored streams that ended in `outcome`.
+    /// Number of restored streams that ended in this outcome.
     #[must_use]
     pub fn outcome(&self, outcome: Outcome) -> u64 {
         self.counts.outcome(outcome)
@@ -94,7 +94,8 @@ impl Snapshots {
         *self.loading.borrow() > 0
     }
 
-    /// Counts one of the awaited snapshots as loaded, or missing.
+    /// Counts one of the awaited snapshots as loaded, or as missing. After the last one, releases the hold on
+    /// readiness.
     pub(crate) fn loaded(&self, source: &dyn Source) {
         self.loading.send_modify(|left| *left = left.saturating_sub(1));
         if !self.is_loading() {
@@ -102,10 +103,10 @@ impl Snapshots {
         }
     }
 
-    /// Reads a snapshot. Its streams then wait to be taken. Returns their number.
+    /// Reads a snapshot, whose streams then wait to be taken. Returns the number of streams.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] says what is wrong with the snapshot.
+    /// [`Error::Snapshot`], which says what is wrong with the snapshot.
     pub(crate) fn read(&self, bytes: &[u8], origin: Origin) -> Result<u64, Error> {
         let file = origin.file.clone();
         let wrong = |what| Error::Snapshot { message: format!("{file}: {what}") };
@@ -116,8 +117,8 @@ impl Snapshots {
         Ok(streams)
     }
 
-    /// Takes the saved state of a stream that begins, once all snapshots are loaded. A state that cannot be used is counted and
-    /// logged.
+    /// Takes the saved state of a stream that begins, once all snapshots are loaded. A state that cannot be used is
+    /// counted and logged; the result is then `None`.
     pub(crate) async fn take(&self, keyspace: &Keyspace, stream: &Stream) -> Option<StreamRestore> {
         let mut loading = self.loading.subscribe();
         // The sender is there as long as this is.
@@ -141,14 +142,14 @@ impl Snapshots {
         }
     }
 
-    /// Sequence numbers up to which the log was read for each saved stream that was read from it. Waits until all snapshots are
-    /// loaded.
+    /// Sequence numbers up to which the log was read, one for each saved stream that is read from the log. Waits until
+    /// all snapshots are loaded.
     pub(crate) async fn sequences(&self) -> Vec<u64> {
         let _ = self.loading.subscribe().wait_for(|left| *left == 0).await;
         self.pending.lock().sequences()
     }
 
-    /// Drops saved streams that were not registered within `snapshot.keep`.
+    /// Drops saved streams whose engines were not registered within `snapshot.keep`.
     pub(crate) async fn expire(self: Arc<Self>) {
         let mut loading = self.loading.subscribe();
         let _ = loading.wait_for(|left| *left == 0).await;
@@ -170,12 +171,12 @@ impl Snapshots {
     }
 }
 
-/// Source of the streams in a snapshot; the fleet, which is above this module.
+/// Source of the streams in a snapshot, implemented by the fleet, which is above this module.
 pub(crate) trait Source: Send + Sync {
-    /// The keyspaces that the streams feed, by model and routing group.
+    /// Keyspaces that the streams feed, by model and routing group.
     fn keyspaces(&self) -> Vec<Arc<Keyspace>>;
 
-    /// Releases a hold on readiness. False if there was none.
+    /// Releases a hold on readiness. False if there was no hold of this name.
     fn release(&self, hold: &str) -> bool;
 }
 
@@ -183,23 +184,23 @@ pub(crate) trait Source: Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastWrite {
     pub(crate) written: SnapshotSize,
-    /// Streams left out, by reason.
+    /// Number of streams left out, by reason.
     pub(crate) skipped: [u64; Skip::ALL.len()],
     pub(crate) took: Duration,
     pub(crate) ended: Instant,
     pub(crate) at: SystemTime,
 }
 
-/// Counts of snapshots since the service began.
+/// Counts of snapshots, written and loaded, since the service began.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     outcomes: [AtomicU64; Outcome::ALL.len()],
     pub(crate) writes: AtomicU64,
     pub(crate) failed_writes: AtomicU64,
-    /// Snapshots that could not be loaded.
+    /// Number of snapshots that could not be loaded.
     pub(crate) refused: AtomicU64,
     last: Mutex<Option<LastWrite>>,
-    /// Present trouble with the directory, in words.
+    /// Description of the present trouble with the directory; `None` if writing works.
     error: Mutex<Option<String>>,
 }
 

@@ -11,28 +11,28 @@ use super::format::SnapshotSize;
 use super::{Snapshots, Source};
 use kvatlas_stream::Skip;
 
-/// Longest age of a snapshot that a service may begin to read.
+/// Longest age of a snapshot that another service may begin to read.
 const FRESH: Duration = Duration::from_secs(5);
 /// Time without a read after which a snapshot is dropped.
 const UNREAD: Duration = Duration::from_secs(30);
-/// Level of compression: most of a snapshot is hashes, which cannot be compressed.
+/// Level of compression, low as most of a snapshot is hashes, which cannot be compressed.
 const LEVEL: i32 = 1;
 
 /// A compressed snapshot in memory.
 #[derive(Debug)]
 pub struct PackedSnapshot {
-    /// Identifier of this snapshot.
+    /// Identifier of the snapshot.
     pub id: u64,
-    /// Compressed bytes.
+    /// Compressed bytes of the snapshot.
     pub bytes: Bytes,
-    /// Time at which copying began.
+    /// Time at which copying the streams began.
     begun: Instant,
     made: Instant,
-    /// Time at which a part was last read.
+    /// Time at which a part of the snapshot was last read.
     read: Mutex<Instant>,
 }
 
-/// The latest snapshot that another service has asked for, which it reads in parts.
+/// Cache of the latest snapshot requested by another service, which reads it in parts.
 #[derive(Debug, Default)]
 pub(super) struct SnapshotCache {
     state: Mutex<CacheState>,
@@ -47,8 +47,8 @@ struct CacheState {
 }
 
 impl Snapshots {
-    /// The snapshot with this identifier if it is still there, or else a new one, waited for up to `wait`. `fresh`: a new one
-    /// must be no older than this call. None if it is not ready in time.
+    /// The snapshot with this identifier if it is still kept, or else a new one, waited for up to `wait`. `fresh`: a
+    /// new snapshot must have been begun after this call. `None` if the snapshot is not ready in time.
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.
@@ -123,7 +123,7 @@ impl Snapshots {
         Ok(PackedSnapshot { id, bytes: bytes.into(), begun, made: now, read: Mutex::new(now) })
     }
 
-    /// Makes a compressed snapshot of all streams. Waits for their tasks.
+    /// Makes a compressed snapshot of all streams. Waits for the streams' tasks to copy their holdings.
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.

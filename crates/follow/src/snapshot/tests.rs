@@ -1,4 +1,5 @@
-//! A snapshot comes out as it went in; damaged ones are refused by section; the directory is one service's.
+//! Tests that a snapshot is read as it was written, that damaged ones are refused by section, and that a directory
+//! belongs to one service.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges, of which there is one at times")]
 
@@ -16,7 +17,7 @@ use super::keeper::Directory;
 use crate::state::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
 use kvatlas_stream::Mark;
 
-/// The first layout, as it was released: it must be read for as long as files of it may be there.
+/// A snapshot in the first released layout, which must stay readable as long as such files may exist.
 const VERSION_1: &[u8] = include_bytes!("testdata/version-1.snapshot");
 
 fn names(names: impl IntoIterator<Item = u64>) -> Vec<BlockHash> {
@@ -74,7 +75,8 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
     StreamCopy { head, ranks }
 }
 
-/// Two keyspaces: one with two workers that share a chain, holes, copies, other tiers, salts; one with little.
+/// Encodes a snapshot of two keyspaces: one with two workers that share a chain, holes, copies, other tiers and salts;
+/// one with little.
 fn example() -> Vec<u8> {
     let head = Head { created: 1_795_000_000.25, kvatlas: "0.1.0".to_owned(), id: 77 };
     let mut encoder = Encoder::new(Vec::new(), &head).expect("memory");
@@ -236,20 +238,20 @@ fn every_damage_is_seen_and_named() {
     assert!(decode(&later).expect_err("later").contains("version 2"));
 }
 
-/// The sections of a snapshot, but for its end.
+/// Sections of a snapshot, without its end.
 fn sections_of(bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let mut sections = Sections::new(bytes).expect("a snapshot");
     std::iter::from_fn(|| sections.next().expect("whole")).map(|it| (it.kind, it.payload.to_vec())).collect()
 }
 
-/// A snapshot of these sections.
+/// Builds a snapshot of these sections.
 fn of_sections(sections: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut out = SectionWriter::new(Vec::new()).expect("memory");
     sections.iter().for_each(|(kind, payload)| out.section(*kind, payload).expect("memory"));
     out.end().expect("memory").0
 }
 
-/// Sums that are right do not make it right.
+/// Correct checksums do not make a snapshot valid.
 #[test]
 fn what_is_written_wrongly_is_refused_as_well() {
     let whole = example();
@@ -364,7 +366,7 @@ fn two_snapshots_are_compared_block_by_block() {
     assert!(error.starts_with("left.snapshot: "), "{error}");
 }
 
-/// Writes the file that `a_file_of_the_first_version_is_read` reads. Not for later versions.
+/// Writes the file that the test `a_file_of_the_first_version_is_read` reads. Not for later versions.
 #[test]
 #[ignore = "it was run once, when the layout was made"]
 fn write_version_1() {

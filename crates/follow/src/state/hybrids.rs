@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_wire::Hybrid;
 
-/// Cache groups of hybrid models, by worker and rank.
+/// Cache groups of hybrid models' ranks, by worker and rank.
 #[derive(Debug, Default, Clone)]
 pub struct HybridRanks(HashMap<Arc<str>, Vec<(u32, Arc<Hybrid>)>>);
 
@@ -19,7 +19,7 @@ impl HybridRanks {
         self.0.get(worker)?.iter().find(|(of, _)| *of == rank).map(|(_, hybrid)| hybrid)
     }
 
-    /// Ranks of a worker, with their cache groups.
+    /// Ranks of a worker that have hybrid models, with their cache groups.
     pub(crate) fn of_worker(&self, worker: &str) -> &[(u32, Arc<Hybrid>)] {
         self.0.get(worker).map_or(&[], Vec::as_slice)
     }
@@ -38,18 +38,19 @@ impl HybridRanks {
     }
 }
 
-/// The present [`HybridRanks`]: read by every query, written when an engine proves to have a hybrid model or begins anew.
+/// Shared holder of the present [`HybridRanks`], read by every query. It is replaced when an engine proves to have a
+/// hybrid model or starts anew.
 #[derive(Debug, Default)]
 pub struct Hybrids(ArcSwap<HybridRanks>);
 
 impl Hybrids {
-    /// The ranks as they are now.
+    /// Hybrid ranks at this moment.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<HybridRanks>> {
         self.0.load()
     }
 
-    /// Sets or removes the cache groups of a rank.
+    /// Sets the cache groups of a rank; `None` removes them.
     pub(crate) fn set(&self, worker: &Arc<str>, rank: u32, hybrid: Option<&Arc<Hybrid>>) {
         let known = self.0.load();
         if known.get(worker, rank).map(Arc::as_ptr) == hybrid.map(Arc::as_ptr) {

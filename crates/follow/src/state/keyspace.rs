@@ -23,45 +23,48 @@ use super::stream::Stream;
 use crate::config::LoadingConfig;
 use crate::error::Error;
 
-/// Most repetitions of a look-up during which a stream lost its trust. After these, trust cannot change during the last one.
+/// Maximum number of repetitions of a look-up during which a stream lost its trust. During the last one, trust cannot
+/// change.
 const TRIES: usize = 8;
 
-/// One index, the streams that fill it, and the reservations about them.
+/// Blocks of one model in one routing group: an index, the streams that fill it, and the reservations about these
+/// streams.
 pub struct Keyspace {
-    /// The model's name.
+    /// Name of the model.
     pub model: Box<str>,
-    /// The routing group.
+    /// Name of the routing group.
     pub routing_group: Box<str>,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// The index. An empty one takes its place, under the lock, after a change has failed.
+    /// Index of the blocks. After a failed change, it is replaced with an empty one, under the lock.
     index: ArcSwap<BlockIndex>,
-    /// Number of replacements of the index.
+    /// Number of times that the index was replaced after a failed change.
     rebuilds: watch::Sender<u64>,
-    /// The streams, with the reservations about them. Changed only under the lock; read by queries without it.
+    /// Streams, with the reservations about them. Changed only under the lock; read by queries without it.
     members: ArcSwap<Members>,
     changes: Mutex<()>,
-    /// Counter of new reservations.
+    /// Counter of new reservations about streams, by which look-ups notice changes.
     losses: AtomicU64,
-    /// Identity of blocks in the index: content hashes, or words that depend on a key.
+    /// Scheme by which the index identifies blocks: by content hashes, or by 64-bit words that depend on a key.
     identity: Arc<Identity>,
-    /// Queue of prompts from which blocks may be adopted.
+    /// Queue of prompts from whose tokens blocks may be adopted.
     prompt_queue: Arc<PromptQueue<Self>>,
-    /// True if a stream has proved names of unknown blocks.
+    /// True if an engine was proved to hold blocks whose contents are unknown.
     waiting: AtomicBool,
-    /// True if the tokens of a prompt may identify the proved names.
+    /// True if the tokens of a prompt may identify the blocks, of unknown contents, that engines were proved to hold.
     nameable: AtomicBool,
-    /// True if the last query since then had content hashes, which cannot identify names.
+    /// True if the last query had content hashes, which cannot identify blocks by the engine's names. Kept while
+    /// engines hold blocks of unknown contents.
     hashed: AtomicBool,
-    /// Dictionaries of snapshots whose blocks could not be proved, for adoption.
+    /// Dictionaries of snapshots whose blocks could not be proved, to be taken by the adoption thread.
     taught: Mutex<Vec<Arc<Dictionary>>>,
-    /// Settings for what engines can load beyond their devices.
+    /// Settings for blocks that engines can load from beyond their device memory.
     loading: LoadingConfig,
-    /// Blocks that looks at the directories of pools did not find.
+    /// Number of blocks found missing from pools by scans of the pools' directories.
     pub gone_from_pools: AtomicU64,
     /// Ranks of hybrid models, whose depths are limited to the blocks that all cache groups can serve.
     hybrids: Hybrids,
-    /// True if the next change is to fail, in tests.
+    /// True if the next change to the index is to fail, in tests.
     #[cfg(test)]
     pub(crate) fail: std::sync::atomic::AtomicBool,
 }
@@ -92,7 +95,7 @@ impl Keyspace {
         })
     }
 
-    /// This keyspace with a service's queue, identity of blocks, and settings for what engines can load.
+    /// Returns this keyspace with a service's prompt queue, identity of blocks, and settings for loading.
     pub(crate) fn of_service(
         self,
         prompt_queue: Arc<PromptQueue<Self>>,
@@ -103,7 +106,7 @@ impl Keyspace {
         Self { prompt_queue, identity, loading, ..self }
     }
 
-    /// Identity of blocks in the index, by which a prompt's tokens become the words of a query.
+    /// Scheme by which the index identifies blocks, and by which a prompt's tokens become the words of a query.
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
@@ -113,7 +116,7 @@ impl Keyspace {
         &self.prompt_queue
     }
 
-    /// True if a stream may have proved names of unknown blocks.
+    /// True if an engine may have been proved to hold blocks whose contents are unknown.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed)
@@ -125,8 +128,8 @@ impl Keyspace {
         }
     }
 
-    /// True if the tokens of a prompt may identify the proved names, which is not so for names that cannot be computed. As of
-    /// the last check.
+    /// True if, as of the last check, the tokens of a prompt may identify blocks of unknown contents that engines hold;
+    /// false if no such block's name can be computed.
     pub(crate) fn is_nameable(&self) -> bool {
         self.nameable.load(Relaxed)
     }
@@ -137,19 +140,21 @@ impl Keyspace {
         }
     }
 
-    /// Records a query, by content hashes or by tokens, while names of unknown blocks are proved.
+    /// Records the kind of the last query, by content hashes or by tokens, made while engines hold blocks of unknown
+    /// contents.
     pub(crate) fn was_asked(&self, by_hashes: bool) {
         if by_hashes != self.hashed.load(Relaxed) {
             self.hashed.store(by_hashes, Relaxed);
         }
     }
 
-    /// True if queries by tokens might identify proved names, and the last query was by content hashes.
+    /// True if queries by tokens might identify blocks of unknown contents that engines hold, and the last query was by
+    /// content hashes.
     pub(crate) fn misses_tokens(&self) -> bool {
         self.is_nameable() && self.hashed.load(Relaxed)
     }
 
-    /// Adds the dictionary of a snapshot whose blocks could not be proved: its names keep their meanings.
+    /// Adds the dictionary of a snapshot whose blocks could not be proved: its names may still be proved later.
     pub(crate) fn teach(&self, dictionary: &Arc<Dictionary>) {
         let mut taught = self.taught.lock();
         if self.prompt_queue.is_open() && !taught.iter().any(|known| Arc::ptr_eq(known, dictionary)) {
@@ -157,12 +162,13 @@ impl Keyspace {
         }
     }
 
-    /// Drains the dictionaries added since the last call.
+    /// Drains the dictionaries of block names that were added since the last call.
     pub(crate) fn take_taught(&self) -> Vec<Arc<Dictionary>> {
         std::mem::take(&mut self.taught.lock())
     }
 
-    /// Calls `f` with the proofs of each rank of each stream, and the index that it feeds. The stream waits meanwhile.
+    /// Calls `f` with the proofs of each rank of each stream, and with the index that the stream feeds. The stream
+    /// waits meanwhile.
     pub(crate) fn each_late(&self, mut f: impl FnMut(&Stream, &Arc<BlockIndex>, u32, &mut RankAdoption)) {
         for stream in self.members.load_full().all() {
             stream.proven_blocks().each(|index, rank, late| f(stream, index, rank, late));
@@ -174,30 +180,30 @@ impl Keyspace {
         self.members.load().all().to_vec()
     }
 
-    /// The index.
+    /// Index of the keyspace's blocks.
     #[must_use]
     pub fn index(&self) -> Guard<Arc<BlockIndex>> {
         self.index.load()
     }
 
-    /// The ranks of hybrid models.
+    /// Ranks of hybrid models.
     #[must_use]
     pub fn hybrids(&self) -> &Hybrids {
         &self.hybrids
     }
 
-    /// Number of replacements of the index.
+    /// Number of times that the index was replaced after a failed change.
     #[must_use]
     pub fn rebuilds(&self) -> u64 {
         *self.rebuilds.borrow()
     }
 
-    /// Watches the number of replacements.
+    /// Receiver of the number of replacements of the index, and its changes.
     pub(crate) fn watch_rebuilds(&self) -> watch::Receiver<u64> {
         self.rebuilds.subscribe()
     }
 
-    /// Changes the index. If the change panics, an empty index takes its place.
+    /// Changes the index. If the change panics, the index is replaced with an empty one.
     pub(crate) fn change(&self, change: impl FnOnce(&BlockIndex)) {
         let index = self.index.load_full();
         if self.try_change(&index, change).is_err() {
@@ -205,11 +211,11 @@ impl Keyspace {
         }
     }
 
-    /// Changes an index that is or was this keyspace's. After a panic inside, no block in it is certain: an empty index takes
-    /// its place, no stream is trusted, and each begins anew.
+    /// Changes an index that is or was this keyspace's. After a panic during the change, no block in the index is
+    /// certain: it is replaced with an empty index, no stream is trusted, and each begins anew.
     ///
     /// # Errors
-    /// The panic of the change.
+    /// The payload of the change's panic.
     pub(crate) fn try_change<T>(
         &self,
         index: &Arc<BlockIndex>,
@@ -254,10 +260,10 @@ impl Keyspace {
         self.update(&self.members.load(), stream);
     }
 
-    /// Calls `look` with the reservations that apply to what it finds in the index.
+    /// Calls `look` with the reservations that apply to what it finds in the index, and returns its result.
     ///
-    /// A stream loses its trust before its blocks are cleared. So the answer of `look` is consistent if no stream has lost its
-    /// trust meanwhile; else it is called again. `look` must not change the trust in a stream.
+    /// A stream loses its trust before its blocks are cleared. So the result of `look` is consistent if no stream has
+    /// lost its trust meanwhile; else `look` is called again. `look` must not change the trust in a stream.
     pub fn steady<T>(&self, mut look: impl FnMut(&Reservations) -> T) -> T {
         for _ in 1..TRIES {
             let losses = self.losses.load(Acquire);
@@ -298,29 +304,29 @@ impl Keyspace {
         });
     }
 
-    /// The streams of a worker, by registered rank.
+    /// Streams of a worker, by registered rank.
     #[must_use]
     pub fn streams_of(&self, worker: &str) -> Vec<(u32, Arc<Stream>)> {
         let members = self.members.load();
         members.of_worker(worker).iter().map(|stream| (stream.registration.rank, stream.clone())).collect()
     }
 
-    /// Stream that feeds a worker's rank; at most one does.
+    /// Stream that feeds a worker's rank; `None` if none does.
     #[must_use]
     pub fn stream(&self, worker: &str, rank: u32) -> Option<Arc<Stream>> {
         self.members.load().feeder(worker, rank).cloned()
     }
 
-    /// True if any engine rank feeds the keyspace.
+    /// True if any stream feeds the keyspace.
     #[must_use]
     pub fn has_streams(&self) -> bool {
         !self.members.load().all().is_empty()
     }
 
-    /// Adds a stream.
+    /// Adds a stream to the keyspace.
     ///
     /// # Errors
-    /// The stream that feeds its rank already.
+    /// The other stream that already feeds the same rank.
     pub(crate) fn add(&self, stream: &Arc<Stream>) -> Result<(), Arc<Stream>> {
         let _lock = self.changes.lock();
         let members = self.members.load();
@@ -341,8 +347,8 @@ impl Keyspace {
         self.replace(members.without(worker, ranks));
     }
 
-    /// Rank to store a batch under that names `announced`: that rank, or the registered one if another stream feeds it or
-    /// this stream feeds too many.
+    /// Rank under which to store a batch that names the rank `announced`: that rank, or the registered one if another
+    /// stream feeds it or this stream feeds too many ranks.
     pub(crate) fn claim(&self, stream: &Stream, announced: u32) -> u32 {
         let _lock = self.changes.lock();
         if stream.feeds(announced) {
@@ -354,7 +360,7 @@ impl Keyspace {
         announced
     }
 
-    /// Updates the reservations about a stream. To be called when its trust or a flag of its status has changed.
+    /// Updates the reservations about a stream, after its trust or a flag of its status has changed.
     pub(crate) fn trust_changed(&self, stream: &Stream) {
         let _lock = self.changes.lock();
         self.update(&self.members.load(), stream);
@@ -372,7 +378,7 @@ impl Keyspace {
         }
     }
 
-    /// Counts a new reservation; a query that finds the changes after it sees the count.
+    /// Counts a new reservation. A query that finds later changes in the index also sees the new count.
     fn lose(&self) {
         self.losses.fetch_add(1, Release);
         fence(SeqCst);
@@ -387,7 +393,7 @@ fn new_index(block_size: u32) -> Result<BlockIndex, Error> {
 #[cfg(test)]
 mod tests;
 
-/// Tells an index the present time, by which the ages of blocks in pools are counted, if it may have pools.
+/// Sets an index's present time, by which the ages of blocks in pools are counted, if the index may have pools.
 pub(crate) fn tell_time(index: &BlockIndex) {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     if index.has_loadable() {

@@ -1,7 +1,7 @@
-//! The streams of a keyspace side by side, with a bit for each reservation about each stream.
+//! The streams of a keyspace, with one bit per stream for each kind of reservation.
 //!
-//! A stream that comes or goes is rare, and makes a new list of members. Trust changes often, at worst that of all streams at
-//! once: it costs a few bits of each stream.
+//! Adding or removing a stream is rare, and makes a new list of members. Trust changes often, at worst in all streams
+//! at once: this sets a few bits per stream.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use hashbrown::HashMap;
 
 use super::stream::Stream;
 
-/// The streams of a keyspace, and their bits.
+/// The streams of a keyspace, and bits for the reservations about them.
 #[derive(Default)]
 pub(super) struct Members {
-    /// The streams, by worker and registered rank.
+    /// Streams, by worker and registered rank.
     streams: Vec<Arc<Stream>>,
-    /// Places of each worker's streams.
+    /// Range of positions of each worker's streams.
     workers: HashMap<Arc<str>, Range<usize>>,
     /// Streams that are not trusted.
     pub(super) untrusted: Bits,
-    /// Streams, trusted or not, that lost batches, so that the engine may hold more.
+    /// Streams, trusted or not, that lost batches, so that the engine may hold more blocks than are known.
     pub(super) partial: Bits,
-    /// Streams whose engine is known only by a sequence number to be the one whose blocks are held.
+    /// Streams whose engine is only by a sequence number known to be the same engine whose blocks are held.
     pub(super) unverified: Bits,
-    /// Streams whose engine does not announce which blocks have a salt.
+    /// Streams whose engine does not announce which blocks have a cache salt.
     pub(super) no_salts: Bits,
-    /// Streams whose depths are upper bounds only.
+    /// Streams whose depths are only upper bounds.
     pub(super) upper_bounds: Bits,
 }
 
 impl Members {
-    /// Members of streams that are in order.
+    /// Creates the members from streams that are sorted by worker and rank.
     fn of(streams: Vec<Arc<Stream>>) -> Self {
         let mut workers = HashMap::with_capacity(streams.len());
         let mut start = 0;
@@ -57,7 +57,7 @@ impl Members {
         members
     }
 
-    /// These members and one more stream.
+    /// Copy of these members with one more stream.
     pub(super) fn with(&self, stream: &Arc<Stream>) -> Self {
         let key = |stream: &Stream| (stream.worker.clone(), stream.registration.rank);
         let place = self.streams.partition_point(|other| key(other) < key(stream));
@@ -66,7 +66,7 @@ impl Members {
         Self::of(streams)
     }
 
-    /// These members without a worker's streams of these registered ranks.
+    /// Copy of these members without a worker's streams of these registered ranks.
     pub(super) fn without(&self, worker: &str, ranks: &[u32]) -> Self {
         let goes = |stream: &Stream| *stream.worker == *worker && ranks.contains(&stream.registration.rank);
         Self::of(self.streams.iter().filter(|stream| !goes(stream)).cloned().collect())
@@ -76,18 +76,18 @@ impl Members {
         &self.streams
     }
 
-    /// The streams of a worker.
+    /// Streams of a worker.
     pub(super) fn of_worker(&self, worker: &str) -> &[Arc<Stream>] {
         self.workers.get(worker).map_or(&[], |places| &self.streams[places.clone()])
     }
 
-    /// Stream that feeds a worker's rank.
+    /// Stream that feeds a worker's rank; `None` if none does.
     pub(super) fn feeder(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
         Some(&self.streams[self.feeder_among(self.workers.get(worker)?, rank)?])
     }
 
-    /// Place of the stream whose reservations apply to a worker's rank: the worker's only stream, or else the one that feeds
-    /// the rank.
+    /// Position of the stream whose reservations apply to a worker's rank: the worker's only stream, or else the stream
+    /// that feeds the rank.
     pub(super) fn speaker(&self, worker: &str, rank: u32) -> Option<usize> {
         let places = self.workers.get(worker)?;
         if places.len() == 1 { Some(places.start) } else { self.feeder_among(places, rank) }
@@ -102,7 +102,7 @@ impl Members {
         Some(places.start + at)
     }
 
-    /// Updates the bits of a stream. True if there is a new reservation about it.
+    /// Updates the bits of a stream. True if there is a new reservation about the stream.
     pub(super) fn update(&self, stream: &Stream) -> bool {
         let Some(places) = self.workers.get(&stream.worker) else { return false };
         let of_worker = &self.streams[places.clone()];
@@ -127,7 +127,7 @@ impl Members {
     }
 }
 
-/// A bit for each member. One writer at a time.
+/// Set of members that can change, as one bit for each; one thread at a time may write.
 #[derive(Default)]
 pub(super) struct Bits(Box<[AtomicU64]>);
 
@@ -136,14 +136,14 @@ impl Bits {
         Self((0..members.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Sets a bit. True if it was not set and is now.
+    /// Sets or clears the bit of a member. True if the bit was newly set.
     fn set(&self, place: usize, to: bool) -> bool {
         let (word, bit) = (&self.0[place / 64], 1 << (place % 64));
         let before = if to { word.fetch_or(bit, Release) } else { word.fetch_and(!bit, Release) };
         to && before & bit == 0
     }
 
-    /// The bits that are set now.
+    /// Copy of the bits at this moment.
     pub(super) fn now(&self) -> Set {
         // A reader that sees a stream as trusted also sees the blocks that it held by then.
         let is_any = self.0.iter().any(|word| word.load(Acquire) != 0);
@@ -152,7 +152,7 @@ impl Bits {
     }
 }
 
-/// Set of members at one moment.
+/// Set of members at one moment, as one bit for each.
 #[derive(Default)]
 pub(super) struct Set(Vec<u64>);
 
@@ -165,7 +165,7 @@ impl Set {
         self.0.get(place / 64).is_some_and(|word| word & 1 << (place % 64) != 0)
     }
 
-    /// The members' places, in order.
+    /// Positions of the members in the set, ascending.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(at, word)| {
             let rest = std::iter::successors(Some(*word), |word| Some(word & word.wrapping_sub(1)));
@@ -174,7 +174,7 @@ impl Set {
     }
 }
 
-/// Reservations about the streams of a keyspace at one moment: which may hold other blocks than are known.
+/// Reservations about the streams of a keyspace at one moment: which engines may hold other blocks than are known.
 pub struct Reservations {
     members: Guard<Arc<Members>>,
     untrusted: Set,
@@ -197,23 +197,25 @@ impl Reservations {
         self.untrusted.iter().map(|place| &self.members.all()[place])
     }
 
-    /// Streams, trusted or not, that lost batches, so that the engine may hold more.
+    /// Streams, trusted or not, that lost batches, so that the engine may hold more blocks than are known.
     pub fn partial(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.partial.iter().map(|place| &self.members.all()[place])
     }
 
-    /// Streams, trusted or not, whose engine is known only by a sequence number to be the one whose blocks are held.
+    /// Streams, trusted or not, whose engine is only by a sequence number known to be the same engine whose blocks are
+    /// held.
     pub fn unverified(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.unverified.iter().map(|place| &self.members.all()[place])
     }
 
-    /// True if the holdings of this rank come from such a stream.
+    /// True if the holdings of this rank come from an unverified stream, whose engine is only by a sequence number
+    /// known to be the same.
     #[must_use]
     pub fn is_unverified(&self, worker: &str, rank: u32) -> bool {
         !self.unverified.is_empty() && self.is_in(&self.unverified, worker, rank)
     }
 
-    /// Streams whose engine does not announce which blocks have a salt.
+    /// Streams whose engine does not announce which blocks have a cache salt.
     pub fn no_salts(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.no_salts.iter().map(|place| &self.members.all()[place])
     }
@@ -242,7 +244,7 @@ impl Reservations {
         !self.is_empty() && self.is_in(&self.untrusted, worker, rank)
     }
 
-    /// Stream that the holdings of a rank come from.
+    /// Stream that the holdings of a rank come from; `None` if unknown.
     #[must_use]
     pub fn stream_of(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
         Some(&self.members.all()[self.members.speaker(worker, rank)?])

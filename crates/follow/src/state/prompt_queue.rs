@@ -1,4 +1,4 @@
-//! Queue of prompts for the adoption thread: bounded, and never waited for.
+//! Bounded queue of prompts for the adoption thread; adding to it never waits.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -9,12 +9,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::counting::counts;
 
-/// Most prompts in the queue.
+/// Maximum number of prompts in the queue.
 const MOST_PROMPTS: usize = 1024;
-/// Most tokens in the queue: 16 MB.
+/// Maximum number of tokens in the queue: 16 MB.
 const MOST_TOKENS: usize = 4 << 20;
 
-/// Time on a clock that starts an hour before its first use.
+/// Time since a fixed moment, one hour before the first call in this process.
 pub(crate) fn time_of(at: Instant) -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     // So that a prompt sent before the first use has a time too.
@@ -23,23 +23,23 @@ pub(crate) fn time_of(at: Instant) -> Duration {
     at.saturating_duration_since(*start)
 }
 
-/// An engine's report of how much of a prompt it had cached.
+/// An engine's report of how much of a prompt was in its cache.
 #[derive(Debug)]
 pub(crate) struct CacheReport {
     pub(crate) worker: Arc<str>,
     pub(crate) rank: u32,
-    /// Leading blocks taken from the cache.
+    /// Number of the prompt's leading blocks taken from the cache.
     pub(crate) blocks: usize,
-    /// Time at which the prompt was sent there, or earlier.
+    /// Time at which the prompt was sent to the engine, or earlier, as given by [`time_of`].
     pub(crate) sent: Duration,
 }
 
-/// A prompt from which blocks may be adopted.
+/// A prompt from whose tokens blocks may be adopted.
 pub(crate) struct Prompt<K> {
     pub(crate) keyspace: Weak<K>,
     pub(crate) tokens: Box<[u32]>,
     pub(crate) salt: Option<Arc<str>>,
-    /// Report of an engine; none for a query.
+    /// Report of an engine; `None` for a query.
     pub(crate) answered: Option<CacheReport>,
 }
 
@@ -78,10 +78,10 @@ struct Contents<K> {
 pub struct PromptQueue<K> {
     contents: Mutex<Contents<K>>,
     news: Condvar,
-    /// True while there is an adoption thread.
+    /// True while an adoption thread takes prompts from the queue.
     open: AtomicBool,
     pub(crate) counts: Counts,
-    /// Processor time of learning blocks, in microseconds.
+    /// Processor time spent on adopting blocks, in microseconds.
     pub(crate) busy_micros: AtomicU64,
 }
 
@@ -104,7 +104,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 }
 
 impl<K> PromptQueue<K> {
-    /// Opens the queue: there is an adoption thread.
+    /// Opens the queue, once an adoption thread takes prompts from it.
     pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }
@@ -113,7 +113,7 @@ impl<K> PromptQueue<K> {
         self.open.load(Relaxed)
     }
 
-    /// Adds a prompt, if there is room.
+    /// Adds a prompt, or counts it as dropped if the queue is full.
     pub(crate) fn leave(&self, prompt: Prompt<K>) {
         let mut contents = self.contents.lock();
         let tokens = contents.tokens + prompt.tokens.len();
@@ -127,7 +127,7 @@ impl<K> PromptQueue<K> {
         self.news.notify_one();
     }
 
-    /// Waits for prompts up to `patience`, and takes them. None once the queue is closed.
+    /// Waits for prompts for up to `patience`, and takes all of them. `None` once the queue is closed.
     pub(crate) fn take(&self, patience: Duration) -> Option<VecDeque<Prompt<K>>> {
         let mut contents = self.contents.lock();
         self.news.wait_while_for(&mut contents, |contents| contents.prompts.is_empty() && !contents.closed, patience);
@@ -138,12 +138,12 @@ impl<K> PromptQueue<K> {
         Some(std::mem::take(&mut contents.prompts))
     }
 
-    /// Waits for `pause`, or until the queue is closed.
+    /// Waits for the duration `pause`, or until the queue is closed.
     pub(crate) fn rest(&self, pause: Duration) {
         self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
     }
 
-    /// Closes the queue for good.
+    /// Closes the queue for good, and wakes the adoption thread.
     pub(crate) fn close(&self) {
         self.open.store(false, Relaxed);
         self.contents.lock().closed = true;

@@ -1,4 +1,4 @@
-//! A stream's holdings, copied out of the index by its task, and as a snapshot has them.
+//! A stream's holdings, as copied out of the index by the stream's task, and as read from a snapshot.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -16,20 +16,21 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StreamHead {
     pub(crate) worker: String,
-    /// The rank as registered.
+    /// Rank as registered.
     pub(crate) rank: u32,
     pub(crate) topic: String,
     pub(crate) count_copies: bool,
-    /// Last batch before the copy began: each rank's holdings go on from here, or from the rank's own batch.
+    /// Last batch before the copy began; each rank's holdings continue from this batch, or from the rank's own batch if
+    /// later.
     pub(crate) mark: Mark,
-    /// The first batch applied since the last clear.
+    /// Number of the first batch applied since the last clear.
     pub(crate) first: u64,
     pub(crate) partial: bool,
-    /// Ranks that batches named, with the ranks that they are stored under.
+    /// Ranks named in batches, each with the rank that its blocks are stored under.
     pub(crate) claimed: Vec<(u32, u32)>,
-    /// True if a batch has named the registered rank, or none.
+    /// True if a batch has named the registered rank, or no rank.
     pub(crate) plain: bool,
-    /// Sequence number up to which the log was read, if the stream was read from one.
+    /// Sequence number up to which the log was read; `None` if the stream was not read from a log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sequence: Option<u64>,
     /// Check value of the key that content hashes depend on (`Identity::key_check`); 0 for none.
@@ -52,14 +53,14 @@ fn are_unknown(chunks: &[u32; 3]) -> bool {
     *chunks == [0; 3]
 }
 
-/// The state of one rank besides its blocks.
+/// State of one rank besides its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankHead {
-    /// The rank that blocks are stored under.
+    /// Rank that the blocks are stored under.
     pub(crate) rank: u32,
-    /// Last batch that the holdings include.
+    /// Number of the last batch that the holdings include.
     pub(crate) seq: u64,
-    /// True if a block was ever stored under the rank.
+    /// True if a block was ever stored under this rank.
     pub(crate) seen: bool,
     pub(crate) decides: Option<u32>,
     pub(crate) others: Vec<u32>,
@@ -75,21 +76,23 @@ pub(crate) struct RankHead {
     /// Names of blocks on other tiers that the engine has not described yet, with their copies on each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) undescribed: Vec<(u64, [u32; 3])>,
-    /// Proved names whose blocks are not known yet.
+    /// Names of blocks that the rank was proved to hold and whose contents are unknown.
     #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
     pub(crate) unknown: UnnamedProofs,
 }
 
-/// Names of blocks that a rank has proved without announcing them, and the names that it has removed since.
+/// Names of blocks that a rank has proved without announcing the blocks, and the names that the rank has removed since.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnnamedProofs {
-    /// Proved names, each with the number of removals after its proof.
+    /// Proved names, each with the number of removals that followed the proof.
     proofs: Vec<(u64, u32)>,
+    /// Names of the last removed blocks, oldest first.
     removals: Vec<u64>,
 }
 
-/// Most removals, and most proofs, that are kept of a rank: 0.2 MB of a head in JSON each.
+/// Maximum number of removals kept per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_REMOVALS: usize = 8192;
+/// Maximum number of proofs of held blocks kept per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_PROOFS: usize = 8192;
 /// Most names of undescribed blocks that are kept of a rank.
 const MOST_UNDESCRIBED: usize = 8192;
@@ -141,23 +144,23 @@ impl RankHead {
     }
 }
 
-/// Blocks of a rank, to be written to a file.
+/// Blocks of a rank, to be written to a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct RankBlocks {
     pub(crate) held: RankCopy,
     pub(crate) salts: Vec<SaltedBlock>,
-    /// Blocks that are held because an engine's answer reported them; no batch has named them since.
+    /// Names of blocks known only from an engine's report of cached tokens; no batch has named them since.
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, to be written to a file. Its ranks are in the order of its head's.
+/// A stream, to be written to a snapshot. Ranks are in the same order as in the head.
 #[derive(Debug)]
 pub(crate) struct StreamCopy {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<RankBlocks>,
 }
 
-/// Blocks of a rank, read from a file.
+/// Blocks of a rank, read from a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct SavedRank {
     pub(crate) held: SavedBlocks,
@@ -165,14 +168,14 @@ pub(crate) struct SavedRank {
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, read from a file.
+/// A stream, read from a snapshot.
 #[derive(Debug)]
 pub(crate) struct SavedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<SavedRank>,
 }
 
-/// A keyspace, read from a file.
+/// A keyspace with its streams and pools, read from a snapshot.
 #[derive(Debug)]
 pub(crate) struct SavedKeyspace {
     pub(crate) model: String,
@@ -183,7 +186,8 @@ pub(crate) struct SavedKeyspace {
     pub(crate) pools: Vec<KeyedPool>,
 }
 
-/// A pool of a keyspace, with the check value of the key that its content hashes depend on (`Identity::key_check`).
+/// A pool of a keyspace, with the check value of the key that content hashes of its blocks depend on
+/// (`Identity::key_check`).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct KeyedPool {
     pub(crate) key: u32,
@@ -191,12 +195,12 @@ pub(crate) struct KeyedPool {
 }
 
 impl SavedStream {
-    /// Number of blocks held by all ranks: names on the device, and names on other tiers.
+    /// Number of blocks held, summed over all ranks and tiers.
     pub(crate) fn blocks(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.held.blocks()).sum()
     }
 
-    /// The stream as it was written to its file, to be written to another one.
+    /// Copy of the stream, to be written to another snapshot.
     pub(crate) fn to_copy(&self, dictionary: &Dictionary) -> StreamCopy {
         let chain = |piece: &Piece| {
             let (parent, names, contents) = dictionary.get(*piece);
@@ -230,20 +234,20 @@ impl SavedStream {
     }
 }
 
-/// Blocks of a rank, as copied by the stream's task.
+/// Blocks of a rank, as copied out of the index by the stream's task.
 pub(crate) struct CopiedRank {
     pub(crate) blocks: CopyDone,
     pub(crate) salts: Vec<SaltedBlock>,
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, as copied by its task. Its ranks are in the order of its head's.
+/// A stream, as copied by its task. Ranks are in the same order as in the head.
 pub(crate) struct CopiedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<CopiedRank>,
 }
 
-/// Request for a copy of a stream, until a deadline.
+/// Request to a stream's task for a copy of its holdings, until a deadline.
 pub(crate) struct CopyRequest {
     answer: SyncSender<Result<CopiedStream, Skip>>,
     until: Instant,
@@ -260,12 +264,12 @@ impl CopyRequest {
     }
 }
 
-/// Channel of requests to a stream's task for a copy of the holdings.
+/// Channel of requests to a stream's task for copies of the holdings.
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Mutex<Option<mpsc::Sender<CopyRequest>>>);
 
 impl Copies {
-    /// The receiver for a task that begins.
+    /// Receiver of requests, for a task that begins.
     pub(crate) fn listen(&self) -> mpsc::Receiver<CopyRequest> {
         let (sender, receiver) = mpsc::channel(1);
         *self.0.lock() = Some(sender);
@@ -279,7 +283,8 @@ impl Copies {
         Some(answered)
     }
 
-    /// Requests a copy of the holdings, which the task makes between batches, and waits for it up to `wait`.
+    /// Requests a copy of the holdings, which the stream's task makes between batches, and waits for the copy for up to
+    /// `wait`.
     ///
     /// # Errors
     /// The reason why there is no copy.

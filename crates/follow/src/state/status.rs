@@ -1,4 +1,4 @@
-//! Status of a stream: written by its task alone, read by `/workers`, `/metrics` and readiness.
+//! Status of a stream: written by the stream's task alone, read by `/workers`, `/metrics` and readiness.
 //!
 //! Numbers are atomics without an order among them: a reader may see one of them a batch ahead of another.
 
@@ -21,10 +21,10 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Names, each with its help text.
+            /// Names of the counters, each with its help text.
             pub const NAMES: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),*))),*];
 
-            /// The counts, in the order of `NAMES`.
+            /// Values of the counters, in the order of `NAMES`.
             #[must_use]
             pub fn values(&self) -> Vec<u64> {
                 vec![$(self.$name.load(Relaxed)),*]
@@ -114,71 +114,72 @@ counters! {
 /// Outcome of a stream's restored holdings.
 #[derive(Debug, Clone, Copy)]
 pub struct SnapshotOutcome {
-    /// `disk` or `peer`.
+    /// Kind of the snapshot's origin: `disk`, `peer` or `store`.
     pub kind: &'static str,
     /// Time of the snapshot, in seconds since 1970.
     pub created: f64,
-    /// Blocks of all ranks.
+    /// Number of restored blocks, over all ranks.
     pub blocks: u64,
-    /// The outcome; none while the engine has not answered.
+    /// Outcome of the restored holdings; `None` while the engine has not answered.
     pub outcome: Option<Outcome>,
 }
 
-/// The present error, and the last one that is over, with their times.
+/// The present error, and the last one that has ended, with their times.
 #[derive(Debug, Default)]
 struct Errors {
     last: Option<(String, Instant)>,
-    /// The last error that is over.
+    /// Last error that has ended, and the time at which it was noticed.
     previous: Option<(String, Instant)>,
 }
 
 const NEVER: u64 = u64::MAX;
 const NO_LIMIT: u8 = u8::MAX;
 
-/// The status of a stream.
+/// Status of a stream.
 #[derive(Debug)]
 pub struct StreamStatus {
     started: Instant,
     state: AtomicU8,
-    /// True if the holdings are what the engine announced up to `last_seq`.
+    /// True if the known holdings are exactly what the engine announced up to batch `last_seq`.
     trusted: AtomicBool,
     settled: AtomicBool,
-    /// True if the engine may hold more than is known, because the beginning or lost batches were not replayed.
+    /// True if the engine may hold more than is known, because early or lost batches were not replayed.
     pub partial: AtomicBool,
-    /// True if only a sequence number shows that the reconnected engine is the one whose blocks are held.
+    /// True if only a sequence number shows that the reconnected engine is the same engine whose blocks are held.
     pub unverified: AtomicBool,
-    /// True if depths are upper bounds only, as for hybrid models.
+    /// True if depths are only upper bounds, as for hybrid models.
     pub upper_bound: AtomicBool,
-    /// True if the engine does not announce which blocks have a salt.
+    /// True if the engine does not announce which blocks have a cache salt.
     pub no_salts: AtomicBool,
-    /// Number of noticed restarts of the engine.
+    /// Number of restarts of the engine that were noticed.
     pub epoch: AtomicU64,
-    /// Value of `epoch` at the last call of [`StreamStatus::has_new_epoch`].
+    /// Value of `epoch`, the number of restarts, at the last call of [`StreamStatus::has_new_epoch`].
     asked_epoch: AtomicU64,
     last_seq: AtomicU64,
     heard: AtomicU64,
     lag: AtomicU64,
     lag_max: AtomicU64,
-    /// Batches waiting in the buffer.
+    /// Number of batches that wait in the buffer for earlier ones.
     pub buffered: AtomicU64,
     /// Blocks announced by name alone on tiers beyond the device that the engine has not described yet.
     pub undescribed: AtomicU64,
-    /// Counts of events.
+    /// Counts of events on the stream since it was registered.
     pub counters: Counters,
     refused: Vec<AtomicU64>,
-    /// Blocks in a chunk of each tier beyond the device, as stores show; 0 before the first one.
+    /// Number of blocks in a chunk, for each tier beyond the device, as seen in store events; 0 before the first.
     chunks: [AtomicU32; 3],
-    /// Most frequent block size besides the index's, in tokens, and the number of blocks of that size.
+    /// Most frequent block size, in tokens, among blocks left out because their size differs from the index's.
     other_size: AtomicU32,
+    /// Number of blocks of the most frequent other size that were left out.
     other_size_blocks: AtomicU64,
     errors: Mutex<Errors>,
-    /// Outcome of the stream's restored holdings, if a snapshot had any.
+    /// Outcome of the stream's restored holdings; `None` if no snapshot had any.
     snapshot: Mutex<Option<SnapshotOutcome>>,
-    /// True if there is a present error.
+    /// True if the stream has an error at present.
     failing: AtomicBool,
-    /// Number of the reached limit, or [`NO_LIMIT`].
+    /// Number of the limit that the stream has reached, or [`NO_LIMIT`].
     limit: AtomicU8,
-    /// True if the stream's relay has left.
+    /// True if the relay that published the stream has left.
     gone: AtomicBool,
 }
 
@@ -216,25 +217,26 @@ impl Default for StreamStatus {
 }
 
 impl StreamStatus {
-    /// The state of the stream.
+    /// Present state of the stream.
     #[must_use]
     pub fn state(&self) -> State {
         State::ALL[usize::from(self.state.load(Relaxed))]
     }
 
-    /// True if the stream's holdings are what the engine announced.
+    /// True if the known holdings are exactly what the engine announced.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.trusted.load(Relaxed)
     }
 
-    /// True if the stream's first replay has ended or was given up.
+    /// True if the stream's first replay has ended or was given up, so that readiness does not wait for the stream.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)
     }
 
-    /// Blocks in a chunk of host memory, of local disks and of what is external, as stores show; 0 before the first one.
+    /// Number of blocks in a chunk of host memory, local disks and external stores, as seen in store events; 0 before
+    /// the first.
     #[must_use]
     pub fn chunks(&self) -> [u32; 3] {
         [0, 1, 2].map(|slot| self.chunks[slot].load(Relaxed))
@@ -268,7 +270,7 @@ impl StreamStatus {
         self.settled.store(true, Relaxed);
     }
 
-    /// Number of the last batch applied in this epoch.
+    /// Number of the last batch applied since the engine's last restart; `None` if there was none.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {
         some(self.last_seq.load(Relaxed))
@@ -278,7 +280,7 @@ impl StreamStatus {
         self.last_seq.store(seq.unwrap_or(NEVER), Relaxed);
     }
 
-    /// Time since the engine's last batch or answer; none if there was none.
+    /// Time since the engine's last batch or answer; `None` if there was none.
     #[must_use]
     pub fn silence(&self) -> Option<Duration> {
         let heard = some(self.heard.load(Relaxed))?;
@@ -289,14 +291,14 @@ impl StreamStatus {
         self.heard.store(self.started.elapsed().as_millis() as u64, Relaxed);
     }
 
-    /// Lag of the last live batch: from its time at the engine until queries saw it. None without a live batch, or if the
-    /// engine's clock is not a wall clock.
+    /// Lag of the last live batch: from the engine's timestamp until queries saw the batch. `None` without a live
+    /// batch, or if the engine's clock is not a wall clock.
     #[must_use]
     pub fn lag(&self) -> Option<Duration> {
         some(self.lag.load(Relaxed)).map(Duration::from_micros)
     }
 
-    /// Longest lag so far.
+    /// Longest lag of a live batch so far.
     #[must_use]
     pub fn lag_max(&self) -> Duration {
         Duration::from_micros(self.lag_max.load(Relaxed))
@@ -316,32 +318,33 @@ impl StreamStatus {
         }
     }
 
-    /// Events left out, by reason, in the order of [`Reason::ALL`].
+    /// Numbers of events left out, by reason, in the order of [`Reason::ALL`].
     #[must_use]
     pub fn refused(&self) -> Vec<u64> {
         self.refused.iter().map(|counter| counter.load(Relaxed)).collect()
     }
 
-    /// Events left out because their blocks have another size than the index.
+    /// Number of events left out because the block size differs from the index's.
     #[must_use]
     pub fn refused_for_their_size(&self) -> u64 {
         self.refused()[Reason::BlockSize as usize]
     }
 
-    /// Events left out because their block is not full, or may be of another size.
+    /// Number of events left out because their block is not full, or may be of another size.
     #[must_use]
     pub fn refused_as_partial(&self) -> u64 {
         self.refused()[Reason::PartialBlock as usize]
     }
 
-    /// Most frequent size of blocks left out because it is not the index's, and the number of these blocks.
+    /// Most frequent size, in tokens, of blocks left out because it differs from the index's, and the number of blocks
+    /// of that size; `None` if none were left out.
     #[must_use]
     pub fn other_size(&self) -> Option<(u32, u64)> {
         let blocks = self.other_size_blocks.load(Relaxed);
         (blocks > 0).then(|| (self.other_size.load(Relaxed), blocks))
     }
 
-    /// True if the stream has more blocks of another size than of the index's.
+    /// True if more blocks of one other size were left out than blocks of the index's size were stored.
     #[must_use]
     pub fn has_other_size(&self) -> bool {
         self.other_size_blocks.load(Relaxed) > self.counters.stored_blocks.load(Relaxed)
@@ -352,7 +355,8 @@ impl StreamStatus {
         self.other_size_blocks.store(blocks, Relaxed);
     }
 
-    /// Limit that the stream has reached: none of its blocks are held until it begins anew.
+    /// Limit that the stream has reached; none of its blocks are held until it begins anew. `None` if no limit is
+    /// reached.
     #[must_use]
     pub fn limit(&self) -> Option<Limit> {
         Limit::ALL.get(usize::from(self.limit.load(Relaxed))).copied()
@@ -362,13 +366,13 @@ impl StreamStatus {
         self.limit.store(limit.map_or(NO_LIMIT, |limit| limit as u8), Relaxed);
     }
 
-    /// Present error, in words; none if all is well.
+    /// Description of the present error; `None` if there is none.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
         Some(self.errors().last.as_ref()?.0.clone())
     }
 
-    /// Last error that is over, and the time since it was noticed.
+    /// Last error that has ended, and the time since it was noticed.
     #[must_use]
     pub fn previous_error(&self) -> Option<(String, Duration)> {
         let errors = self.errors();
@@ -394,7 +398,7 @@ impl StreamStatus {
         self.failing.load(Relaxed)
     }
 
-    /// True if the stream's relay has left.
+    /// True if the relay that published the stream has left.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Relaxed)
     }
@@ -403,7 +407,7 @@ impl StreamStatus {
         self.gone.store(gone, Relaxed);
     }
 
-    /// Outcome of the stream's restored holdings.
+    /// Outcome of the stream's restored holdings; `None` if no snapshot had any.
     #[must_use]
     pub fn from_snapshot(&self) -> Option<SnapshotOutcome> {
         *self.snapshot.lock()

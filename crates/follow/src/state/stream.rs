@@ -1,5 +1,5 @@
-//! Event stream of one engine rank, as its task, queries and snapshots share it; and its registration, as given by a client
-//! or by discovery.
+//! Event stream of one engine rank, as shared by its task, queries and snapshots; and its registration, as given by a
+//! client or by discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -15,24 +15,24 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::relay::Outlet;
 
-/// Number of ranks that one stream may feed: more than any engine has behind one socket.
+/// Maximum number of ranks that one stream may feed: more than any engine has behind one socket.
 const MOST_RANKS: usize = 1024;
 
-/// Event stream of one engine rank.
+/// Event stream of one engine rank, shared by its task, queries and snapshots.
 pub struct Stream {
-    /// The worker's name.
+    /// Name of the worker.
     pub worker: Arc<str>,
-    /// The registration of the stream.
+    /// Registration of the stream.
     pub registration: Registration,
-    /// The status of the stream.
+    /// Status of the stream.
     pub status: StreamStatus,
-    /// Ranks that the stream feeds.
+    /// Ranks whose blocks come from this stream.
     ranks: Mutex<BTreeSet<u32>>,
-    /// Blocks that the stream has proved without announcing them.
+    /// Blocks that the engine was proved to hold without having announced them.
     proven: Mutex<ProvenBlocks>,
-    /// Channel of requests to the task for a copy of the holdings.
+    /// Channel of requests to the stream's task for a copy of the holdings.
     copies: Copies,
-    /// Queue of the changes to be published, if they are.
+    /// Queue of changes to be published to the log; unset if the stream is not published.
     outlet: OnceLock<Arc<Outlet>>,
 }
 
@@ -51,13 +51,13 @@ impl Stream {
         }
     }
 
-    /// Ranks that the stream feeds: the registered one, and those that its batches name.
+    /// Ranks whose blocks come from this stream: the registered one, and those that its batches name.
     #[must_use]
     pub fn ranks(&self) -> BTreeSet<u32> {
         self.ranks.lock().clone()
     }
 
-    /// Blocks that the ranks have proved. No batch of the stream is applied while the guard is held.
+    /// Locks the blocks that the ranks were proved to hold. No batch of the stream is applied while the guard is held.
     pub(crate) fn proven_blocks(&self) -> MutexGuard<'_, ProvenBlocks> {
         self.proven.lock()
     }
@@ -66,7 +66,7 @@ impl Stream {
         &self.copies
     }
 
-    /// Queue of the changes to be published, if they are.
+    /// Queue of changes to be published to the log; `None` if the stream is not published.
     pub(crate) fn outlet(&self) -> Option<&Arc<Outlet>> {
         self.outlet.get()
     }
@@ -79,7 +79,7 @@ impl Stream {
         self.ranks.lock().contains(&rank)
     }
 
-    /// Feeds one more rank. False if the stream feeds too many already.
+    /// Adds a rank to those that the stream feeds. False if the stream feeds too many already.
     pub(super) fn feed(&self, rank: u32) -> bool {
         let mut ranks = self.ranks.lock();
         let room = ranks.len() < MOST_RANKS;
@@ -89,7 +89,7 @@ impl Stream {
         room
     }
 
-    /// A stream without a task.
+    /// Creates a stream without a task, for tests.
     #[cfg(test)]
     pub(crate) fn for_test(worker: &str, rank: u32) -> Arc<Self> {
         let registration = Registration {
@@ -110,53 +110,54 @@ impl Stream {
     }
 }
 
-/// Blocks that the ranks of one stream have proved. The stream's task changes them together with the index, under one lock,
-/// so that adoption finds the two consistent.
+/// Blocks that the ranks of one stream were proved to hold. The stream's task changes these proofs together with the
+/// index, under one lock, so that adoption finds the two consistent.
 #[derive(Default)]
 pub(crate) struct ProvenBlocks {
-    /// Index that the stream feeds, while it is followed.
+    /// Index that the stream feeds; `None` while the stream is not followed.
     index: Option<Arc<BlockIndex>>,
     ranks: BTreeMap<u32, RankAdoption>,
 }
 
 impl ProvenBlocks {
-    /// Begins anew with the index of a stream that is followed from now on, or without one.
+    /// Begins anew without proofs of held blocks. `index`: index of a stream that is followed from now on; `None` for
+    /// no following.
     pub(crate) fn begin(&mut self, index: Option<Arc<BlockIndex>>) {
         *self = Self { index, ranks: BTreeMap::new() };
     }
 
-    /// Forgets all proofs: the stream's blocks are gone, and perhaps the engine is another one.
+    /// Drops all proofs of held blocks, as the stream's blocks are gone, and perhaps the engine is another one.
     pub(crate) fn forget(&mut self) {
         self.ranks.values_mut().for_each(RankAdoption::begin);
     }
 
-    /// Proofs of one rank.
+    /// Proofs of which blocks one rank holds, created if there are none.
     pub(crate) fn of(&mut self, rank: u32) -> &mut RankAdoption {
         self.ranks.entry(rank).or_default()
     }
 
-    /// Calls `f` with each rank, if the stream is followed.
+    /// Calls `f` with the index and the proofs of held blocks of each rank, if the stream is followed.
     pub(crate) fn each(&mut self, mut f: impl FnMut(&Arc<BlockIndex>, u32, &mut RankAdoption)) {
         if let Some(index) = &self.index {
             self.ranks.iter_mut().for_each(|(rank, proven)| f(index, *rank, proven));
         }
     }
 
-    /// Proofs of each rank.
+    /// Proofs of held blocks, for each rank.
     pub(crate) fn all(&self) -> impl Iterator<Item = &RankAdoption> {
         self.ranks.values()
     }
 }
 
-/// Most aliases, and most adapters, of a model.
+/// Maximum number of aliases, and of adapters, of a model.
 const MOST_NAMES: usize = 1024;
 
-/// Names of a model besides its own.
+/// Names under which a model can be found besides its own: aliases and adapters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelNames {
-    /// Other names of the model.
+    /// Aliases of the model.
     pub aliases: Vec<String>,
-    /// Names of adapters of the model.
+    /// Names of the model's adapters.
     pub adapters: Vec<String>,
 }
 
@@ -175,30 +176,30 @@ impl ModelNames {
     }
 }
 
-/// Registration of an engine rank.
+/// Registration of an engine rank whose event stream is to be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
-    /// The worker's name.
+    /// Name of the worker.
     pub worker: String,
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Aliases and adapters at the worker's engine; none to leave them as they are.
+    /// Aliases and adapters that the worker's engine serves; `None` to leave them unchanged.
     pub names: Option<ModelNames>,
-    /// The routing group.
+    /// Name of the routing group.
     pub routing_group: String,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// Data-parallel rank, unless batches name another rank that no other stream feeds.
+    /// Data-parallel rank that the blocks belong to, unless batches name another rank that no other stream feeds.
     pub rank: u32,
-    /// Endpoint of the engine's events.
+    /// Endpoint of the engine's event socket.
     pub endpoint: Endpoint,
-    /// Endpoint of the engine's replay socket.
+    /// Endpoint of the engine's replay socket; `None` if the engine has none.
     pub replay_endpoint: Option<Endpoint>,
-    /// Topic of the engine's batches, compared as a whole; empty for any. For an engine that connects to this service, the
-    /// empty topic is a topic like others.
+    /// Topic of the engine's batches, compared as a whole; empty for any topic. For an engine that connects to this
+    /// service, the empty topic matches only itself.
     pub topic: String,
-    /// True if a block announced n times is held until it is removed n times. Some engines announce a block again without
-    /// another copy of it.
+    /// True if a block announced n times is held until it is removed n times; false for engines that announce a block
+    /// again without another copy of the block.
     pub count_copies: bool,
     /// Blocks that the engine keeps as one in host memory; none to learn it from its stores, which do not show it where they
     /// have names alone.
@@ -208,7 +209,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Checks the values of the registration.
+    /// Checks that the values of the registration can be used.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.block_size == 0 {
             let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
@@ -228,7 +229,7 @@ impl Registration {
         self.names.as_ref().map_or(Ok(()), ModelNames::check)
     }
 
-    /// Checks that another registration of the same rank is equal.
+    /// Checks that another registration of the same rank is equal to this one.
     pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
         let said = |it: &Self| {
             (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies, it.host_chunk)

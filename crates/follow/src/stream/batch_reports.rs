@@ -1,4 +1,5 @@
-//! Reports of a stream's latest batches: counts, until they are added to its status, and warnings, each logged once.
+//! Reports of a stream's latest batches: counts, until they are added to the stream's status, and warnings, each logged
+//! once.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,21 +11,21 @@ use kvatlas_wire::Tally;
 use super::holdings::Holdings;
 use crate::state::StreamStatus;
 
-/// Largest plausible difference of the engine's clock, in seconds.
+/// Largest plausible difference between the engine's clock and this machine's, in seconds.
 const PLAUSIBLE: f64 = 86_400.0;
 
-/// Counts of a stream's latest batches, kept in its task until all available messages are read.
+/// Counts of a stream's latest batches, kept in the stream's task until all available messages are read.
 #[derive(Default)]
 pub(super) struct PendingCounts {
     pub(super) batches: u64,
     pub(super) bytes: u64,
     pub(super) tally: Tally,
-    /// Engine's time of each live batch.
+    /// The engine's timestamp of each live batch, in seconds since 1970.
     pub(super) timestamps: Vec<f64>,
 }
 
 impl PendingCounts {
-    /// Adds the counts to the status, and begins anew.
+    /// Adds the counts to the stream's status, and resets them.
     pub(super) fn tell(&mut self, status: &StreamStatus, shared: &SharedCounts) {
         let Self { batches, bytes, tally, timestamps } = self;
         if *batches == 0 {
@@ -66,31 +67,32 @@ fn add(counter: &AtomicU64, count: u64) {
     }
 }
 
-/// Seconds since 1970.
+/// Present time, in seconds since 1970.
 fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(f64::NAN, |now| now.as_secs_f64())
 }
 
-/// Time since the engine's timestamp, if its clock is plausible.
+/// Time since the engine's timestamp; `None` if the engine's clock is not plausible.
 fn lag(now: f64, timestamp: f64) -> Option<Duration> {
     let lag = now - timestamp;
     (lag.abs() < PLAUSIBLE).then(|| Duration::from_secs_f64(lag.max(0.0)))
 }
 
-/// Warnings that were logged.
+/// Warnings of a stream that were already logged.
 #[derive(Debug, Default)]
 pub(super) struct LoggedWarnings {
     unknown_events: bool,
-    /// About parents that are no blocks.
+    /// True if a warning about parents that are block 0 was logged.
     parents: bool,
-    /// About topics that are not the stream's.
+    /// True if a warning about topics was logged.
     topics: bool,
-    /// About blocks of another size.
+    /// True if a warning about blocks of another size was logged.
     sizes: bool,
 }
 
 impl Holdings {
-    /// Reports that blocks of another size than the index's were refused, most of them of this size.
+    /// Reports that blocks of another size than the index's were refused. `size`: the most frequent such size, in
+    /// tokens; `blocks`: number of refused blocks of that size.
     pub(super) fn note_other_size(&mut self, size: u32, blocks: u64) {
         let status = &self.stream.status;
         status.set_other_size(size, blocks);
@@ -108,8 +110,9 @@ impl Holdings {
         );
     }
 
-    /// Reports a batch of another topic, which is left out. That is right where several engines publish behind one address; if
-    /// no batch of the stream's topic has come, the topic that is set is likely to be wrong.
+    /// Reports a batch that is left out because its topic is not the stream's. That is right where several engines
+    /// publish behind one address; if no batch of the stream's topic has come, the registered topic is likely to be
+    /// wrong.
     pub(crate) fn note_other_topic(&mut self, its: &[u8]) {
         let (status, topic) = (&self.stream.status, &self.stream.registration.topic);
         if self.warned.topics || self.pending.batches > 0 || status.counters.batches.load(Relaxed) > 0 {
@@ -129,7 +132,7 @@ impl Holdings {
         );
     }
 
-    /// Reports a second topic of a stream that takes any topic.
+    /// Reports that a stream that takes any topic receives two topics.
     pub(crate) fn note_several_topics(&mut self, first: &[u8], second: &[u8]) {
         let (first, second) = (String::from_utf8_lossy(first), String::from_utf8_lossy(second));
         let what = format!("batches of several topics come here, such as {first:?} and {second:?}");
@@ -140,7 +143,7 @@ impl Holdings {
         self.stream.status.set_error(what);
     }
 
-    /// Reports a parent that is block 0, and logs it once.
+    /// Reports blocks whose parent is a block named 0 that is not held, and logs this once.
     pub(super) fn warn_of_parents(&mut self) {
         let status = &self.stream.status;
         if status.last_error().is_none() {
@@ -158,7 +161,7 @@ impl Holdings {
         }
     }
 
-    /// Logs events of an unknown type, with the name of the type, once.
+    /// Logs events of an unknown type once. `what`: name of the type.
     pub(super) fn warn_of_unknown_events(&mut self, what: &str) {
         if !std::mem::replace(&mut self.warned.unknown_events, true) {
             let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);

@@ -1,12 +1,14 @@
-//! Copies of a stream's holdings, made by its task step by step between its batches: for a snapshot, or for readers of a log
-//! that do not have the stream.
+//! Copies of a stream's holdings, made by the stream's task step by step between batches: for a snapshot, or for
+//! readers of a log that do not have the stream.
 //!
-//! The task alone applies the stream's batches. So a rank is complete after a batch whose number the task knows, and its
-//! reader's memory is of the same moment. Ranks are copied one after the other; each is complete after a batch of its own.
+//! Only the stream's task applies its batches. So a rank is complete after a batch whose number the task knows, and the
+//! memory of the rank's reader is of the same moment. Ranks are copied one after the other; each is complete after a
+//! batch of its own.
 //!
-//! * A snapshot goes on from its mark, which is taken before the first rank; each rank skips the batches that it includes.
-//! * The log has the batches and the copies in the order in which the task made them. So a reader that skips a rank's batches
-//!   until it has the whole copy, and applies those after it, has the holdings of the rank.
+//! * A snapshot continues from its mark, which is taken before the first rank; each rank skips the batches that it
+//!   includes.
+//! * The log has the batches and the copies in the order in which the task made them. So a reader that skips a rank's
+//!   batches until the rank's copy is complete, and applies those after it, has the holdings of the rank.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,30 +26,32 @@ use crate::state::{CopiedRank, CopiedStream, CopyRequest, RankHead, StreamHead, 
 use kvatlas_stream::machine::Machine;
 use kvatlas_stream::{Mark, Skip};
 
-/// Time for which steps are made in a row, each with the index's lock: timers are coarse, and a step takes a fraction of this.
+/// Time for which steps are made in a row, each of which takes the index's lock: timers are coarse, and a step takes a
+/// fraction of this time.
 const TURN: Duration = Duration::from_micros(800);
-/// Pause between two rows of steps, for other writers of the index, and for the stream's own batches.
+/// Pause between two series of steps, for other writers of the index, and for the stream's own batches.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Small ranks that make one step.
+/// Maximum number of small ranks that are copied in one step.
 const RANKS_A_STEP: usize = 64;
-/// Restarts of a copy, after clears, before a snapshot leaves the stream out.
+/// Number of restarts of a copy, after clears, after which a snapshot leaves the stream out.
 const MOST_RESTARTS: usize = 3;
-/// Bytes of one piece of a state in the log.
+/// Size, in bytes, of one piece of a full state in the log.
 const PIECE: usize = 96 << 10;
-/// Blocks in a piece that removes the blocks known from answers.
+/// Maximum number of blocks in a piece that removes blocks known only from answers.
 const ANSWERED: usize = 1 << 14;
-/// Pause until a permit to copy is asked for again.
+/// Wait before a permit to copy is requested again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// State of a stream at one moment, as its rules know it.
+/// Position of a stream in its batches or messages, as known to the rules of its source.
 pub(super) trait Moment {
-    /// Last batch, if all holdings are proven to belong to the same life.
+    /// Last batch, if all holdings are proved to belong to the same life of the engine; else the reason to skip the
+    /// stream.
     fn mark(&self) -> Result<Mark, Skip>;
-    /// Number of the last batch.
+    /// Number of the last batch; `None` if there was none.
     fn last(&self) -> Option<u64>;
-    /// First batch applied since the last clear, and whether the engine may hold more than is known.
+    /// Number of the first batch applied since the last clear, and whether the engine may hold more than is known.
     fn reach(&self) -> (u64, bool);
-    /// Sequence number up to which the log is read, if the stream is read from one.
+    /// Sequence number up to which the log was read; `None` if the stream is not read from a log.
     fn sequence(&self) -> Option<u64>;
 }
 
@@ -66,15 +70,15 @@ impl<P: AsRef<[u8]>> Moment for Machine<P> {
     }
 }
 
-/// Destination of a copy.
+/// Destination of a copy of a stream's holdings: a snapshot or the log.
 pub(super) trait CopySink: Sized {
-    /// Begins, or begins anew after the holdings were cleared. Returns a pause if it cannot begin yet.
+    /// Begins a copy, or restarts it after the holdings were cleared. Returns a pause if the copy cannot begin yet.
     ///
     /// # Errors
     /// The reason why the stream cannot be copied.
     fn begin(&mut self, holdings: &Holdings, rules: &impl Moment) -> Result<Option<Duration>, Skip>;
 
-    /// Adds a rank that is complete.
+    /// Adds the completed copy of one rank.
     ///
     /// # Errors
     /// The reason why the stream cannot be copied.
@@ -87,26 +91,26 @@ pub(super) trait CopySink: Sized {
         rules: &impl Moment,
     ) -> Result<(), Skip>;
 
-    /// Ends a copy: of all ranks, or without success.
+    /// Ends the copy, with all ranks or with the reason of its failure.
     fn end(self, copied: Result<(), Skip>, holdings: &Holdings, rules: &impl Moment);
 
-    /// True if the copy is not wanted any more.
+    /// True if the copy is no longer wanted.
     fn is_given_up(&self) -> bool {
         false
     }
 }
 
-/// A copy that is being made, or waits to begin.
+/// A copy of a stream's holdings that is being made, or waits to begin.
 pub(super) struct Copier<S> {
     sink: S,
     progress: Option<CopyProgress>,
-    /// Time at which the next step is due.
+    /// Time at which the next step of the copy is due.
     due: Instant,
 }
 
 /// Progress of a copy since it last began.
 struct CopyProgress {
-    /// Number of clears at the beginning: another clear makes the copy begin anew.
+    /// Number of clears of the holdings when the copy began; after another clear, the copy begins anew.
     clears: u64,
     copied: BTreeSet<u32>,
     current: Option<(u32, RankCopier)>,
@@ -121,7 +125,7 @@ impl<S: CopySink> Copier<S> {
         self.due
     }
 
-    /// Makes steps, if they are due. None once the copy has ended.
+    /// Makes steps of the copy, if the next one is due. `None` once the copy has ended.
     pub(super) fn step(mut self, holdings: &mut Holdings, rules: &impl Moment) -> Option<Self> {
         if Instant::now() < self.due {
             return Some(self);
@@ -141,7 +145,7 @@ impl<S: CopySink> Copier<S> {
         None
     }
 
-    /// Makes steps for a turn. Returns the pause after it, or none once all ranks are copied.
+    /// Makes steps for one turn. Returns the pause to the next turn; `None` once all ranks are copied.
     fn steps(&mut self, holdings: &mut Holdings, rules: &impl Moment) -> Result<Option<Duration>, Skip> {
         let clears = holdings.clears();
         let progress = match &mut self.progress {
@@ -164,7 +168,7 @@ impl<S: CopySink> Copier<S> {
 }
 
 impl CopyProgress {
-    /// Copies a slice of a rank, or several small ranks. True once all ranks are copied.
+    /// Makes one step of the copy: a slice of a rank, or several small ranks. True once all ranks are copied.
     fn step(&mut self, sink: &mut impl CopySink, holdings: &mut Holdings, rules: &impl Moment) -> Result<bool, Skip> {
         let mut left = BlockIndex::SLICE;
         let stream = holdings.stream.clone();
@@ -198,13 +202,13 @@ impl CopyProgress {
     }
 }
 
-/// Copy of a stream for a snapshot.
+/// Destination of a copy for a snapshot, which answers a request.
 pub(super) struct SnapshotSink {
     request: CopyRequest,
     begins: usize,
-    /// Last batch when the copy began.
+    /// Last batch of the stream when the copy began.
     mark: Mark,
-    /// Sequence number up to which the log was read when the copy began.
+    /// Sequence number up to which the log was read when the copy began; `None` if the stream is not read from a log.
     sequence: Option<u64>,
     ranks: Vec<(RankHead, CopiedRank)>,
 }
@@ -280,7 +284,7 @@ impl CopySink for SnapshotSink {
     }
 }
 
-/// Copy of a stream for readers of the log, into the stream's outlet.
+/// Destination of a copy for readers of the log: the stream's outlet.
 pub(super) struct LogSink {
     outlet: Arc<Outlet>,
     permit: Option<OwnedSemaphorePermit>,
@@ -334,7 +338,8 @@ impl CopySink for LogSink {
 }
 
 impl Holdings {
-    /// Returns whether a block was ever stored under a rank, and the state of its reader; none for a hybrid model.
+    /// Returns whether a block was ever stored under a rank, and the state of the rank's reader; `None` for a hybrid
+    /// model.
     fn reader_state(&mut self, rank: u32, proven: &mut RankAdoption) -> Option<(bool, ReaderState)> {
         let seen = self.seen.contains(&rank);
         let Some(reader) = self.readers.get_mut(&rank) else { return Some((seen, ReaderState::default())) };

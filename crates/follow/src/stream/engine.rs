@@ -1,5 +1,5 @@
-//! An engine as the source of a stream: its sockets, the stream machine that decides about their events, and reports of
-//! what has changed: the status, the status that readers of a log get, and log lines.
+//! An engine as the source of a stream: its sockets, the stream machine that decides about events of the sockets, and
+//! reports of changes: to the status, to readers of a log, and as log lines.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +23,7 @@ use crate::state::{Counters, Keyspace, SnapshotOutcome, State, Stream, StreamSta
 const RIVAL: &str = "two publishers with this topic are connected: the second one is not read before the first is gone, \
                      and the stream is not trusted until then, or until the replay socket has shown that the first is the engine";
 
-/// Follows an engine's stream until it is stopped. `transport`: makes its sockets.
+/// Follows an engine's stream until stopped. `transport`: function that creates the engine's sockets.
 pub(super) async fn follow<T: Transport>(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
@@ -35,7 +35,7 @@ pub(super) async fn follow<T: Transport>(
     task::follow(keyspace, stream.clone(), context.clone(), source, stop).await;
 }
 
-/// An engine's sockets, and the stream machine.
+/// An engine's sockets, and the stream machine that decides about their events.
 struct EngineSource<T: Transport> {
     stream: Arc<Stream>,
     machine: Machine<T::Payload>,
@@ -99,11 +99,11 @@ impl<T: Transport> StreamSource for EngineSource<T> {
     }
 }
 
-/// Actions of the machine: on the holdings, and on the sockets.
+/// Actions of the stream machine: on the holdings, and on the sockets.
 struct EngineActions<'a, T> {
     holdings: &'a mut Holdings,
     transport: &'a mut T,
-    /// True after any action but applying a batch.
+    /// True if the machine did anything but apply a batch.
     acted: bool,
 }
 
@@ -135,7 +135,7 @@ impl<T: Transport> Effects<T::Payload> for EngineActions<'_, T> {
     }
 }
 
-/// Hands an event of the sockets to the machine, or to the status.
+/// Passes an event of the sockets to the machine, or to the status.
 fn take_in<T: Transport>(
     event: TransportEvent<T::Payload>,
     now: Duration,
@@ -183,10 +183,10 @@ fn take_in<T: Transport>(
     }
 }
 
-/// Error of a stream whose batches keep contradicting each other.
+/// Error of a stream whose batches repeatedly contradict each other.
 const MIXED: &str = "batches of two publishers are mixed here: each rank of each engine needs its own endpoint";
 
-/// Publishes the status for readers of the log, if it has changed.
+/// Publishes the stream's status to readers of the log, if it has changed.
 pub(super) fn publish_status(stream: &Stream) {
     let Some(outlet) = stream.outlet() else { return };
     let status = &stream.status;
@@ -215,8 +215,9 @@ pub(super) fn end_restored(stream: &Stream, context: &StreamContext, outcome: Ou
     }
 }
 
-/// True if the status must be updated before the next event. Counts can wait until no event is left; trust cannot, nor can the
-/// end of an error, which would end later errors too.
+/// True if the status must be updated before the next event. Counts can wait until no event is left; changes of trust
+/// cannot, nor can the end of an error, which would end later errors too. `speaks`: whether the last event shows that
+/// the engine works.
 pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P>, speaks: bool) -> bool {
     let trusted = machine.trusted() && status.limit().is_none();
     let recovers = || speaks && trusted && !machine.partial() && status.is_failing();
@@ -227,7 +228,7 @@ pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P
         || recovers()
 }
 
-/// Updates the status. `speaks`: the engine has just sent an event that shows whether all is well.
+/// Updates the stream's status. `speaks`: whether the engine has just sent an event that shows that it works.
 pub(super) fn report<P: AsRef<[u8]>>(
     holdings: &mut Holdings,
     context: &StreamContext,
@@ -268,7 +269,7 @@ pub(super) fn report<P: AsRef<[u8]>>(
     }
 }
 
-/// Sets flags of the status, and has the keyspace note a change.
+/// Sets flags of the stream's status, and updates the keyspace's reservations if any has changed.
 pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, flags: [(&AtomicBool, bool); N]) {
     let mut changed = false;
     for (flag, is_set) in flags {
@@ -279,7 +280,8 @@ pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, fl
     }
 }
 
-/// Sets the trust in a stream, and ends its hold on readiness: an `absent` engine holds readiness back for a while only.
+/// Sets the trust in a stream, and ends the stream's hold on readiness. `absent`: whether the engine has been missing
+/// for so long that readiness no longer waits.
 pub(super) fn settle(holdings: &Holdings, trusted: bool, absent: bool) {
     let Holdings { keyspace, stream, index, .. } = holdings;
     let status = &stream.status;
@@ -319,7 +321,7 @@ fn log_changes<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: Sta
     }
 }
 
-/// Counts for a new machine: those of the status, which outlive a panic.
+/// Initial counts of a new machine, taken from the stream's status, which outlives a panic.
 pub(super) fn counts(status: &StreamStatus) -> Counts {
     let mut counts = Counts { epochs: status.epoch.load(Relaxed), ..Counts::default() };
     for (counter, count) in pairs(&status.counters, &mut counts) {

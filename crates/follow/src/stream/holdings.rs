@@ -1,4 +1,4 @@
-//! Holdings of a stream: batches go into the index, and their counts into the status.
+//! Holdings of a stream: applies batches to the index, and counts them in the stream's status.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -20,44 +20,44 @@ use crate::state::{Keyspace, Stream, tell_time, time_of};
 use kvatlas_stream::machine::Verdict;
 
 thread_local! {
-    /// Decoder of a thread, and not of each of thousands of streams, so that its memory stays in the thread's cache.
+    /// Decoder shared by all streams on a thread, so that its memory stays in the processor's cache.
     static DECODER: RefCell<Decoder> = RefCell::default();
 }
 
-/// Reasons to leave out an event that are not errors.
+/// Reasons to leave out an event that do not indicate an error.
 const EXPECTED: [Reason; 2] = [Reason::OtherGroup, Reason::PartialBlock];
 
-/// Blocks of a stream in the index, and the state of their readers.
+/// Blocks of a stream in the index, and the readers of its ranks' events.
 pub(crate) struct Holdings {
     pub(crate) keyspace: Arc<Keyspace>,
     pub(crate) stream: Arc<Stream>,
-    /// The keyspace's index at the beginning. If it is replaced, the holdings begin anew.
+    /// Index of the keyspace when these holdings began. If the keyspace replaces the index, the holdings begin anew.
     pub(crate) index: Arc<BlockIndex>,
-    /// Readers by the rank that blocks are stored under.
+    /// Readers of events, by the rank that blocks are stored under.
     pub(super) readers: HashMap<u32, Reader>,
-    /// Ranks that blocks were ever stored under.
+    /// Ranks under which blocks were ever stored.
     pub(super) seen: HashSet<u32>,
     pub(super) claimed: ClaimedRanks,
-    /// True if the engine's events have shown a field for salts.
+    /// True if the engine's events have shown a field for cache salts.
     pub(super) shows_salts: bool,
     pub(super) limits: BlockLimits,
-    /// Schemes by which the engine may compute block hashes.
+    /// Hashing schemes by which the engine may compute block hashes.
     pub(super) schemes: Arc<[Scheme]>,
-    /// Warnings that were logged.
+    /// Warnings that were already logged.
     pub(super) warned: LoggedWarnings,
-    /// Blocks cleared since the last log line.
+    /// Number of blocks cleared since the last log line.
     pub(super) forgotten: u64,
-    /// Number of clears.
+    /// Number of times that the holdings were cleared.
     pub(super) clears: u64,
-    /// Last batch included in restored holdings, by the rank that blocks are stored under.
+    /// Number of the last batch included in restored holdings, by the rank that blocks are stored under.
     pub(super) had: HashMap<u32, u64>,
-    /// Meanings of restored names, until the restored blocks are proved or dropped.
+    /// Dictionary of restored block names, kept until the restored blocks are proved or dropped.
     pub(super) dictionary: Option<Arc<Dictionary>>,
-    /// Counts not yet added to the status.
+    /// Counts not yet added to the stream's status.
     pub(super) pending: PendingCounts,
-    /// True if the engine was heard since the status was updated.
+    /// True if the engine was heard since the last update of the status.
     pub(crate) heard: bool,
-    /// Reader of a relay's changes, whose memory is reused.
+    /// Decoder of a relay's changes, whose memory is reused.
     pub(super) changes: Changes,
 }
 
@@ -92,7 +92,8 @@ impl Holdings {
         }
     }
 
-    /// Applies a batch. A wrong store is left out and counted; a batch with any other wrong event is not applied.
+    /// Applies a batch to the index. A wrong store event is left out and counted; a batch with any other wrong event is
+    /// not applied.
     pub(crate) fn apply(&mut self, seq: u64, payload: &[u8], live: bool) -> Verdict {
         if !self.takes(payload.len()) {
             return Verdict::Whole;
@@ -216,10 +217,10 @@ impl Holdings {
         }
     }
 
-    /// Applies a relay's changes to the holdings of a rank. `seq`: the number of their message.
+    /// Applies a relay's changes to the holdings of a rank. `seq`: number of the message that has the changes.
     ///
     /// # Errors
-    /// If the changes cannot be read; a part of them may be applied.
+    /// If the changes cannot be read; a part of them may have been applied.
     pub(crate) fn apply_changes(&mut self, seq: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError> {
         if !self.takes(changes.len()) {
             return Ok(());
@@ -247,21 +248,21 @@ impl Holdings {
         Ok(())
     }
 
-    /// Counts a batch of `bytes`. False if it is left out because a limit is reached.
+    /// Counts a batch of this size. False if the batch is left out because a limit is reached.
     fn takes(&mut self, bytes: usize) -> bool {
         self.pending.batches += 1;
         self.pending.bytes += bytes as u64;
         self.stream.status.limit().is_none()
     }
 
-    /// Rank that a batch's blocks are stored under; none if restored holdings include the batch.
+    /// Rank that a batch's blocks are stored under; `None` if restored holdings already include the batch.
     fn rank_of(&mut self, announced: Option<u32>, seq: u64) -> Option<u32> {
         let rank = self.claimed.rank(&self.keyspace, &self.stream, announced);
         let is_included = !self.had.is_empty() && self.had.get(&rank).is_some_and(|last| seq <= *last);
         (!is_included).then_some(rank)
     }
 
-    /// Clears the holdings if they exceed a limit with these stored blocks.
+    /// Clears the holdings if they now exceed a limit. `stored`: number of newly stored blocks.
     fn enforce_limits(&mut self, stored: u64) {
         if let Some(limit) = self.limits.add(stored, &self.keyspace, &self.stream) {
             self.clear();
@@ -270,14 +271,14 @@ impl Holdings {
         }
     }
 
-    /// Records the engine's time of a live batch.
+    /// Records the engine's timestamp of a live batch, in seconds since 1970.
     pub(super) fn note_timestamp(&mut self, timestamp: f64) {
         if timestamp > 0.0 {
             self.pending.timestamps.push(timestamp);
         }
     }
 
-    /// Adds the counts of the batches since the last call to the status.
+    /// Adds the counts of the batches since the last call to the stream's status.
     pub(crate) fn tell(&mut self) {
         let status = &self.stream.status;
         if std::mem::take(&mut self.heard) {
@@ -286,7 +287,7 @@ impl Holdings {
         self.pending.tell(status, self.limits.shared());
     }
 
-    /// Marks a stream whose engine does not announce salts. One rank that does is enough for all.
+    /// Marks the stream if its engine does not announce cache salts. One rank that announces them is enough for all.
     pub(super) fn note_salts(&mut self, shows: Option<bool>) {
         let no_salts = &self.stream.status.no_salts;
         let changed = match shows {
@@ -318,8 +319,8 @@ impl Holdings {
         }
     }
 
-    /// Number of stores whose parent is block 0, which the rank does not hold. Some publishers write 0 at the beginning of a
-    /// prompt instead of no parent (LMCache/LMCache#2441): their blocks are kept, and do not count.
+    /// Number of stores whose parent is block 0, which the rank does not hold. Some publishers write 0 at the beginning
+    /// of a prompt instead of no parent (LMCache/LMCache#2441): these blocks are kept, but no query finds them.
     fn zero_parents(&self, rank: u32, batch: &BatchOf<BlockHash>) -> u64 {
         static ZEROS: LazyLock<[BlockHash; 5]> =
             LazyLock::new(|| [8, 16, 20, 32, 64].map(|length| BlockHash::from_bytes(&vec![0; length])));
@@ -332,14 +333,14 @@ impl Holdings {
         parents.filter(|parent| !is_held(*parent)).count() as u64
     }
 
-    /// True if the engine has named no other rank that this stream feeds.
+    /// True if the engine has named no other rank than `rank` that this stream feeds.
     fn is_only(&self, rank: u32) -> bool {
         let is_other =
             |other: u32| other != rank && (other != self.stream.registration.rank || self.seen.contains(&other));
         !self.stream.ranks().into_iter().any(is_other)
     }
 
-    /// Clears all blocks of the stream.
+    /// Clears all blocks of the stream, which is no longer trusted.
     pub(crate) fn clear(&mut self) {
         if self.stream.status.is_trusted() {
             self.stream.status.set_trusted(false);
@@ -368,32 +369,32 @@ impl Holdings {
         self.shows_salts = false;
     }
 
-    /// Number of clears.
+    /// Number of times that the holdings were cleared.
     pub(super) fn clears(&self) -> u64 {
         self.clears
     }
 
-    /// Recorder of the changes that a rank's reader makes.
+    /// Recorder of the changes that a rank's reader makes to the index; `None` if nothing is recorded.
     pub(super) fn recorder(&mut self, rank: u32) -> Option<&mut Recorder> {
         self.readers.get_mut(&rank)?.recorder()
     }
 
-    /// True if `blocks` more exceed a limit.
+    /// True if storing this number of further blocks exceeds a limit.
     pub(super) fn is_over_limits(&mut self, blocks: u64) -> bool {
         self.limits.add(blocks, &self.keyspace, &self.stream).is_some()
     }
 
-    /// Most blocks that a rank may hold.
+    /// Maximum number of blocks that a rank may hold.
     pub(super) fn most_blocks(&self) -> u64 {
         self.limits.most_of_rank()
     }
 
-    /// Takes the number of blocks cleared since the last call.
+    /// Number of blocks cleared since the last call.
     pub(crate) fn take_forgotten(&mut self) -> u64 {
         std::mem::take(&mut self.forgotten)
     }
 
-    /// Blocks held by all ranks that the stream feeds. Slow; used only before a clear.
+    /// Number of blocks held by all ranks that the stream feeds. Slow; used only before a clear.
     fn held(&self) -> u64 {
         if self.seen.is_empty() {
             return 0;
@@ -404,7 +405,7 @@ impl Holdings {
     }
 }
 
-/// Forgets the cache groups of the stream's ranks.
+/// Drops the cache groups of the stream's ranks from the keyspace.
 fn forget_groups(keyspace: &Keyspace, stream: &Stream) {
     if !keyspace.hybrids().load().is_empty() {
         stream.ranks().into_iter().for_each(|rank| keyspace.hybrids().set(&stream.worker, rank, None));

@@ -1,4 +1,4 @@
-//! Limits on a stream: the blocks of it in the index, and the ranks that its engine's batches name, with those that their
+//! Limits on a stream: its blocks in the index, and the ranks that the engine's batches name, with the ranks that their
 //! blocks are stored under.
 
 use std::collections::HashMap;
@@ -9,14 +9,14 @@ use kvatlas_stream::limits::{Limit, LimitsConfig, SharedCounts};
 
 use crate::state::{Keyspace, Stream};
 
-/// Fewest blocks stored between two looks at the index, each of which takes its lock.
+/// Minimum number of blocks stored between two counts of the index's blocks, each of which takes a lock.
 const STEP: u64 = 1024;
 
-/// Limits of one stream. The index is looked at once enough blocks were stored that a limit may be reached.
+/// Limits on the number of one stream's blocks. The index's blocks are counted once a limit may have been reached.
 pub(crate) struct BlockLimits {
     limits: LimitsConfig,
     shared: Arc<SharedCounts>,
-    /// Blocks that may be stored before the next look at the index.
+    /// Number of blocks that may be stored before the index's blocks are counted again.
     room: u64,
 }
 
@@ -26,17 +26,17 @@ impl BlockLimits {
         Self { limits, shared, room: 0 }
     }
 
-    /// Counts shared by all streams.
+    /// Counts shared by all streams, among them how often each limit was reached.
     pub(crate) fn shared(&self) -> &SharedCounts {
         &self.shared
     }
 
-    /// Most blocks that a rank may hold.
+    /// Maximum number of blocks that a rank may hold.
     pub(crate) fn most_of_rank(&self) -> u64 {
         self.limits.blocks_per_rank
     }
 
-    /// Adds stored blocks. Returns the limit that is exceeded now, if any.
+    /// Adds newly stored blocks. Returns the limit that is now exceeded, if any.
     pub(crate) fn add(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
         if blocks < self.room || blocks == 0 {
             self.room -= blocks;
@@ -75,23 +75,23 @@ impl BlockLimits {
     }
 }
 
-/// Most announced ranks that are remembered.
+/// Maximum number of announced ranks that are remembered.
 const MOST_RANKS: usize = 4096;
 
-/// Ranks that one stream stores under.
+/// Ranks under which one stream stores blocks.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedRanks {
-    /// Rank to store under, by announced rank. An entry never changes, even if other streams come and go: blocks stored under a
-    /// rank are removed under it.
+    /// Rank to store blocks under, by announced rank. An entry never changes, even if other streams are added or
+    /// removed: blocks are removed under the rank under which they were stored.
     by_announced: HashMap<u32, u32>,
-    /// True if a batch has named the registered rank, or none.
+    /// True if a batch has named the registered rank, or no rank.
     plain: bool,
-    /// Last announced rank, with the rank to store under.
+    /// Last announced rank, with the rank to store blocks under.
     recent: Option<(u32, u32)>,
 }
 
 impl ClaimedRanks {
-    /// Rank to store a batch under.
+    /// Rank under which to store the blocks of a batch. `announced`: the rank that the batch names.
     pub(super) fn rank(&mut self, keyspace: &Keyspace, stream: &Stream, announced: Option<u32>) -> u32 {
         let registered = stream.registration.rank;
         let Some(announced) = announced.filter(|rank| *rank != registered) else {
@@ -121,7 +121,7 @@ impl ClaimedRanks {
         rank
     }
 
-    /// True if several ranks of the engine are stored under this one.
+    /// True if blocks of several of the engine's ranks are stored under this rank.
     pub(super) fn is_shared(&self, rank: u32, registered: u32) -> bool {
         if self.by_announced.is_empty() {
             return false;
@@ -131,14 +131,15 @@ impl ClaimedRanks {
         claimed + usize::from(is_registered && self.plain) > 1 || is_registered && self.by_announced.len() >= MOST_RANKS
     }
 
-    /// Announced ranks with the ranks to store under, and whether a batch named the registered rank or none; for a snapshot.
+    /// Announced ranks with the ranks to store under, and whether a batch named the registered rank or no rank; for a
+    /// snapshot.
     pub(super) fn saved(&self) -> (Vec<(u32, u32)>, bool) {
         let mut claimed: Vec<_> = self.by_announced.iter().map(|(announced, stored)| (*announced, *stored)).collect();
         claimed.sort_unstable();
         (claimed, self.plain)
     }
 
-    /// Claims the ranks of a snapshot. False if one is taken.
+    /// Claims the ranks that a snapshot has for the stream. False if another stream feeds one of them.
     pub(super) fn restore(
         &mut self,
         keyspace: &Keyspace,

@@ -1,10 +1,10 @@
-//! The task of one stream: batches of one engine rank go into the index, each once and in order.
+//! The task of one stream: applies batches of one engine rank to the index, each once and in order.
 //!
-//! `task` is the loop of every stream. `engine` is a source of batches: it runs [`kvatlas_stream::machine`], which decides
-//! without sockets or clock, and keeps the status up to date.
-//! `transport` has the sockets, which speak [`kvatlas_stream::zmtp`]: `outbound` those that this side connects, `publishers` those
-//! of engines that connect. `holdings` applies batches to the index, `copier` copies them, `restore` takes
-//! over a snapshot. `relayed` is the other source: a log.
+//! `task` is the loop of every stream. `engine` is a source of batches: it runs [`kvatlas_stream::machine`], which
+//! decides without sockets or clock, and keeps the status up to date. `transport` has the sockets, which speak
+//! [`kvatlas_stream::zmtp`]: `outbound` those that this side connects, `publishers` those of engines that connect.
+//! `holdings` applies batches to the index, `copier` copies the holdings, `restore` takes them from a snapshot.
+//! `relayed` is the other source of batches: a log.
 
 mod batch_reports;
 mod copier;
@@ -43,14 +43,14 @@ pub(crate) struct StreamHandle {
 }
 
 impl StreamHandle {
-    /// Ends the task. Once this returns, no further batch of the stream is applied.
+    /// Ends the stream's task. Once this returns, no further batch of the stream is applied.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
     }
 }
 
-/// Starts to follow a stream, whose blocks go into the keyspace's index.
+/// Starts the task that follows a stream, whose blocks are stored in the keyspace's index.
 pub(crate) fn spawn(
     runtime: &Handle,
     context: StreamContext,
@@ -87,7 +87,8 @@ pub(crate) fn spawn(
     StreamHandle { stop, task }
 }
 
-/// Raises the limit of open files: a stream has two sockets, so the usual limit of 1,024 would allow a few hundred streams.
+/// Raises the process's limit of open files: a stream has two sockets, so the usual limit of 1,024 would allow a few
+/// hundred streams.
 fn allow_many_files() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| match rlimit::increase_nofile_limit(1 << 20) {

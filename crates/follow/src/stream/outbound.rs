@@ -1,6 +1,6 @@
-//! Connections made by this service to an engine that listens: the live connection, and the one to its replay socket. Each
-//! is made anew when it ends, after a pause that doubles, and an address whose host is a name is looked up anew for each,
-//! and its answers tried in turn.
+//! Connections from this service to an engine that listens: the live connection, and the one to its replay socket. Each
+//! is made anew when it ends, after a pause that doubles. A host name is looked up anew for each connection, and the
+//! addresses found are tried in turn.
 
 use std::future::Future;
 use std::io;
@@ -20,7 +20,7 @@ use crate::endpoint::Endpoint;
 use crate::state::Registration;
 
 enum LiveStage {
-    /// The pause is not over, or the name is not looked up yet.
+    /// The pause is not over, or the host name has not been looked up yet.
     Pause,
     Connecting(ConnectAttempt),
     Up(Box<Connection>),
@@ -30,7 +30,7 @@ enum LiveStage {
 pub(super) struct OutboundStream {
     stage: LiveStage,
     address: Address,
-    /// Last known address of the engine.
+    /// Address last found for the engine's host name; `None` before the first.
     at: Option<String>,
     topic: String,
     topics: LiveTopics,
@@ -55,12 +55,12 @@ impl OutboundStream {
         }
     }
 
-    /// The endpoint, and the address found for it.
+    /// The endpoint, and the address last found for it; `None` before the first.
     pub(super) fn place(&self) -> Option<(&Address, &str)> {
         self.at.as_deref().map(|at| (&self.address, at))
     }
 
-    /// Drops the connection, and makes another.
+    /// Drops the connection, and connects again at once.
     pub(super) fn reconnect(&mut self) {
         self.stage = LiveStage::Pause;
         self.topics = LiveTopics::default();
@@ -104,7 +104,7 @@ impl OutboundStream {
         }
     }
 
-    /// The attempt or connection has ended; the next one follows after a pause.
+    /// Ends the attempt or connection, and waits for a pause before the next one. Returns the event that reports this.
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         let was_open = matches!(&self.stage, LiveStage::Up(connection) if connection.is_open());
         self.stage = LiveStage::Pause;
@@ -116,7 +116,7 @@ impl OutboundStream {
 }
 
 enum ReplayStage {
-    /// No question is open, or the pause is not over.
+    /// No replay was requested, or the pause is not over.
     Closed,
     Connecting(ConnectAttempt),
     Up(Box<Connection>),
@@ -130,15 +130,16 @@ pub(super) struct Replay {
     topics: ReplayTopics,
     config: StreamConfig,
     room: Room,
-    /// Question not sent yet: the first batch asked for.
+    /// First batch of a replay request that has not been sent yet; `None` if there is none.
     question: Option<u64>,
-    /// Timer until the next attempt to connect.
+    /// Timer that ends when the next attempt to connect is due.
     timer: Pin<Box<Sleep>>,
     pause: Duration,
 }
 
 impl Replay {
-    /// A connection without a question. `topic`: the stream's, empty if it takes any.
+    /// Creates the connection to a replay socket, still without a request. `topic`: the stream's topic, empty if it
+    /// takes any.
     pub(super) fn new(address: Address, topic: &str, context: &StreamContext) -> Self {
         Self {
             stage: ReplayStage::Closed,
@@ -157,7 +158,7 @@ impl Replay {
         self.question = Some(from);
     }
 
-    /// Drops the question, and the connection with the answers on their way.
+    /// Drops the replay request, and the connection with the answers still on their way.
     pub(super) fn cancel(&mut self) {
         self.question = None;
         self.stage = ReplayStage::Closed;
@@ -165,7 +166,7 @@ impl Replay {
         self.timer.as_mut().reset(Instant::now());
     }
 
-    /// Next event. `live`: the endpoint of the live connection, and the address found for it.
+    /// Next event of the replay connection. `live`: endpoint of the live connection, and the address found for it.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -215,7 +216,7 @@ impl Replay {
         }
     }
 
-    /// Ends the connection. A question that was sent is not sent again: its deadline passes.
+    /// Ends the connection. A request that was sent is not sent again: it fails at its deadline.
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         self.stage = ReplayStage::Closed;
         self.topics = ReplayTopics::default();
@@ -229,13 +230,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 type Lookup = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// An endpoint, whose name is looked up anew for each connection.
+/// An endpoint whose host name is looked up anew for each connection.
 pub(crate) struct Address {
     endpoint: Endpoint,
-    /// Host and port, if the host is a name.
+    /// Host and port, if the host is a name; else `None`.
     name: Option<(String, u16)>,
     lookup: Option<Lookup>,
-    /// Number of look-ups: addresses are tried in turn.
+    /// Number of look-ups so far, by which the addresses found are tried in turn.
     turn: usize,
 }
 
@@ -247,14 +248,15 @@ impl Address {
         Self { endpoint: endpoint.clone(), name, lookup: None, turn: 0 }
     }
 
-    /// Address on the host where another endpoint was found, if both have the same name. `at`: the address of the other.
+    /// This endpoint's port at the host address that was found for another endpoint, if both have the same host name.
+    /// `at`: address of the other endpoint.
     pub(crate) fn beside(&self, other: &Self, at: &str) -> Option<String> {
         let ((host, port), (other, _)) = (self.name.as_ref()?, other.name.as_ref()?);
         let (found, _) = at.rsplit_once(':')?;
         (host == other).then(|| format!("{found}:{port}"))
     }
 
-    /// Next address, in ZeroMQ's form.
+    /// Next address to connect to, in ZeroMQ's form.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<String>> {
         let Some((host, port)) = &self.name else { return Poll::Ready(Ok(self.endpoint.to_string())) };
         let lookup = self.lookup.get_or_insert_with(|| {

@@ -1,12 +1,12 @@
 //! Engines that connect their publisher to this service, instead of listening, and the connections that they make.
 //!
-//! A connection is assigned to a stream by its first batch: by the port it came to, and the topic of that batch. Until that
-//! stream is registered, batches are counted and dropped; then the stream gets the connection at once, and can ask for earlier
-//! batches without waiting for the next.
+//! A connection is assigned to a stream by its first batch: by the port it came to, and the topic of that batch. Until
+//! that stream is registered, batches are counted and dropped; then the stream gets the connection at once, and can ask
+//! for earlier batches without waiting for the next.
 //!
-//! The first connection is read. A second one may be the same engine's, which has lost the first unnoticed, or another
-//! publisher's; its messages do not show which. So it waits, with its newest batches, until the first is gone, which is sent
-//! a PING.
+//! The first connection is read. A second one may come from the same engine, which has lost the first unnoticed, or
+//! from another publisher; its messages do not show which. So the second waits, with its newest batches, until the
+//! first is gone. The first is sent a PING.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -26,23 +26,23 @@ use tokio::sync::{Semaphore, watch};
 use super::topics::live_batch;
 use super::transport::TransportEvent;
 
-/// Most topics and addresses that are named in the log, each once.
+/// Maximum number of topics and addresses that are named in the log, each once.
 const MOST_NAMED: usize = 1000;
-/// Pause after a connection could not be accepted.
+/// Pause after accepting a connection has failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Port and topic.
+/// Name of a route: port and topic.
 type Name = (u16, Box<[u8]>);
 
-/// Routes of engines' connections to their streams.
+/// Routes by which connections of engines reach their streams.
 #[derive(Debug)]
 pub(crate) struct Publishers {
-    /// Permits for connections.
+    /// Permits for connections, which limit their number.
     places: Arc<Semaphore>,
     most: usize,
     ports: Mutex<BTreeSet<u16>>,
     routes: Mutex<HashMap<Name, (u64, UnboundedSender<Connection>)>>,
-    /// Number of the newest route: connections without a stream look again when it changes.
+    /// Number of the newest route. When it changes, connections without a stream look for their route again.
     number: watch::Sender<u64>,
     topics_named: Mutex<HashSet<Name>>,
     addresses_named: Mutex<HashSet<IpAddr>>,
@@ -51,7 +51,7 @@ pub(crate) struct Publishers {
     unknown_topics: AtomicU64,
 }
 
-/// The connections of one topic.
+/// Route of the connections of one port and topic, held by their stream.
 pub(super) struct Route {
     publishers: Arc<Publishers>,
     name: Name,
@@ -64,7 +64,7 @@ impl Route {
         &self.name.1
     }
 
-    /// Next connection.
+    /// Next connection of the route.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
         match self.receiver.poll_recv(cx) {
             Poll::Ready(Some(connection)) => Poll::Ready(connection),
@@ -84,7 +84,7 @@ impl Drop for Route {
 }
 
 impl Publishers {
-    /// No routes yet. `most`: most connections at once.
+    /// Creates an empty set of routes. `most`: maximum number of connections at once.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         let most = most.min(Semaphore::MAX_PERMITS);
         Arc::new(Self {
@@ -101,7 +101,7 @@ impl Publishers {
         })
     }
 
-    /// Ports at which connections are accepted.
+    /// Ports at which connections of engines are accepted.
     pub(crate) fn ports(&self) -> BTreeSet<u16> {
         self.ports.lock().clone()
     }
@@ -110,17 +110,17 @@ impl Publishers {
         self.ports.lock().insert(port);
     }
 
-    /// Number of connected engines.
+    /// Number of engines that are connected to this service.
     pub(crate) fn connections(&self) -> usize {
         self.most - self.places.available_permits()
     }
 
-    /// Numbers of connections refused because of their address, and because there were too many.
+    /// Numbers of refused connections, by reason: because of their address, and because there were too many.
     pub(crate) fn refused(&self) -> [(&'static str, u64); 2] {
         [("not_allowed", self.not_allowed.load(Relaxed)), ("too_many", self.too_many.load(Relaxed))]
     }
 
-    /// Number of batches with unregistered topics.
+    /// Number of batches whose topics no registered stream has.
     pub(crate) fn unknown_topics(&self) -> u64 {
         self.unknown_topics.load(Relaxed)
     }
@@ -137,7 +137,7 @@ impl Publishers {
         Route { publishers: self.clone(), name, number, receiver }
     }
 
-    /// Accepts connections for as long as the service runs. `allowed`: whether an address may send events.
+    /// Accepts connections to a port for as long as the service runs. `allowed`: whether an address may send events.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
@@ -172,7 +172,7 @@ impl Publishers {
         }
     }
 
-    /// Reads a connection until its stream is known.
+    /// Reads a connection until its stream is known, and passes the connection to that stream.
     async fn attend(self: Arc<Self>, mut connection: Connection, from: SocketAddr, port: u16) {
         let mut newest = self.number.subscribe();
         let mut name: Option<Name> = None;
@@ -224,16 +224,18 @@ fn is_news<T: Eq + std::hash::Hash>(named: &Mutex<HashSet<T>>, it: T) -> bool {
     named.len() < MOST_NAMED && named.insert(it)
 }
 
-/// Most connections that wait; the newest are kept.
+/// Maximum number of connections that wait; the newest are kept.
 const RIVALS: usize = 8;
-/// Most batches, and most bytes, kept of each waiting connection; the newest are kept. The numbers show which are missing.
+/// Maximum number of batches kept of each waiting connection; the newest are kept. Their numbers show which are
+/// missing.
 const BATCHES: usize = 1024;
+/// Maximum total size, in bytes, of the batches kept of each waiting connection; the newest are kept.
 const BYTES: usize = 4 << 20;
 
-/// A connection that waits for the first to be gone.
+/// A connection that waits until the first connection is gone.
 struct Rival {
     connection: Connection,
-    /// Events of the connection so far, each with its bytes.
+    /// Events of the connection so far, each with its size in bytes.
     brought: VecDeque<(TransportEvent<Vec<u8>>, usize)>,
     bytes: usize,
 }
@@ -252,7 +254,7 @@ impl Rival {
 pub(super) struct InboundStream {
     route: Route,
     first: Option<Connection>,
-    /// Connections that wait, in the order in which they came.
+    /// Connections that wait, in the order of their arrival.
     rivals: VecDeque<Rival>,
     /// Events to be returned next.
     next: VecDeque<TransportEvent<Vec<u8>>>,
@@ -263,7 +265,7 @@ impl InboundStream {
         Self { route, first: None, rivals: VecDeque::new(), next: VecDeque::new() }
     }
 
-    /// Drops the first connection, whose publisher connects again; a waiting one takes its place.
+    /// Drops the first connection, whose publisher connects again; a waiting connection takes its place.
     pub(super) fn reconnect(&mut self) {
         self.next.clear();
         self.first = None;
@@ -326,7 +328,7 @@ impl InboundStream {
         TransportEvent::Rival(from)
     }
 
-    /// Puts the connection that has waited longest in the place of the first, which is gone.
+    /// Replaces the first connection, which is gone, with the one that has waited longest.
     fn succeed(&mut self) {
         let Some(Rival { connection, brought, .. }) = self.rivals.pop_front() else { return };
         self.first = Some(connection);
@@ -339,7 +341,7 @@ impl InboundStream {
     }
 }
 
-/// Event of a message: a batch, if its topic is the stream's.
+/// Event for a message: a batch if the message has the stream's topic.
 fn batch(connection: &Connection, topic: &[u8], payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
     match (live_batch(connection.head(), payload), connection.head().back(1)) {
         (TransportEvent::Live { .. }, Some(its)) if its != topic => TransportEvent::OtherTopic(its.into()),

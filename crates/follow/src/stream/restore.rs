@@ -15,10 +15,10 @@ use crate::snapshot::StreamRestore;
 use crate::state::{RankHead, Registration, SavedRank};
 use kvatlas_stream::Outcome;
 
-/// Blocks stored before other tasks have their turn: about a millisecond.
+/// Number of blocks stored before other tasks get their turn: about a millisecond's work.
 const TURN: usize = 4096;
 
-/// Stores a stream's blocks of a snapshot in the index. Returns their number.
+/// Stores the blocks that a snapshot has of a stream in the index. Returns the number of blocks.
 ///
 /// # Errors
 /// The reason why the snapshot cannot be used. The caller clears the blocks stored by then.
@@ -67,11 +67,11 @@ pub(super) async fn restore(holdings: &mut Holdings, restoring: StreamRestore) -
     Ok(blocks)
 }
 
-/// Function that stores blocks of one chain.
+/// Function that stores the blocks of one chain: tier, parent, names and content hashes.
 type Store<'a> = dyn FnMut(Tier, Option<BlockHash>, &[BlockHash], &[u64]) -> Result<(), kvatlas_index::Error> + 'a;
 
 impl Holdings {
-    /// Stores a rank's blocks of a snapshot.
+    /// Stores the blocks that a snapshot has of a rank. `stores`: calls its argument with each chain.
     ///
     /// # Errors
     /// If the index is full.
@@ -88,7 +88,7 @@ impl Holdings {
         self.keyspace.try_change(&self.index, store).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Restores the state of a rank's reader.
+    /// Restores the state of a rank's reader of events from a snapshot.
     pub(super) fn restore_reader(&mut self, head: &RankHead, salts: Vec<SaltedBlock>) {
         if !head.seen {
             return;
@@ -112,19 +112,19 @@ impl Holdings {
         self.keyspace.trust_changed(&self.stream);
     }
 
-    /// Keeps the dictionary of restored blocks until they are proved.
+    /// Keeps the dictionary of restored blocks until these are proved or dropped.
     pub(super) fn restores(&mut self, dictionary: Arc<Dictionary>) {
         self.dictionary = Some(dictionary);
     }
 
-    /// Ends the proof of restored blocks. If they are not kept, the meanings of their names may still be of use.
+    /// Ends the proof of restored blocks. If they are not kept, their dictionary is given to the adoption thread.
     pub(super) fn restored(&mut self, outcome: Outcome) {
         if let Some(dictionary) = self.dictionary.take().filter(|_| outcome != Outcome::Kept) {
             self.keyspace.teach(&dictionary);
         }
     }
 
-    /// Restores the blocks of a rank that are known from answers alone, and its proved names of unknown blocks.
+    /// Restores those blocks of a rank that are known only from answers, and the rank's proved names of unknown blocks.
     pub(super) fn restore_late(&mut self, rank: u32, answered: Vec<BlockHash>, kept: &FrontierState) {
         if self.keyspace.prompt_queue().is_open() {
             self.stream.proven_blocks().of(rank).resume(answered, kept);

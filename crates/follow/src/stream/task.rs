@@ -1,4 +1,4 @@
-//! The task of one stream: batches of its source go into the index, and its state into the status.
+//! The task of one stream: applies batches of the stream's source to the index, and keeps the status up to date.
 //!
 //! The source is an engine (`engine`) or the log of a relay (`relayed`): see [`StreamSource`].
 
@@ -24,67 +24,67 @@ use crate::snapshot::StreamRestore;
 use crate::state::{CopyRequest, Keyspace, SnapshotOutcome, State, Stream};
 use kvatlas_stream::{Mark, Outcome};
 
-/// Events after which other tasks have their turn. Up to this number are taken in at once if they are there: the clock is
-/// read, and counts are reported, once for all of them.
+/// Maximum number of events handled before other tasks get their turn. The clock is read, and counts are reported, once
+/// for all of them.
 const TURN: u32 = 128;
-/// Pause before a stream begins anew whose task has failed.
+/// Pause before a stream whose task has failed begins anew.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
-/// Longest sleep without a look at the clock.
+/// Longest sleep of the task without checking the clock.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Source of a stream's batches, with the rules for them.
+/// Source of a stream's batches, an engine or a log, with the rules for the batches.
 pub(super) trait StreamSource: Send {
-    /// Rules for the batches.
+    /// Rules that decide about the batches.
     type Rules: Moment;
-    /// An event, such as a batch.
+    /// Event of the source, such as a batch.
     type Event;
 
     fn rules(&self) -> &Self::Rules;
 
-    /// True if holdings up to this point can be proved by the source.
+    /// True if the source can prove holdings up to this point.
     fn can_prove(&self, point: &RestorePoint) -> bool;
 
-    /// Goes on with restored holdings, which are to be proved.
+    /// Continues from restored holdings, which still have to be proved.
     fn restored(&mut self, point: RestorePoint, dictionary: Arc<Dictionary>, holdings: &mut Holdings);
 
-    /// Next event.
+    /// Next event of the source.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Self::Event>;
 
-    /// Takes in an event.
+    /// Handles an event of the source.
     fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> StreamNews;
 
-    /// Time has passed.
+    /// Does what is due at time `now`.
     fn tick(&mut self, now: Duration, holdings: &mut Holdings);
 
-    /// Time at which `tick` is needed next, if no event comes.
+    /// Time at which [`tick`](Self::tick) is needed next, if no event comes; `None` if it is not needed.
     fn wake(&self, now: Duration) -> Option<Duration>;
 
-    /// Updates the status. `speaks`: the last event shows whether all is well.
+    /// Updates the stream's status. `speaks`: whether the last event shows that the source works.
     fn report(&mut self, now: Duration, speaks: bool, holdings: &mut Holdings, context: &StreamContext);
 }
 
-/// Consequences of an event for the status.
+/// Consequences of an event for the stream's status.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamNews {
-    /// True if the event shows whether all is well.
+    /// True if the event shows that the source works.
     pub(super) speaks: bool,
-    /// True if the status must be reported before the next event.
+    /// True if the status must be updated before the next event.
     pub(super) is_urgent: bool,
 }
 
-/// Position in a stream up to which a snapshot has its holdings.
+/// Position in a stream up to which a snapshot has the holdings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RestorePoint {
     pub(super) mark: Mark,
-    /// First batch applied since the last clear.
+    /// Number of the first batch applied since the last clear.
     pub(super) first: u64,
-    /// True if the engine may have held more than was known.
+    /// True if the engine may have held more blocks than were known.
     pub(super) partial: bool,
-    /// Sequence number in the log, if the stream was read from one.
+    /// Sequence number in the log; `None` if the stream was not read from one.
     pub(super) sequence: Option<u64>,
 }
 
-/// Follows a stream until it is stopped. A panic clears its holdings, and it begins anew.
+/// Follows a stream until stopped. After a panic, the holdings are cleared and the stream begins anew.
 pub(super) async fn follow<S: StreamSource>(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
@@ -134,7 +134,7 @@ pub(super) async fn follow<S: StreamSource>(
     }
 }
 
-/// Output of a future, or its panic.
+/// Output of a future, or the payload of its panic.
 async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Output> {
     let poll = |cx: &mut Context<'_>| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Ok),
@@ -143,14 +143,14 @@ async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Ou
     poll_fn(poll).await
 }
 
-/// Reason for the end of a life of the task.
+/// Reason why one run of a stream's task has ended.
 enum End {
     Stopped,
-    /// The index that the stream fed was replaced by an empty one.
+    /// The keyspace's index, which the stream fed, was replaced with an empty one.
     Rebuilt,
 }
 
-/// Requests to the task: to stop, or for a copy.
+/// Requests to a stream's task: to stop, or for a copy of the holdings.
 struct TaskRequests<'a> {
     stop: &'a mut oneshot::Receiver<()>,
     copies: &'a mut mpsc::Receiver<CopyRequest>,
@@ -158,14 +158,14 @@ struct TaskRequests<'a> {
 
 enum Wakeup {
     End(End),
-    /// All events that were there are taken in. `speaks`: the last of them shows whether all is well.
+    /// All available events were handled. `speaks`: whether the last of them shows that the source works.
     Incoming {
         speaks: bool,
     },
     Time,
 }
 
-/// One life of the task: from the beginning of its source until it is stopped, or the index is replaced.
+/// One run of the task: from the start of the stream's source until stopped, or until the index is replaced.
 async fn live<S: StreamSource>(
     keyspace: &Arc<Keyspace>,
     stream: &Arc<Stream>,

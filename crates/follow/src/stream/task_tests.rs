@@ -1,4 +1,4 @@
-//! The driver, with sockets that are none.
+//! Tests of a stream's task, with fake sockets.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -16,16 +16,16 @@ use super::transport::{Transport, TransportEvent};
 use crate::config::StreamConfig;
 use crate::state::{Keyspace, Registration, State, Stream};
 
-/// Input that the sockets have for the task.
+/// Input that the fake sockets have for the task.
 #[derive(Default)]
 struct Line {
     incoming: VecDeque<TransportEvent<Vec<u8>>>,
-    /// The engine's batches, all of which the replay socket has.
+    /// Batches of the engine, all of which its replay socket can send.
     batches: Vec<Vec<u8>>,
     waker: Option<Waker>,
     fail: bool,
     opened: u32,
-    /// Live batches that were read, each with whether the stream was trusted then.
+    /// Numbers of the live batches that were read, each with whether the stream was trusted at that time.
     trusted_at: Vec<(u64, bool)>,
 }
 
@@ -77,7 +77,7 @@ fn store(block: u64, rank: Option<u32>) -> Vec<u8> {
     payload_at(0.0, rank, vec![CHAIN.stored(block)])
 }
 
-/// A batch that stores a block of another block size.
+/// A batch that stores a block of another size than the keyspace's.
 fn store_badly() -> Vec<u8> {
     payload_at(0.0, None, vec![Chain { life: 1, block_size: 3 }.stored(0)])
 }
@@ -100,7 +100,7 @@ impl Bench {
         Self::of(keyspace, "w", batches)
     }
 
-    /// One more stream of a keyspace.
+    /// Follows one more stream, of rank 0 of `worker`, in a keyspace. `batches`: those that the replay socket can send.
     fn of(keyspace: Arc<Keyspace>, worker: &str, batches: Vec<Vec<u8>>) -> Self {
         let registration = Registration {
             worker: worker.to_owned(),
@@ -150,7 +150,7 @@ impl Bench {
     }
 }
 
-/// The last error, which is over.
+/// Last error of the stream, if it has ended and no other has begun.
 fn was_wrong(bench: &Bench) -> Option<String> {
     let status = &bench.stream.status;
     status.previous_error().filter(|_| status.last_error().is_none()).map(|(error, _)| error)
@@ -305,7 +305,7 @@ async fn what_is_there_is_taken_in_whole_and_counted_once() {
     assert_eq!((bench.depth(0), bench.stream.status.is_trusted()), (20, true));
 }
 
-/// However much there is to read: what was said to be right must not stay said when it is known not to be.
+/// Even with much to read, a stream must not stay marked as trusted once it is known not to be.
 #[tokio::test]
 async fn trust_ends_before_the_next_batch_is_read() {
     let bench = Bench::new(vec![store(0, None)]);
@@ -322,7 +322,7 @@ async fn trust_ends_before_the_next_batch_is_read() {
     assert_eq!(trusted_at, [(1, true), (2, true), (4, true), (5, false), (6, false)]);
 }
 
-/// As if each message had come alone: a good word ends the errors before it, and none after it.
+/// As if each message came alone: a message that shows that all is well ends the errors before it, and none after it.
 #[tokio::test]
 async fn a_good_word_ends_the_errors_before_it_only() {
     let bench = Bench::new(vec![store(0, None)]);
@@ -362,7 +362,7 @@ async fn a_clear_of_one_rank_says_nothing_of_the_others() {
     assert!(bench.stream.status.partial.load(Relaxed));
 }
 
-/// Sockets that always have something: a gap, and what comes after it again and again.
+/// Sockets that always have something to read: a gap, and the same batches after it again and again.
 struct Flood(u64);
 
 impl Transport for Flood {

@@ -1,10 +1,11 @@
-//! Messages of an engine as batches of a stream: their frames, and their topic. A subscription brings every topic with the
-//! same beginning, and an address may be a proxy's with several publishers behind it, so each topic is compared as a whole.
+//! Messages of an engine as batches of a stream: their frames, and their topic. A subscription brings every topic with
+//! the same beginning, and an address may be a proxy's with several publishers behind it, so each topic is compared as
+//! a whole.
 //!
-//! Engines have one topic and count their own batches: sequence numbers under another topic are another publisher's. A publisher
-//! that sends under several topics with one count is recognized by its numbers, which are consecutive over all topics, or by
-//! a replay that has both. Its numbers under other topics then count as batches without events, as each would otherwise
-//! look like a gap.
+//! Engines have one topic and count their own batches: sequence numbers under another topic are another publisher's. A
+//! publisher that sends under several topics with one count is recognized by its numbers, which are consecutive over
+//! all topics, or by a replay that has both. Its numbers under other topics then count as batches without events, as
+//! each would otherwise look like a gap.
 
 use std::collections::VecDeque;
 
@@ -12,12 +13,12 @@ use kvatlas_stream::zmtp::Head;
 
 use super::transport::TransportEvent;
 
-/// A batch without events, as an engine would send it: a time, events, no rank.
+/// Payload of a batch without events, as an engine would send it: a time, no events, no rank.
 const NO_EVENTS: [u8; 12] = [0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x90, 0xc0];
-/// Most consecutive numbers under other topics that are remembered.
+/// Maximum number of consecutive sequence numbers under other topics that are remembered.
 const MOST: u64 = 1 << 16;
 
-/// Consecutive sequence numbers under other topics.
+/// Run of consecutive sequence numbers under other topics than the stream's.
 #[derive(Default)]
 struct NumberRun {
     first: u64,
@@ -40,28 +41,28 @@ impl NumberRun {
     }
 }
 
-/// Filter of one live connection for batches of the stream's topic.
+/// Filter of one live connection, which passes batches of the stream's topic.
 #[derive(Default)]
 pub(super) struct LiveTopics {
-    /// Topic of the first batch, of a stream that takes any topic.
+    /// Topic of the first batch, for a stream that takes any topic.
     first: Option<Box<[u8]>>,
-    /// True if several topics were reported.
+    /// True if it was reported that several topics were received.
     is_mixed: bool,
     /// Sequence number of the last batch under any topic.
     last: Option<u64>,
-    /// True if numbers are not consecutive over all topics: each topic has a count of its own.
+    /// True if each topic has its own count, as numbers are not consecutive over all topics.
     counts_apart: bool,
     skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
 impl LiveTopics {
-    /// Takes the next queued event.
+    /// Takes the next queued event; `None` if the queue is empty.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }
 
-    /// Reads a message. `topic`: the stream's, empty if it takes any.
+    /// Event for a message of the live connection. `topic`: the stream's, empty if it takes any.
     pub(super) fn read(&mut self, topic: &str, head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
         let its = head.back(1).unwrap_or_default();
         let event = live_batch(head, payload);
@@ -97,22 +98,22 @@ impl LiveTopics {
     }
 }
 
-/// Filter of one replay connection for batches of the stream's topic.
+/// Filter of one replay connection, which passes batches of the stream's topic.
 #[derive(Default)]
 pub(super) struct ReplayTopics {
-    /// True if a batch of the stream's topic came: the other topics are the same publisher's.
+    /// True if a batch of the stream's topic came, so that batches under other topics are from the same publisher.
     is_ours: bool,
     skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
 impl ReplayTopics {
-    /// Takes the next queued event.
+    /// Takes the next queued event; `None` if the queue is empty.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }
 
-    /// Reads an answer. Answers of older engines have no topic.
+    /// Event for an answer of the replay socket. Answers of older engines have no topic.
     pub(super) fn read(&mut self, topic: &str, head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
         let event = reply(head, payload);
         let TransportEvent::Reply { seq, .. } = event else {
@@ -141,7 +142,7 @@ impl ReplayTopics {
     }
 }
 
-/// Batch of a live message: topic, sequence number, payload.
+/// Event for a live message of three frames: topic, sequence number, payload.
 pub(super) fn live_batch(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
     match (head.frames(), number(head)) {
         (Some(2), Some(seq)) if seq != u64::MAX => TransportEvent::Live { seq, payload },
@@ -149,7 +150,8 @@ pub(super) fn live_batch(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8
     }
 }
 
-/// Batch of an answer: an empty frame, topic (not from older engines), sequence number, payload. The number -1 is the end.
+/// Event for an answer of the replay socket: an empty frame, topic (not from older engines), sequence number, payload.
+/// Number -1 marks the end.
 fn reply(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
     match (head.frames(), number(head)) {
         (Some(2 | 3), Some(u64::MAX)) => TransportEvent::ReplyEnd,

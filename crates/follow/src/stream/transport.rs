@@ -1,7 +1,8 @@
-//! Sockets of a stream, as its task needs them: the trait, which a fake implements as well, and the real ones.
+//! Sockets of a stream's task: the trait, which a fake for tests implements too, and the real ones.
 //!
-//! Both real sockets belong to one engine. They are made anew together, so that a name that now means another host, or an address
-//! that another process has taken, changes for both. If both have the same name, they have the same address.
+//! Both real sockets belong to one engine. They are made anew together, so that a host name with a changed address, or
+//! an address that another process has taken, changes for both. If both have the same host name, they have the same
+//! address.
 
 use std::task::{Context, Poll};
 
@@ -10,52 +11,53 @@ use super::publishers::{InboundStream, Route};
 use crate::context::StreamContext;
 use crate::state::Registration;
 
-/// Event of the sockets.
+/// Event of a stream's sockets.
 #[derive(Debug)]
 pub(crate) enum TransportEvent<P> {
-    /// The live socket is connected, and subscribed.
+    /// The live socket is connected and subscribed.
     Connected,
-    /// The live socket has lost its connection, for this reason.
+    /// The live socket has lost its connection, for the given reason.
     Disconnected(String),
-    /// Another publisher has connected under the same name, from this address. It is not read while the first is connected.
+    /// Another publisher has connected under the same name, from the given address. It is not read while the first is
+    /// connected.
     Rival(String),
-    /// No other publisher is connected any more.
+    /// All publishers but one have disconnected from the socket.
     Alone,
-    /// A socket cannot be connected, for this reason, and will be tried again.
+    /// A socket cannot be connected, for the given reason, and will be tried again.
     Unreachable(String),
-    /// A batch of the live connection.
+    /// A batch of the live connection, with its sequence number.
     Live { seq: u64, payload: P },
-    /// A batch in answer to the question.
+    /// A batch in answer to a replay request, with its sequence number.
     Reply { seq: u64, payload: P },
-    /// The answer is complete.
+    /// The answer to a replay request is complete.
     ReplyEnd,
-    /// A batch of another topic, which is given, than the stream's. It is left out.
+    /// A batch that is left out because it has the given topic, which is not the stream's.
     OtherTopic(Box<[u8]>),
-    /// Two topics on the connection of a stream that takes any. Batches of both are read.
+    /// Two topics were received by a stream that takes any. Batches of both are read.
     SeveralTopics(Box<[u8]>, Box<[u8]>),
-    /// A message whose frames are not those of a batch.
+    /// A message whose frames do not form a batch.
     BadFrames,
 }
 
-/// A live socket, which connects again by itself, and a replay socket.
+/// Sockets of a stream: a live socket, which reconnects by itself, and a replay socket.
 pub(crate) trait Transport: Send {
-    /// The bytes of a batch.
+    /// Encoded bytes of a batch.
     type Payload: AsRef<[u8]> + Send;
 
-    /// Next event. After `Disconnected`, no event of the old connection comes.
+    /// Next event of the sockets. After `Disconnected`, no event of the old connection follows.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Self::Payload>>;
 
-    /// Asks the replay socket for all batches from a sequence number on.
+    /// Asks the replay socket for all batches from sequence number `from` on.
     fn ask(&mut self, from: u64);
 
-    /// Cancels the question: no answer to it comes any more.
+    /// Cancels the replay request: no further answer to it is returned.
     fn cancel(&mut self);
 
-    /// Drops the live connection with the batches on their way, and connects anew, without a `Disconnected`.
+    /// Drops the live connection with the batches still on their way, and reconnects, without a `Disconnected` event.
     fn reconnect(&mut self);
 }
 
-/// Live connection, made by this side or by the engine.
+/// Live connection to an engine, made by this service or by the engine.
 enum LiveConnection {
     Outbound(Box<OutboundStream>),
     Inbound(Box<InboundStream>),
@@ -70,7 +72,7 @@ impl LiveConnection {
     }
 }
 
-/// The real sockets of a stream.
+/// The real sockets of a stream, which speak ZeroMQ's protocol.
 pub(crate) struct ZmqTransport {
     live: LiveConnection,
     replay: Option<Replay>,
@@ -78,12 +80,13 @@ pub(crate) struct ZmqTransport {
     replies_first: bool,
     worker: String,
     rank: u32,
-    /// Reason for the lack of a connection, as last logged.
+    /// Reason for the lack of a connection, as last logged; `None` if none was.
     told: Option<String>,
 }
 
 impl ZmqTransport {
-    /// Sockets that are not connected yet. `route`: the engine's connections, if the engine connects.
+    /// Creates sockets that are not connected yet. `route`: route of the engine's connections, if the engine connects
+    /// to this service.
     pub(super) fn new(registration: &Registration, context: &StreamContext, route: Option<Route>) -> Self {
         let live = match route {
             None => LiveConnection::Outbound(Box::new(OutboundStream::new(registration, context))),
@@ -127,8 +130,8 @@ impl ZmqTransport {
         })
     }
 
-    /// Logs why there is no connection, once and not with each attempt. The status does not say why: all clients may read it,
-    /// and could probe with it for open ports.
+    /// Logs why a socket cannot connect, once and not with each attempt. The stream's status does not say why: all
+    /// clients may read it, and could probe with it for open ports.
     fn unreachable(&mut self, socket: &str, why: &str) -> TransportEvent<Vec<u8>> {
         if self.told.as_deref() != Some(why) {
             tracing::info!(worker = self.worker, rank = self.rank, socket, why, "cannot connect");
@@ -187,7 +190,8 @@ mod tests {
     use crate::config::StreamConfig;
     use crate::state::Registration;
 
-    /// Bytes that an engine's messages may take of this process, with what the system keeps for the connection.
+    /// Maximum memory, in bytes, that an engine's messages may take in this process, including the system's buffers of
+    /// the connection.
     const BOUND: u64 = 64 << 20;
 
     fn registration(port: u16) -> Registration {
@@ -219,7 +223,7 @@ mod tests {
         transport
     }
 
-    /// Returns how much is taken once nobody has taken more for a second.
+    /// Number of bytes written, once it has not grown for a second.
     async fn all_taken(written: &AtomicU64) -> u64 {
         let mut before = u64::MAX;
         loop {

@@ -1,4 +1,4 @@
-//! The messages of `POST /v1/messages` as a chat.
+//! Conversion of the messages of `POST /v1/messages` to a chat.
 
 use std::borrow::Cow;
 use std::mem::take;
@@ -37,7 +37,7 @@ struct Block<'a> {
     id: Option<Cow<'a, str>>,
     #[serde(borrow, default, deserialize_with = "json_string::field")]
     name: Option<Cow<'a, str>>,
-    /// The name in a `tool_reference` block.
+    /// Name of the tool in a `tool_reference` block.
     #[serde(borrow, default, deserialize_with = "json_string::field")]
     tool_name: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -50,8 +50,8 @@ struct Block<'a> {
     source: Option<&'a RawValue>,
 }
 
-/// Converts the messages of a request. `merges_system`: whether system messages among the others are moved to the top
-/// because the template accepts none elsewhere. `goes_on`: whether known messages come before those in the list.
+/// Converts the messages of a request. `merges_system`: whether system messages that are not the first are moved to the
+/// top because the template accepts none elsewhere. `goes_on`: whether known messages precede those in the list.
 pub(crate) fn from_messages<'a>(
     parts: &Parts<'a>,
     dialect: Dialect,
@@ -104,7 +104,7 @@ pub(crate) fn from_messages<'a>(
     Ok(made)
 }
 
-/// Adds a message as vLLM converts it: results of tools come before it as messages of their own.
+/// Adds a message as vLLM converts it: results of tools precede it as messages of their own.
 fn vllm<'a>(
     role: Cow<'a, str>,
     blocks: Vec<Block<'a>>,
@@ -135,8 +135,8 @@ fn vllm<'a>(
     Ok((!message.content.is_empty() || message.role != "user").then_some(message))
 }
 
-/// Adds a tool result as vLLM converts it: its texts as lines, then a user's message with its images, then the tools it
-/// references.
+/// Adds a tool result as vLLM converts it: its texts as lines, then a user's message with its images, then the tools
+/// that it references.
 fn vllm_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let mut lines = Vec::new();
     let (mut images, mut tools) = (Vec::new(), Vec::new());
@@ -246,7 +246,7 @@ fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Resu
     Ok(())
 }
 
-/// The blocks of a tool result whose content is a list.
+/// Blocks of a tool result whose content is a list.
 fn items(content: Option<&RawValue>) -> Result<Vec<Block<'_>>, PromptFailure> {
     match content.filter(|raw| is_there(Some(raw))) {
         Some(raw) => {
@@ -271,8 +271,8 @@ fn used(block: &Block<'_>, dialect: Dialect) -> Result<Value, PromptFailure> {
     Ok(dialect.call(&call, &function))
 }
 
-/// The text of a tool result in a message that is not a user's. A list would be written as Python's `repr`, so it has
-/// no text here.
+/// Text of a tool result in a message that is not a user's. A list would be written as Python's `repr`, so it has no
+/// text here.
 fn tool_text<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, PromptFailure> {
     let text = match block.content.filter(|raw| is_there(Some(raw))) {
         Some(raw) => string(raw.get()).ok_or(PromptFailure::OtherItem)?,
@@ -281,12 +281,12 @@ fn tool_text<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, PromptFailure> {
     Ok(format!("Tool result: {text}").into())
 }
 
-/// The texts of a list of blocks.
+/// Texts of the text blocks in a list of blocks.
 fn texts(raw: &RawValue) -> Result<Vec<Cow<'_, str>>, PromptFailure> {
     Ok(items(Some(raw))?.into_iter().filter(|block| block.kind == "text").filter_map(|block| block.text).collect())
 }
 
-/// The text of a system message among the others; none if the engine drops all of it.
+/// Text of a system message that is not the first; `None` if the engine drops all of it.
 fn inline_system(content: &RawValue, dialect: Dialect) -> Result<Option<Cow<'_, str>>, PromptFailure> {
     let texts = match string(content.get()) {
         Some(text) => vec![text],

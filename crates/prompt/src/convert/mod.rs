@@ -21,20 +21,21 @@ use crate::request::{Parts, is_there, read};
 /// A chat converted from a request of another API.
 #[derive(Debug, Default)]
 pub(crate) struct ConvertedChat<'a> {
-    /// The system message given beside the list.
+    /// System message given beside the list of messages.
     pub(crate) first: Option<Message<'a>>,
-    /// The messages made from the list.
+    /// Messages made from the list.
     pub(crate) messages: Vec<Message<'a>>,
-    /// For each item of the list, the offset where it ends and the number of messages made up to there.
+    /// For each item of the list, the offset in bytes where it ends and the number of messages made up to there.
     pub(crate) ends: Vec<(usize, usize)>,
-    /// True if the answer continues the last message.
+    /// True if the answer continues the chat's last message.
     pub(crate) continues: bool,
-    /// True if no item changes messages made from earlier items, except an assistant's message just before it.
+    /// True if no item of the list changes messages made from earlier items, except an assistant's message just before
+    /// it.
     pub(crate) is_apart: bool,
 }
 
 impl<'a> ConvertedChat<'a> {
-    /// All messages, the system message first.
+    /// All messages of the chat, the system message first.
     pub(crate) fn all(self) -> Vec<Message<'a>> {
         self.first.into_iter().chain(self.messages).collect()
     }
@@ -44,7 +45,7 @@ fn system(text: Cow<'_, str>) -> Message<'_> {
     of_text("system", text)
 }
 
-/// A message whose content is one text.
+/// Creates a message whose content is one text.
 fn of_text<'a>(role: impl Into<Cow<'a, str>>, text: Cow<'a, str>) -> Message<'a> {
     Message { role: role.into(), content: vec![Part::Text(text)], ..Message::default() }
 }
@@ -54,14 +55,14 @@ fn call(id: Option<Value>, function: Value) -> Value {
     object([("id", id.unwrap_or(Value::from(()))), ("function", function), ("type", "function".into())])
 }
 
-/// Fields of a function that vLLM keeps, in its order.
+/// Fields of a function definition that vLLM keeps, in vLLM's order.
 const FIELDS: [&str; 5] = ["name", "description", "parameters", "strict", "defer_loading"];
 
-/// The same fields in SGLang's order, in which it appends those that a request lacks.
+/// Fields of a function definition in SGLang's order, in which SGLang appends those that a request lacks.
 const SGLANG_FIELDS: [&str; 5] = ["description", "name", "parameters", "strict", "defer_loading"];
 
-/// The tools of a request in the form for templates: objects with `type` and `function`. Engines keep the fields they
-/// know, with null for a missing description or missing parameters.
+/// Tools of a request in the form for templates: objects with `type` and `function`. Engines keep the fields they know,
+/// with null for a missing description or missing parameters. `None` without tools.
 pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let is_given = is_there(parts.tools);
     let choice = given(parts.tool_choice);
@@ -111,18 +112,18 @@ pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> 
     Ok(Some(tools.collect()))
 }
 
-/// Parses a list of any JSON.
+/// Parses a list of any JSON values.
 fn values(raw: &RawValue) -> Result<Vec<Value>, PromptFailure> {
     let list: CountedList<CountedValue, PART> = read(Some(raw)).ok_or(PromptFailure::BadMessages)?;
     Ok(list.0.into_iter().map(|CountedValue(value)| value).collect())
 }
 
-/// True if a `tool_choice` allows no tool: a string in a chat, an object in Messages.
+/// True if a `tool_choice` allows no tool: the string or the type `none`.
 fn is_none(choice: &Value) -> bool {
     choice.as_str() == Some("none") || word(choice, "type").as_deref() == Some("none")
 }
 
-/// The only tool that a `tool_choice` allows.
+/// Name of the only tool that a `tool_choice` allows; `None` if it does not name one.
 fn chosen(choice: &Value) -> Option<Value> {
     let kind = word(choice, "type")?;
     let inner = field(choice, "function").and_then(|function| field(&function, "name"));
@@ -154,7 +155,8 @@ fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, PromptFailure> {
     kept(&function, &order.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// The fields `names` of a function: null for a missing description or missing parameters, and no other missing field.
+/// Copy of a function definition with only the fields `names`: null for a missing description or missing parameters,
+/// and without other missing fields.
 fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
     present(function, "name").ok_or(PromptFailure::BadMessages)?;
     let fields = names.iter().filter_map(|name| {
@@ -164,12 +166,13 @@ fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
     Ok(Value::from_pairs(fields.collect::<Vec<_>>()))
 }
 
-/// A field that exists and is not null.
+/// Value of a field that exists and is not null; else `None`.
 fn present(map: &Value, name: &str) -> Option<Value> {
     field(map, name).filter(|value| !value.is_none())
 }
 
-/// The function for a tool of `POST /v1/messages`; none for tools that SGLang reserves for the API itself.
+/// Converts a tool of `POST /v1/messages` to a function definition of the chat API; `None` for tools that SGLang
+/// reserves for the API itself.
 fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let kind = word(tool, "type").unwrap_or_default();
     let own = ["web_search_", "computer_", "bash_", "text_editor_"];
@@ -189,7 +192,7 @@ fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, PromptFa
     kept(&function, &FIELDS).map(Some)
 }
 
-/// Adds the functions for a tool of `POST /v1/responses`.
+/// Adds the function definitions for a tool of `POST /v1/responses`.
 fn of_responses(
     tool: &Value,
     dialect: Dialect,
@@ -228,7 +231,7 @@ fn of_responses(
     Ok(())
 }
 
-/// The description of a tool of type `custom`, followed by the description of its input.
+/// Description of a tool of type `custom`, followed by the description of its input.
 fn with_grammar(tool: &Value) -> Value {
     let mut parts: Vec<String> = word(tool, "description").filter(|text| !text.is_empty()).into_iter().collect();
     if let Some(format) = field(tool, "format").filter(|format| word(format, "type").as_deref() == Some("grammar")) {
@@ -239,13 +242,13 @@ fn with_grammar(tool: &Value) -> Value {
     if parts.is_empty() { Value::from(()) } else { parts.join("\n\n").into() }
 }
 
-/// True if messages may add or remove tools.
+/// True if messages of a Messages request may add or remove tools.
 fn are_changed(messages: &RawValue) -> bool {
     let json = messages.get().as_bytes();
     [&b"tool_addition"[..], b"tool_removal"].iter().any(|kind| memmem::find(json, kind).is_some())
 }
 
-/// The tools of a Messages request after the additions and removals in its messages; none if no message changes them.
+/// Tools of a Messages request after the additions and removals in its messages; `None` if no message changes them.
 fn apply_changes(given: &[Value], messages: &RawValue, dialect: Dialect) -> Result<Option<Vec<Value>>, PromptFailure> {
     if !are_changed(messages) {
         return Ok(None);

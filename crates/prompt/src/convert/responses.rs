@@ -1,4 +1,4 @@
-//! The input of `POST /v1/responses` as a chat.
+//! Conversion of the input of `POST /v1/responses` to a chat.
 
 use std::borrow::Cow;
 use std::mem::take;
@@ -14,7 +14,7 @@ use crate::messages::{self, Message, Part, is_object, listed, object, parsed};
 use crate::prompt_tokens::PromptFailure;
 use crate::request::{Parts, is_there, string};
 
-/// An item of the input.
+/// An item of the input of `POST /v1/responses`.
 #[derive(Deserialize)]
 struct Item<'a> {
     #[serde(borrow, rename = "type")]
@@ -29,7 +29,7 @@ struct Item<'a> {
     namespace: Option<Cow<'a, str>>,
     #[serde(borrow)]
     arguments: Option<&'a RawValue>,
-    /// The input of a call of a tool of type `custom`.
+    /// Input of a call of a tool of type `custom`.
     #[serde(borrow)]
     input: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -47,7 +47,7 @@ struct Item<'a> {
 }
 
 /// Converts the input of a request. `merges_system`: whether SGLang moves system messages to the top because the
-/// template accepts none elsewhere. `goes_on`: whether known messages come before those in the list.
+/// template accepts none elsewhere. `goes_on`: whether known messages precede those in the list.
 pub(crate) fn from_responses<'a>(
     parts: &Parts<'a>,
     dialect: Dialect,
@@ -95,7 +95,7 @@ fn is_begun(item: &Item<'_>) -> bool {
         && matches!(item.status.as_deref(), Some("in_progress" | "incomplete"))
 }
 
-/// Adds an item as vLLM does. Consecutive texts, thoughts and calls of the assistant form one message.
+/// Adds an item as vLLM converts it. Consecutive texts, thoughts and calls of the assistant form one message.
 fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let id = item.call_id.as_deref().map(Value::from);
     let name = || item.name.as_deref().map(Value::from).ok_or(PromptFailure::BadMessages);
@@ -146,7 +146,7 @@ fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -
     Ok(())
 }
 
-/// The assistant's last message if it can take another item, else a new one.
+/// The last message if it is the assistant's and can take another item, else a new one of the assistant.
 fn assistant<'m, 'a>(
     messages: &'m mut Vec<Message<'a>>,
     can_take: impl Fn(&Message<'a>) -> bool,
@@ -162,14 +162,14 @@ fn is_list(raw: &RawValue) -> bool {
     raw.get().starts_with('[')
 }
 
-/// Parsed arguments of a call. Engines replace anything but an object by an empty object, so that the chat can
+/// Parsed arguments of a tool call. Engines replace anything but an object by an empty object, so that the chat can
 /// continue.
 fn arguments(raw: Option<&RawValue>) -> Value {
     let json = raw.map(|raw| string(raw.get()).unwrap_or(raw.get().into())).unwrap_or_default();
     parsed(&json).filter(is_object).unwrap_or_else(|| object([]))
 }
 
-/// The texts of a list of thoughts.
+/// Texts of the assistant's thoughts in a list of them.
 fn thoughts(raw: Option<&RawValue>) -> Vec<Option<Cow<'_, str>>> {
     #[derive(Deserialize)]
     struct Thought<'a> {
@@ -181,15 +181,15 @@ fn thoughts(raw: Option<&RawValue>) -> Vec<Option<Cow<'_, str>>> {
     all.map(|all| all.0).unwrap_or_default().into_iter().map(|thought| thought.text).collect()
 }
 
-/// A function call in the dialect's field order. vLLM keeps the fields as they are.
+/// A function call with its fields in the dialect's order. vLLM keeps the fields as they are.
 fn called(id: Option<Value>, name: Value, arguments: Value, dialect: Dialect) -> Value {
     let function = object([("name", name), ("arguments", arguments)]);
     let call = call(id, function.clone());
     if dialect.is_vllm() { call } else { dialect.call(&call, &function) }
 }
 
-/// Adds an item as SGLang does. Consecutive texts, thoughts and calls of the assistant form one message, unless their
-/// `phase` differs.
+/// Adds an item as SGLang converts it. Consecutive texts, thoughts and calls of the assistant form one message, unless
+/// their `phase` differs.
 fn sglang<'a>(
     item: Item<'a>,
     phase: &mut Option<Cow<'a, str>>,
@@ -263,7 +263,7 @@ fn sglang<'a>(
     Ok(())
 }
 
-/// Marks the text of a developer's message, since templates know only the role `system`.
+/// Puts a label before the text of a developer's message, since templates know only the role `system`.
 fn labelled(message: &mut Message<'_>) {
     const LABEL: &str = "Developer instructions:";
     let first = message.content.iter_mut().find_map(|part| match part {
@@ -276,7 +276,7 @@ fn labelled(message: &mut Message<'_>) {
     }
 }
 
-/// Appends an assistant's message to its previous one.
+/// Appends an assistant's message to the assistant's message before.
 fn join<'a>(last: &mut Message<'a>, made: Message<'a>) {
     let is_said = |message: &Message<'_>| match message.content.as_slice() {
         [] => message.is_list,
@@ -303,7 +303,7 @@ fn join<'a>(last: &mut Message<'a>, made: Message<'a>) {
     };
 }
 
-/// All system messages joined to one at the top.
+/// Moves all system messages to the top, joined to one.
 fn with_system_first(messages: Vec<Message<'_>>) -> Vec<Message<'_>> {
     let (systems, others): (Vec<_>, Vec<_>) = messages.into_iter().partition(|message| message.role == "system");
     let texts: Vec<_> = systems.iter().flat_map(|message| &message.content).filter_map(Part::text).collect();

@@ -1,5 +1,5 @@
-//! Forms of content that a template takes: a list of parts, tested by whether it loops over the content, under any name;
-//! and system messages that are not the first, tested as engines test it.
+//! Forms of content that a template accepts: a list of parts, which is determined by whether it loops over the content
+//! under any name; and system messages that are not the first, which is tested in the way engines test it.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use super::syntax;
 use crate::dialect::{Dialect, Engine};
 use crate::messages::object;
 
-/// True if a template takes a message's content as a list of parts.
+/// True if a template accepts a message's content as a list of parts.
 pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
     let template = parse(source, "chat", super::syntax::syntax())?;
     let mut found = Bindings::default();
@@ -31,12 +31,12 @@ pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
     Ok(found.loops.iter().any(|(_, over)| reads(over, &contents, None) || reads(over, &messages, Some("content"))))
 }
 
-/// Loops and assignments of a template.
+/// Loops and assignments found in a template.
 #[derive(Default)]
 struct Bindings<'t, 's> {
-    /// Loops: the variable, and the expression looped over.
+    /// Loops: the loop variable, and the expression looped over.
     loops: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
-    /// Assignments: the variable, and its value.
+    /// Assignments: the variable, and the assigned value.
     sets: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
 }
 
@@ -73,7 +73,7 @@ impl<'t, 's> Bindings<'t, 's> {
         }
     }
 
-    /// `names`, and the variables set to one of them, or to the content of one of `owners`.
+    /// The variables `names`, and those set to one of them, or to the content of one of `owners`.
     fn names_for(&self, mut names: HashSet<&'s str>, owners: Option<&HashSet<&'s str>>) -> HashSet<&'s str> {
         loop {
             let before = names.len();
@@ -92,7 +92,8 @@ impl<'t, 's> Bindings<'t, 's> {
     }
 }
 
-/// True if an expression is one of the variables, or that key of one, possibly filtered or sliced.
+/// True if an expression is one of the variables `names`, or with `key`, that key of one of them; possibly filtered or
+/// sliced.
 fn reads(expr: &Expr<'_>, names: &HashSet<&str>, key: Option<&str>) -> bool {
     match (expr, key) {
         (Expr::Filter(filter), _) => filter.expr.as_ref().is_some_and(|inner| reads(inner, names, key)),
@@ -108,13 +109,13 @@ fn reads(expr: &Expr<'_>, names: &HashSet<&str>, key: Option<&str>) -> bool {
     }
 }
 
-/// Name of the only template in its environment.
+/// Name under which the tested template is added to its environment.
 const NAME: &str = "chat";
 
-/// A text that no template writes by itself.
+/// Text that no template writes by itself.
 const SENTINEL: &str = "\u{e002}the second system message\u{e003}";
 
-/// A template's treatment of a system message after a user's.
+/// A template's treatment of a system message after a user's message: written, left out or refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InlineSystem {
     Written,
@@ -123,8 +124,8 @@ pub(super) enum InlineSystem {
 }
 
 impl InlineSystem {
-    /// Tests a template. Engines test it without the functions that transformers adds to Jinja, so a template that
-    /// needs one of them, or marks generated text, counts as one that refuses.
+    /// Tests a template's treatment of such a message. Engines test it without the functions that transformers adds to
+    /// Jinja, so a template that needs one of them, or marks generated text, counts as one that refuses.
     pub(super) fn of(source: &str) -> Self {
         if syntax::without_marks(source) != source {
             return Self::Refused;
@@ -136,7 +137,7 @@ impl InlineSystem {
         }
     }
 
-    /// True if the engine moves inline system messages to the top.
+    /// True if the engine moves system messages that are not the first to the top.
     pub(super) fn is_merged(self, dialect: Dialect) -> bool {
         match dialect.engine() {
             Engine::Vllm => self == Self::Refused,

@@ -1,4 +1,5 @@
-//! The environment of templates: filters, tests, functions and methods of Jinja in Python and of transformers.
+//! Environment in which templates are rendered: filters, tests, functions and methods of Jinja in Python and of
+//! transformers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,22 +13,24 @@ use super::syntax::{self, Pieces, syntax};
 use crate::allowance;
 use crate::python::{self, Json, strftime};
 
-/// Limits on the work of a template, in instructions and in 64 bytes of output each; the larger one is for long chats.
-/// A template may go through all messages once per message of a short chat, but not of a long one.
+/// Limits on the work of a template, in instructions and pieces of 64 bytes of output; the larger limit is for long
+/// chats. A template may loop over all messages once per message of a short chat, but not of a long one.
 pub(super) const FUEL: [u64; 2] = [1_000_000, 8_000_000];
 
-/// Work allowed for any chat, for each of its messages, and for 64 bytes of text.
+/// Number of instructions that every chat is assumed to need at least, to choose the limit.
 const AT_LEAST: u64 = 200_000;
+/// Number of instructions that each message of a chat is assumed to need.
 const A_MESSAGE: u64 = 300;
+/// Number of instructions that each 64 bytes of text are assumed to need.
 const A_STEP: u64 = 8;
 
-/// Index in [`FUEL`] of the limit for a chat with this number of messages and bytes of text.
+/// Index in [`FUEL`] of the work limit for a chat with this number of messages and bytes of text.
 pub(super) fn fuel_for(messages: usize, bytes: usize) -> usize {
     let needs = AT_LEAST + A_MESSAGE * messages as u64 + A_STEP * (bytes as u64 / 64);
     usize::from(needs > FUEL[0])
 }
 
-/// The source of the current time in templates.
+/// Source of the current time in templates.
 #[derive(Clone)]
 pub(crate) struct Clock(Arc<dyn Fn() -> Zoned + Send + Sync>);
 
@@ -45,13 +48,13 @@ impl fmt::Debug for Clock {
 
 #[cfg(test)]
 impl Clock {
-    /// A clock with a fixed time.
+    /// Creates a clock with a fixed time.
     pub(crate) fn at(time: Zoned) -> Self {
         Self(Arc::new(move || time.clone()))
     }
 }
 
-/// An environment without templates.
+/// Creates an environment without templates.
 pub(super) fn environment(clock: Clock) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL[0]));
@@ -84,7 +87,7 @@ pub(super) fn environment(clock: Clock) -> Environment<'static> {
     environment
 }
 
-/// `json.dumps`: transformers replaces Jinja's own filter, which escapes HTML.
+/// Filter `tojson`, like `json.dumps`: transformers replaces Jinja's own filter, which escapes HTML.
 fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let ascii = named(&args, &kwargs, 0, "ensure_ascii")?.is_some_and(|value| value.is_true());
     let indent = named(&args, &kwargs, 1, "indent")?.filter(|value| !value.is_none());
@@ -105,7 +108,7 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
     json.dump(value).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "this is not JSON serializable"))
 }
 
-/// The indentation of the first level: a number of spaces, or a string.
+/// Indentation of one level, given as a number of spaces or as a string.
 fn indentation(indent: &Value) -> Result<String, Error> {
     if let Some(text) = indent.as_str().filter(|text| text.len() <= WIDEST) {
         return Ok(text.to_owned());
@@ -120,19 +123,20 @@ fn indentation(indent: &Value) -> Result<String, Error> {
     Ok(" ".repeat(spaces))
 }
 
-/// An argument, by name or position.
+/// Argument of a call, by name or position; `None` if missing.
 fn named(args: &Rest<Value>, kwargs: &Kwargs, place: usize, name: &str) -> Result<Option<Value>, Error> {
     Ok(kwargs.get::<Option<Value>>(name)?.or_else(|| args.get(place).cloned()))
 }
 
-/// Widest indentation in bytes, and widest field of a format.
+/// Maximum width of an indentation, in bytes.
 const WIDEST: usize = 64;
+/// Maximum number of digits in the width of a field in a format.
 const LONGEST_WIDTH: usize = 4;
 
-/// Bytes counted for an item of a list, with a short text.
+/// Number of bytes counted for an item of a list, with a short text.
 const ITEM: usize = 48;
 
-/// Checks that a method may return `bytes` bytes. Its result is counted once made, but must not be made first.
+/// Checks that a method may return a result of `bytes` bytes, before the result is made.
 fn check(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
     let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left);
     if bytes as u64 / 64 > left || !allowance::has_room_for(bytes) {

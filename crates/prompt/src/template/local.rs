@@ -1,4 +1,4 @@
-//! A test of whether a template writes each message independently, so that a next turn needs only its last messages
+//! Test of whether a template writes each message independently, so that a next turn needs only its last messages
 //! rendered.
 //!
 //! Derived from the syntax tree once, when a template is compiled. It holds if messages are used in two ways only: one
@@ -10,7 +10,7 @@ use minijinja::Error;
 use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, ForLoop, Stmt};
 use minijinja::machinery::parse;
 
-/// Functions whose result depends on their arguments only.
+/// Functions whose result depends only on their arguments.
 const PURE: [&str; 4] = ["raise_exception", "range", "dict", "namespace"];
 
 /// True if a template writes each message independently.
@@ -20,10 +20,10 @@ pub(super) fn is_local(source: &str) -> Result<bool, Error> {
     Ok(reader.statement(&template) && reader.over)
 }
 
-/// The innermost loop around a place in the template.
+/// Innermost loop around a position in the template.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// No loop.
+    /// There is no loop.
     Around,
     Messages,
     Other,
@@ -33,9 +33,9 @@ struct Reader {
     place: Place,
     /// True once the loop over the messages has begun.
     over: bool,
-    /// True until the loop over the messages has ended.
+    /// True while the loop over the messages is being read.
     within: bool,
-    /// True if the output is assigned to a variable.
+    /// True if output is assigned to a variable instead of being written.
     captured: bool,
 }
 
@@ -179,7 +179,7 @@ impl Reader {
         })
     }
 
-    /// True if `number` may be used as an index of messages: 0, and in the loop the neighbours' indexes.
+    /// True if `number` may be used as an index of messages: 0, and in the loop the indexes of the neighbours.
     fn numbers(&self, number: &Expr<'_>) -> bool {
         if is_number(number, 0) {
             return true;
@@ -204,7 +204,7 @@ fn is_number(expression: &Expr<'_>, number: i64) -> bool {
     expression.as_const().and_then(|value| value.is_integer().then(|| value.as_i64())?) == Some(number)
 }
 
-/// The initial value of the loop's counter, if the expression is a counter of the loop.
+/// Initial value of the loop's counter, if the expression is a counter of the loop; else `None`.
 fn place(expression: &Expr<'_>) -> Option<i64> {
     match expression {
         Expr::GetAttr(field) if is_named(&field.expr, "loop") => match field.name {
@@ -216,7 +216,7 @@ fn place(expression: &Expr<'_>) -> Option<i64> {
     }
 }
 
-/// True if the comparison tests for the first message.
+/// True if the comparison tests for the first message of the loop.
 fn is_first(left: &Expr<'_>, right: &Expr<'_>) -> bool {
     place(left).is_some_and(|first| is_number(right, first))
 }

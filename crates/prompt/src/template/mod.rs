@@ -17,56 +17,57 @@ pub(crate) use environment::Clock;
 use environment::{FUEL, fuel_for};
 use output::{MeteredMessages, Output};
 
-/// Name of the only template in its environment.
+/// Name under which the chat template is added to its environments.
 const NAME: &str = "chat";
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    /// Environments with the template, one for each limit of [`FUEL`].
+    /// Environments that contain the template, one for each limit of [`FUEL`].
     environments: [Environment<'static>; FUEL.len()],
-    /// True if the template takes a message's content as a list of parts, which it does if it loops over the content.
+    /// True if the template accepts a message's content as a list of parts, which it does if it loops over the content.
     pub as_parts: bool,
-    /// True if the template writes each message independently.
+    /// True if the template writes each message independently of all but its neighbours.
     is_local: bool,
     inline_system: InlineSystem,
-    /// The variable by which SGLang turns the template's thinking off.
+    /// Variable by which SGLang turns the template's thinking off; `None` if the template has none.
     pub(crate) toggle: Option<&'static str>,
     special_tokens: Vec<(String, Value)>,
 }
 
-/// The variables of a rendering, besides special tokens.
+/// Variables for rendering a template, besides special tokens.
 #[derive(Debug, Default)]
 pub struct Variables {
-    /// The messages in the form for templates.
+    /// Messages in the form for templates.
     pub messages: Vec<Value>,
-    /// The offered tools; undefined differs from none.
+    /// Tools offered to the model; `None` is passed to the template as `none`, which differs from undefined.
     pub tools: Option<Value>,
-    /// The documents, for templates with retrieval.
+    /// Documents, for templates with retrieval.
     pub documents: Option<Value>,
     /// True if the text ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Further variables, which override those above except the messages.
+    /// Further variables, which override the fields above except the messages.
     pub more: Vec<(String, Value)>,
 }
 
-/// A text rendered earlier, from which the next one is likely to continue.
+/// Text rendered earlier, from which the next one is likely to continue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KnownText<'t> {
     pub(crate) text: &'t Rope<u8>,
-    /// Offsets at which the text of each message begins; empty if unknown.
+    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
     pub(crate) begins: &'t [usize],
-    /// Number of equal leading messages, if all other inputs of the template are equal; else 0.
+    /// Number of leading messages equal to those of the earlier text, if all other inputs of the template are equal;
+    /// else 0.
     pub(crate) known: usize,
 }
 
-/// A rendered text.
+/// Rendered text of a chat, with what the next rendering needs to reuse it.
 #[derive(Debug)]
 pub(crate) struct Text {
     pub(crate) text: Rope<u8>,
-    /// Number of leading bytes shared with the earlier text.
+    /// Number of leading bytes shared with the text rendered earlier.
     pub(crate) same: usize,
-    /// Offsets at which the text of each message begins, as in [`KnownText`].
+    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
     pub(crate) begins: Vec<usize>,
 }
 
@@ -110,7 +111,7 @@ impl ChatTemplate {
         Ok(Self { environments, as_parts, is_local, inline_system, toggle, special_tokens })
     }
 
-    /// True if an engine moves system messages of Messages to the top for this template.
+    /// True if an engine moves system messages that are not the first to the top for this template.
     pub(crate) fn merges_system(&self, dialect: Dialect) -> bool {
         self.inline_system.is_merged(dialect)
     }
@@ -126,7 +127,7 @@ impl ChatTemplate {
         String::from_utf8(text).map_err(|_| "a template wrote something that is not text".to_owned())
     }
 
-    /// Renders the text of a chat after an earlier text, and shares the beginning that both have.
+    /// Renders the text of a chat, sharing the beginning that it has in common with an earlier text.
     pub(crate) fn render_after(&self, earlier: KnownText<'_>, variables: Variables) -> Result<Text, String> {
         if let Some(text) = self.last_messages(earlier, &variables) {
             return Ok(text);
@@ -135,7 +136,7 @@ impl ChatTemplate {
         Ok(Text { text: earlier.text.join_vec(same, rest), same, begins })
     }
 
-    /// Renders only the end of a text. None: the whole text has to be rendered.
+    /// Renders only the end of a text. `None` if the whole text has to be rendered.
     ///
     /// The text of a message depends on its neighbours, on its being the first or last, and on its index being even
     /// ([`local`]). The last known message may therefore be written differently now, and all before it are unchanged. A
@@ -172,8 +173,8 @@ impl ChatTemplate {
         Some(Text { text: text.join_slice(same, &new[same - start..]), same, begins: all })
     }
 
-    /// Renders into an output. Returns the number of bytes shared with the earlier text, the bytes after them, and the
-    /// offset of each message's text, if messages are written independently.
+    /// Renders a chat and compares the output with an earlier text. Returns the number of leading bytes shared with it,
+    /// the bytes after them, and the offset of each message's text, if messages are written independently.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
         let (length, count) = (texts_length(&variables.messages), variables.messages.len());
         let room = if earlier.len() == 0 { length } else { 0 };
@@ -204,9 +205,10 @@ impl ChatTemplate {
     }
 }
 
-/// Bytes of the messages' texts, where they are strings, and an allowance for the template's text around each.
+/// Estimated length of the rendered text in bytes: the messages' texts, where they are strings, and an allowance for
+/// the template's text around each.
 fn texts_length(messages: &[Value]) -> usize {
-    /// Bytes of marks and names around one message.
+    /// Assumed number of bytes of marks and names around one message.
     const AROUND: usize = 64;
     let text = |message: &Value| message.get_attr("content").ok()?.as_str().map(str::len);
     messages.iter().map(|message| text(message).unwrap_or(0) + AROUND).sum()
@@ -235,7 +237,8 @@ mod tests {
     use crate::template::{ChatTemplate, Clock, KnownText};
     use crate::{Dialect, Endpoint, Request};
 
-    /// A chat that grows and is cut back turn by turn: rendering with the previous text gives the same as without.
+    /// Renders a chat that grows and is cut back turn by turn: the result with the previous text must equal the one
+    /// without.
     #[test]
     fn the_end_alone_is_as_all_of_it() {
         let public: serde_json::Value =

@@ -1,4 +1,4 @@
-//! The output of a template, compared with an earlier text that most of it repeats, and offsets of messages in it.
+//! Output of a template, compared with an earlier text that it mostly repeats, and the offsets of messages in it.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::allowance;
 use crate::prompt_tokens::PromptFailure;
 use crate::rope::Rope;
 
-/// Smallest initial capacity for bytes that are not in the earlier text.
+/// Minimum initial capacity for bytes that are not in the earlier text.
 const ROOM: usize = 4096;
 
-/// Longest output, in bytes. No prompt of this length is tokenized.
+/// Maximum length of the output, in bytes. No prompt of this length is tokenized.
 const LONGEST: usize = 32 << 20;
 
 /// Number of writes between two readings of the clock.
@@ -25,20 +25,20 @@ const LOOK: usize = 64;
 /// Output that shares its beginning with an earlier text.
 pub(super) struct Output<'t> {
     earlier: &'t Rope<u8>,
-    /// Number of shared bytes so far.
+    /// Number of leading bytes shared with the earlier text so far.
     same: usize,
-    /// The bytes after the shared ones.
+    /// Bytes of the output after those shared with the earlier text.
     rest: Vec<u8>,
-    /// Initial capacity for new bytes.
+    /// Initial capacity for the bytes that are not shared, in bytes.
     room: usize,
     /// Number of bytes written, shared with [`MeteredMessages`].
     written: Arc<AtomicUsize>,
-    /// Number of writes.
+    /// Number of writes so far.
     writes: usize,
 }
 
 impl<'t> Output<'t> {
-    /// `room`: initial capacity for the bytes after the shared ones.
+    /// Creates an empty output. `room`: initial capacity for the bytes after the shared ones.
     pub(super) fn after(earlier: &'t Rope<u8>, room: usize) -> Self {
         Self { earlier, same: 0, rest: Vec::new(), room: room.max(ROOM), written: Arc::default(), writes: 0 }
     }
@@ -47,7 +47,7 @@ impl<'t> Output<'t> {
         &self.written
     }
 
-    /// The number of shared bytes, and the bytes after them.
+    /// Number of shared bytes, and the bytes after them.
     pub(super) fn text(self) -> (usize, Vec<u8>) {
         (self.same, self.rest)
     }
@@ -84,12 +84,12 @@ impl Write for Output<'_> {
     }
 }
 
-/// Messages for a template that loops over them once ([`super::local`]), which record the output's length as each is
+/// Messages for a template that loops over them once ([`super::local`]), which record the output's length when each is
 /// read.
 #[derive(Debug)]
 pub(super) struct MeteredMessages {
     messages: Vec<Value>,
-    /// Bytes of output so far.
+    /// Number of bytes of output so far.
     written: Arc<AtomicUsize>,
     begins: Mutex<Vec<usize>>,
 }
@@ -100,7 +100,7 @@ impl MeteredMessages {
         Arc::new(Self { messages, written, begins })
     }
 
-    /// The length of the output when each message was taken from the list.
+    /// Length of the output, in bytes, when each message was taken from the list.
     pub(super) fn begins(&self) -> Vec<usize> {
         std::mem::take(&mut self.begins.lock())
     }

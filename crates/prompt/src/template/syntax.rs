@@ -1,5 +1,6 @@
-//! The source of a template, read without rendering it: its delimiters, the marks of generated text, statements that add a
-//! value to itself; and concatenations that it only writes, which are written piece by piece.
+//! Source of a template, examined and changed without rendering it: its delimiters, the marks of generated text,
+//! statements that add a value to itself, and concatenations that are only written, which are then written piece by
+//! piece.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Object, Rest};
 use minijinja::{Environment, Error, State, Value, context};
 
-/// The syntax of templates, with white space around blocks trimmed as in transformers.
+/// Syntax of templates, with white space around blocks trimmed as in transformers.
 pub(super) fn syntax() -> SyntaxConfig {
     let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     // Only delimiters can be invalid, and these are the defaults.
@@ -48,8 +49,8 @@ fn replaced(tag: &str) -> Cow<'_, str> {
     }
 }
 
-/// True if a statement of a template adds a variable to itself. minijinja joins lists lazily and does not count that as
-/// work: thirty-three doublings exceed any memory.
+/// True if a statement of a template adds a variable to itself. The template library joins lists lazily and does not
+/// count that as work: thirty-three doublings exceed any memory.
 pub(super) fn adds_to_itself(source: &str) -> bool {
     let mut statement: Vec<Token<'_>> = Vec::new();
     let mut is_within = false;
@@ -87,7 +88,7 @@ fn doubles(tokens: &[Token<'_>]) -> bool {
     })
 }
 
-/// Name of the function that replaces the concatenations.
+/// Name of the function that replaces concatenations in templates.
 const JOINED: &str = "_kvatlas_joined";
 
 /// Texts to be written one after another.
@@ -106,7 +107,7 @@ impl Pieces {
     }
 }
 
-/// Adds the function that [`with_pieces`] makes a template call.
+/// Adds the function that templates changed by [`with_pieces`] call.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_function(JOINED, join);
 }
@@ -158,7 +159,7 @@ pub(super) fn with_pieces(source: &str) -> String {
     made
 }
 
-/// The positions of the operators, if an expression is a sum: names, strings, calls and filters with `+` between them.
+/// Positions of the `+` operators, if an expression is a sum of names, strings, calls and filters; else `None`.
 fn pluses(tokens: &[(Token<'_>, usize, usize)]) -> Option<Vec<(usize, usize)>> {
     const OPERATORS: [&str; 7] = ["if", "else", "and", "or", "not", "in", "is"];
     let (mut found, mut depth, mut is_empty) = (Vec::new(), 0_usize, true);

@@ -1,6 +1,6 @@
-//! Cuts: places where a text can be divided so that the parts have the same tokens as the whole.
+//! Cuts: positions where a text can be divided so that the parts have the same tokens as the whole.
 //!
-//! The common library first takes the added tokens out of a text, the longest at the leftmost place; everything else
+//! The common library first takes the added tokens out of a text, the longest at the leftmost position; everything else
 //! (normalizers, pre-tokenizers, the model) then processes each piece between them separately. A text can therefore be
 //! cut where an added token begins, if the token is always found there:
 //!
@@ -12,28 +12,29 @@
 //! The cut is before the token and not after it, so that no later piece counts as the first: some pre-tokenizers
 //! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text differently.
 //!
-//! When several pieces are tokenized at once, they are separated at the cuts' tokens in the output: there must be as
-//! many of those as cuts, since a model may produce a cut's token from other text.
+//! When several pieces are tokenized at once, they are separated in the output at the tokens that begin cuts: there
+//! must be as many of those as cuts, since a model may produce such a token from other text.
 
 use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 
-/// The tokens before which texts are cut.
+/// Tokens before which texts are cut.
 #[derive(Debug)]
 pub(super) struct Cuts {
     tokens: AhoCorasick,
-    /// A bit set of the token ids of cuts.
+    /// Bit set of the ids of the tokens before which texts are cut.
     pub(super) ids: Box<[u64]>,
-    /// The lowest and the highest of these ids.
+    /// Lowest id of the tokens before which texts are cut.
     lowest: u32,
+    /// Highest id of the tokens before which texts are cut.
     highest: u32,
-    /// Length of the longest of these tokens, in bytes.
+    /// Length of the longest of these tokens' texts, in bytes.
     pub(super) longest: usize,
 }
 
 impl Cuts {
-    /// Finds the cuts of a tokenizer; none if no added token qualifies.
+    /// Finds the tokens of a tokenizer before which texts can be cut; `None` if no added token qualifies.
     pub(super) fn of(library: &tokenizers::Tokenizer) -> Option<Self> {
         let normalizes = normalizes(library);
         let added = library.get_added_tokens_decoder();
@@ -62,20 +63,21 @@ impl Cuts {
         Some(Self { tokens, ids, lowest, highest, longest })
     }
 
-    /// The ranges of a text's pieces, in order. Together they cover the text.
+    /// Ranges of a text's pieces between cuts, in order. Together they cover the text.
     pub(super) fn segments<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Range<usize>> {
         Pieces { length: text.len(), from: 0, found: self.tokens.find_iter(text), done: text.is_empty() }
     }
 
-    /// True if a text begins with the token of a cut.
+    /// True if a text begins with a token before which texts are cut.
     pub(super) fn is_before(&self, text: &str) -> bool {
         let beginning = &text.as_bytes()[..text.len().min(self.longest)];
         self.tokens.find(beginning).is_some_and(|found| found.start() == 0)
     }
 
-    /// Positions of tokens that belong to cuts.
+    /// Positions of the tokens before which texts are cut.
     pub(super) fn places(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
-        /// Ids compared at once: most runs have none of a cut, whose ids are mostly adjacent.
+        /// Number of ids compared at once: most such runs have no token before which texts are cut, and the ids of
+        /// those are mostly adjacent.
         const RUN: usize = 64;
         let span = self.highest - self.lowest;
         let may_be_cut = move |any, id: &u32| any | (id.wrapping_sub(self.lowest) <= span);
@@ -88,7 +90,7 @@ impl Cuts {
     }
 }
 
-/// True if two tokens cannot overlap in any text, except as the same token at the same place.
+/// True if two tokens cannot overlap in any text, except as the same token at the same position.
 fn apart(token: &str, other: &str) -> bool {
     let overlaps = |first: &str, second: &str| {
         (1..first.len()).filter(|&at| first.is_char_boundary(at)).any(|at| second.starts_with(&first[at..]))

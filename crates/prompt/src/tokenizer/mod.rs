@@ -1,4 +1,4 @@
-//! A tokenizer of the Hugging Face kind, exact and as quick as possible.
+//! Tokenizer of the Hugging Face kind, exact and as quick as possible.
 //!
 //! Two libraries read `tokenizer.json`. The common one, `tokenizers`, reads all files; engines use it, so its result is
 //! the right one. `fastokens` reads most byte-pair encodings and is tens of times as quick, with a memory of words per
@@ -20,29 +20,32 @@ use crate::rope::Rope;
 use cuts::Cuts;
 use segments::{Key, Segments};
 
-/// Shortest text to remember, in bytes, with the quick library: shorter ones are tokenized in less time than a look-up
-/// takes.
+/// Minimum length of a text to remember, in bytes, with the quick library: shorter ones are tokenized faster than
+/// looked up.
 const QUICK_TEXT: usize = 4096;
-/// Shortest piece between two special tokens to remember, in bytes, with the quick library.
+/// Minimum length of a piece between two special tokens to remember, in bytes, with the quick library.
 const QUICK_PIECE: usize = 256;
 
-/// Bytes of pieces that are tokenized at once; the deadline is checked after each batch.
+/// Number of bytes of pieces that are tokenized at once; the deadline is checked after each batch.
 const PIECE: usize = 256 << 10;
-/// Longest piece to tokenize, in bytes, with the quick library and with the common one: of a longer one only the
-/// beginning is tokenized.
+/// Maximum length of a piece to tokenize with the quick library, in bytes: of a longer one only the beginning is
+/// tokenized.
 const LONGEST_FOR_QUICK: usize = 1 << 20;
+/// Maximum length of a piece to tokenize with the common library, in bytes: of a longer one only the beginning is
+/// tokenized.
 const LONGEST_FOR_COMMON: usize = 256 << 10;
-/// Number of last tokens of a beginning that are dropped, because the following text may change them.
+/// Number of last tokens that are dropped if only a text's beginning is tokenized, as the following text may change
+/// them.
 const UNSURE: usize = 64;
 
-/// Converts text to token ids, and remembers what it converted.
+/// Converter of text to token ids, which remembers the texts that it converted.
 #[derive(Debug)]
 pub(crate) struct Tokenizer {
     engine: Engine,
-    /// The tokenizer's cuts; none if its tokens depend on text across them.
+    /// Tokens before which texts are cut; `None` if texts cannot be cut.
     cuts: Option<Cuts>,
     segments: Segments,
-    /// Tokens added before and after every text with special tokens; none if the additions depend on the text.
+    /// Tokens added before and after every text with special tokens; `None` if the additions depend on the text.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -60,36 +63,36 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// A text's tokens, with the places where it was cut.
+/// Tokens of a text, with the positions where the text was cut.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TextTokens {
     pub(crate) ids: Rope<u32>,
-    /// For each special token, its offset in the text and the number of tokens before it.
+    /// For each cut, its offset in the text in bytes, and the number of tokens before it.
     cuts: Vec<(usize, usize)>,
-    /// The reason why the tokens cover only the text's beginning, if they do.
+    /// Reason why the tokens cover only the text's beginning; `None` if they cover all of it.
     pub(crate) cut: Option<PromptFailure>,
 }
 
 impl TextTokens {
-    /// Bytes that the tokens and cuts take.
+    /// Memory taken by the tokens and by the positions at which the text was cut, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.ids.bytes() + self.cuts.capacity() * size_of::<(usize, usize)>()
     }
 }
 
-/// The choice of the tokenizer library.
+/// Choice of the tokenizer library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Library {
     /// The quick library if it agrees with the common one, else the common one.
     #[default]
     Best,
-    /// The common library.
+    /// The common library (`tokenizers`).
     Common,
 }
 
 impl Tokenizer {
-    /// Opens a `tokenizer.json`. `cache_bytes`: memory for remembered tokens. Also returns the reason why the quick
-    /// library is not in use.
+    /// Opens a `tokenizer.json`. `cache_bytes`: maximum memory for remembered tokens, in bytes. Also returns the reason
+    /// why the quick library is not in use.
     pub(crate) fn open(file: &Path, library: Library, cache_bytes: usize) -> Result<(Self, Option<String>), Error> {
         let bad = |message: String| Error::File { path: file.to_owned(), message };
         let mut common = tokenizers::Tokenizer::from_file(file)
@@ -110,7 +113,7 @@ impl Tokenizer {
         Ok((Self { engine, cuts, segments: Segments::new(cache_bytes), around }, note))
     }
 
-    /// Tokenizes a text; none if the library fails, for which there is no known reason.
+    /// Tokenizes a text; `None` if the library fails, for which there is no known reason.
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<TextTokens> {
         let (before, after): (&[u32], &[u32]) = match (&self.around, add_special_tokens) {
             (_, false) => (&[], &[]),
@@ -138,8 +141,8 @@ impl Tokenizer {
         Some(made)
     }
 
-    /// Tokenizes a text without special tokens around it, whose first `common` bytes are shared with a text of known
-    /// tokens.
+    /// Tokenizes a text without special tokens around it, given the known tokens of a text that shares its first
+    /// `common` bytes.
     pub(crate) fn encode_next(&self, text: &Rope<u8>, common: usize, known: &TextTokens) -> Option<TextTokens> {
         let Some(places) = self.places(text.len()) else {
             return self.encode(std::str::from_utf8(&text.flat()).ok()?, false);
@@ -152,7 +155,7 @@ impl Tokenizer {
         self.encode_on(Vec::new(), PrefixTokens { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
     }
 
-    /// Numbers of tokens added before and after a text with special tokens; zeros if unknown.
+    /// Numbers of tokens added before and after every text with special tokens; zeros if unknown.
     pub(crate) fn around(&self) -> (usize, usize) {
         self.around.as_ref().map_or((0, 0), |(before, after)| (before.len(), after.len()))
     }
@@ -162,12 +165,13 @@ impl Tokenizer {
         matches!(self.engine, Engine::Quick(_))
     }
 
-    /// The cuts to use for a text of `length` bytes; none if cutting would not pay.
+    /// Cuts to use for a text of `length` bytes; `None` if cutting would not save time.
     fn places(&self, length: usize) -> Option<&Cuts> {
         self.cuts.as_ref().filter(|_| !self.is_quick() || length >= QUICK_TEXT)
     }
 
-    /// Tokenizes `rest`, the unknown end of a text, given the known beginning. `ids`: receives the tokens.
+    /// Tokenizes `rest`, the unknown end of a text, given what is known of its beginning. `ids`: list that receives the
+    /// tokens.
     fn encode_on(&self, ids: Vec<u32>, known: PrefixTokens<'_>, rest: &str, places: &Cuts) -> Option<TextTokens> {
         let before = known.ids.map_or(0, |(_, count)| count);
         let mut made = PartialTokens { ids, cuts: known.cuts.to_vec(), from: known.from, before, cut: None };
@@ -253,8 +257,8 @@ impl Tokenizer {
         Some(())
     }
 
-    /// Tokenizes a text, or its beginning, and returns the reason for that. The library needs memory of several times
-    /// the text's length, the common one a hundred times.
+    /// Tokenizes a text, or its beginning, with the reason for not tokenizing the rest. The library needs memory of
+    /// several times the text's length, the common one a hundred times.
     fn tokens(&self, text: &str) -> Option<(Vec<u32>, Option<PromptFailure>)> {
         let longest = self.longest();
         if text.len() <= longest {
@@ -267,38 +271,39 @@ impl Tokenizer {
         Some((ids, Some(PromptFailure::TooLong)))
     }
 
-    /// Most bytes of text given to the library at once.
+    /// Maximum number of bytes of text passed to the library at once.
     fn longest(&self) -> usize {
         if self.is_quick() { LONGEST_FOR_QUICK } else { LONGEST_FOR_COMMON }
     }
 
-    /// Remembers the tokens of a segment. With the quick library that takes a good part of the time it saves, so only
-    /// repeated segments are remembered.
+    /// Remembers the tokens of a segment. With the quick library, remembering takes a good part of the time it saves,
+    /// so only repeated segments are remembered.
     fn keep(&self, key: Option<Key>, text: &str, ids: &[u32]) {
         if let Some(key) = key.filter(|key| !self.is_quick() || self.segments.is_asked_again(*key)) {
             self.segments.insert(key, text, ids);
         }
     }
 
-    /// True if the tokens of a segment are remembered.
+    /// True if the tokens of this text may be remembered.
     fn is_kept(&self, text: &str) -> bool {
         !self.is_quick() || text.len() >= QUICK_PIECE
     }
 }
 
-/// Tokens of a text while it is tokenized.
+/// Tokens of a text that is being tokenized.
 struct PartialTokens {
     ids: Vec<u32>,
     cuts: Vec<(usize, usize)>,
-    /// The offset of the rest in the text, and the number of tokens before it.
+    /// Offset in the text of the rest to be tokenized, in bytes.
     from: usize,
+    /// Number of tokens before the rest to be tokenized.
     before: usize,
-    /// The reason why tokenizing has stopped.
+    /// Reason why tokenizing has stopped; `None` if it has not.
     cut: Option<PromptFailure>,
 }
 
 impl PartialTokens {
-    /// True if tokenizing has stopped.
+    /// True if tokenizing has stopped, or must stop now.
     fn is_cut(&mut self) -> bool {
         if self.cut.is_none() && self.before + self.ids.len() > MOST_TOKENS {
             self.cut = Some(PromptFailure::TooLong);
@@ -309,7 +314,7 @@ impl PartialTokens {
         self.cut.is_some()
     }
 
-    /// Appends the tokens of the rest's next segment.
+    /// Appends the tokens of the text's next segment.
     fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
         self.cut(segment, self.before + self.ids.len());
         self.ids.extend_from_slice(ids);
@@ -323,13 +328,13 @@ impl PartialTokens {
     }
 }
 
-/// The known tokens and cuts of the beginning of a text.
+/// Known tokens and cuts of the beginning of a text.
 #[derive(Default)]
 struct PrefixTokens<'k> {
-    /// Tokens, and the number of them that belong to the beginning.
+    /// Known tokens, and how many of them belong to the beginning.
     ids: Option<(&'k Rope<u32>, usize)>,
     cuts: &'k [(usize, usize)],
-    /// The offset where the beginning ends.
+    /// Offset in the text at which the beginning ends, in bytes.
     from: usize,
 }
 
@@ -342,7 +347,7 @@ impl Engine {
     }
 }
 
-/// Tokenizes with the common library.
+/// Tokenizes a text with the common library; `None` if it fails.
 fn plain(library: &tokenizers::Tokenizer, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
     library.encode_fast(text, add_special_tokens).ok().map(|encoding| encoding.get_ids().to_vec())
 }
@@ -408,7 +413,7 @@ fn agree(common: &tokenizers::Tokenizer, quick: &fastokens::Tokenizer) -> Result
     Ok(())
 }
 
-/// The tokens that are added before and after every text; none if the additions depend on the text.
+/// Tokens that are added before and after every text; `None` if the additions depend on the text.
 fn around(library: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     let mut found: Option<(Vec<u32>, Vec<u32>)> = None;
     for text in TEXTS {

@@ -1,4 +1,4 @@
-//! A memory of the tokens of pieces of text, bounded in bytes.
+//! Memory of the tokens of pieces of text, bounded in bytes.
 //!
 //! A piece's tokens depend on its text only (see [`super::cuts`]), so a piece is found by its text and not by its
 //! position: a conversation's next turn finds all of its history, another conversation the system prompt it shares, and
@@ -12,32 +12,33 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::{Mutex, MutexGuard};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Number of shards, each with its own lock.
+/// Number of shards of the memory, each with its own lock.
 const SHARDS: usize = 16;
-/// Bytes counted for an entry besides its text and tokens: its slot in a table and two allocations.
+/// Number of bytes counted for an entry besides its text and tokens: its slot in a table and two allocations.
 const ENTRY: usize = 96;
-/// Bytes of memory for each recorded key of a requested text, and the most of these keys.
+/// Bytes of the memory's size per recorded key of a requested text.
 const BYTES_A_KEY: usize = 1024;
+/// Maximum number of recorded keys of requested texts.
 const MOST_KEYS: usize = 1 << 18;
 
-/// Remembered tokens, by text.
+/// Memory of the tokens of texts.
 #[derive(Debug)]
 pub(super) struct Segments {
     shards: Vec<Mutex<Shard>>,
-    /// Capacity of one generation of one shard, in bytes.
+    /// Capacity of one generation of one shard of the memory, in bytes.
     most: usize,
     /// Keys of requested texts, each in its slot until another key overwrites it.
     asked: Box<[AtomicU64]>,
-    /// A random seed: clients choose the texts, and could otherwise choose texts of equal hash.
+    /// Random seed: clients choose the texts, and could otherwise choose texts of equal hash.
     seed: u64,
 }
 
-/// The hash by which a text is found.
+/// Hash by which a text is found.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Key(u64);
 
-/// Two generations of entries: when the young one is full it becomes the old one, and entries of the old one that were
-/// not requested since are dropped.
+/// Shard with two generations of entries: when the young one is full it becomes the old one, and entries of the old one
+/// that were not requested since are dropped.
 #[derive(Debug, Default)]
 struct Shard {
     young: HashMap<u64, Entry>,
@@ -58,7 +59,7 @@ impl Entry {
 }
 
 impl Segments {
-    /// Makes an empty memory of at most `bytes` bytes.
+    /// Creates an empty memory of at most `bytes` bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let asked = (0..(bytes / BYTES_A_KEY).clamp(1, MOST_KEYS)).map(|_| AtomicU64::new(0)).collect();
@@ -70,13 +71,13 @@ impl Segments {
         Key(xxh3_64_with_seed(text.as_bytes(), self.seed))
     }
 
-    /// Records a request for a text. Returns true if it was requested before, as far as recorded.
+    /// Records a request for a text. True if the text was requested before, as far as recorded.
     pub(super) fn is_asked_again(&self, Key(key): Key) -> bool {
         let place = &self.asked[(key >> 8) as usize % self.asked.len()];
         place.swap(key, Relaxed) == key
     }
 
-    /// Appends the tokens of a text, if remembered.
+    /// Appends the tokens of a text to `ids`, if remembered. False if they are not.
     pub(super) fn extend(&self, Key(key): Key, text: &str, ids: &mut Vec<u32>) -> bool {
         let mut shard = self.shard(key);
         if let Some(entry) = shard.young.get(&key).filter(|entry| *entry.text == *text) {
@@ -106,7 +107,7 @@ impl Segments {
         self.shards[key as usize % SHARDS].lock()
     }
 
-    /// Bytes in use.
+    /// Number of bytes in use.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let of = |entries: &HashMap<u64, Entry>| entries.values().map(Entry::bytes).sum::<usize>();

@@ -1,6 +1,6 @@
-//! Tests that every path to the tokens of a text gives the same as the common library on the whole text.
+//! Tests that every way to the tokens of a text gives the same result as the common library on the whole text.
 //!
-//! `KVATLAS_TOKENIZER` names another `tokenizer.json` on which to compare the libraries.
+//! The environment variable `KVATLAS_TOKENIZER` names another `tokenizer.json` on which to compare the libraries.
 
 use std::path::PathBuf;
 
@@ -116,7 +116,7 @@ fn quick_is_exact_where_it_remembers() {
     });
 }
 
-/// The output has more tokens of cuts than the text has cuts: pieces are then tokenized one by one.
+/// The output has more tokens that begin cuts than the text has cuts, so that pieces are tokenized one by one.
 #[test]
 fn it_is_exact_where_other_text_makes_such_tokens() {
     let mut both = TokenizerPair::open(&file("byte_level"), Library::Best);
@@ -142,8 +142,7 @@ fn remembered_is_exact_unigram() {
     random(&TokenizerPair::open(&file("unigram"), Library::Best));
 }
 
-/// Line feeds alone give no token, and unknown text gives one that belongs to a cut: as many are found as there are
-/// pieces.
+/// Line feeds alone give no token, and unknown text gives one that begins cuts: as many are found as there are pieces.
 #[test]
 fn a_piece_without_tokens_is_not_taken_for_the_next_one() {
     let both = TokenizerPair::open(&file("unigram"), Library::Best);

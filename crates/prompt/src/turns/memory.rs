@@ -1,10 +1,11 @@
-//! A memory of recent chats, bounded in bytes, indexed by the beginnings of their lists of messages.
+//! Memory of recent chats, bounded in bytes, indexed by the beginnings of their lists of messages.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Bytes counted for an entry besides its own data, and for each of its keys.
+/// Number of bytes counted for a chat besides its own data.
 const ENTRY: usize = 256;
+/// Number of bytes counted for each key of a chat.
 const KEY: usize = 48;
 
 /// Chats by number, and numbers by key. A key belongs to the last chat that had it; a chat without keys cannot be found
@@ -13,7 +14,7 @@ const KEY: usize = 48;
 pub(super) struct Memory<T> {
     numbers: HashMap<u64, u64>,
     chats: HashMap<u64, Chat<T>>,
-    /// Numbers by the time of their last request.
+    /// Numbers of the chats by the time of their last request.
     order: BTreeMap<u64, u64>,
     clock: u64,
     bytes: usize,
@@ -24,20 +25,20 @@ pub(super) struct Memory<T> {
 struct Chat<T> {
     value: Arc<T>,
     keys: Vec<u64>,
-    /// Number of keys that still belong to the chat.
+    /// Number of keys that still lead to this chat.
     own: usize,
     used: u64,
     bytes: usize,
 }
 
 impl<T> Memory<T> {
-    /// Makes an empty memory of at most `most` bytes.
+    /// Creates an empty memory of at most `most` bytes.
     pub(super) fn new(most: usize) -> Self {
         let (numbers, chats, order) = (HashMap::new(), HashMap::new(), BTreeMap::new());
         Self { numbers, chats, order, clock: 0, bytes: 0, most }
     }
 
-    /// The chat with the longest known beginning.
+    /// Chat with the longest known beginning that these keys have; `None` if none is known.
     pub(super) fn get(&mut self, keys: &[u64]) -> Option<Arc<T>> {
         let number = *keys.iter().rev().find_map(|key| self.numbers.get(key))?;
         self.clock += 1;
@@ -48,7 +49,7 @@ impl<T> Memory<T> {
         Some(chat.value.clone())
     }
 
-    /// Stores a chat. Returns the chats dropped for it, for the caller to free outside the lock.
+    /// Stores a chat. Returns the chats dropped to make room, for the caller to free outside the lock.
     pub(super) fn put(&mut self, keys: Vec<u64>, value: T, bytes: usize) -> Vec<Arc<T>> {
         let mut gone = Vec::new();
         let bytes = bytes + ENTRY + KEY * keys.len();

@@ -26,18 +26,18 @@ use crate::rope::Rope;
 use crate::turn::{KnownMessages, NewTurn, Turn};
 use memory::Memory;
 
-/// Data of recent chats. May be shared by threads.
+/// Memory of recent chats, by which a next turn is tokenized quickly. May be shared by threads.
 #[derive(Debug)]
 pub struct Turns {
     memory: Mutex<Memory<Turn>>,
-    /// A random seed: clients choose the bodies, and could otherwise choose bodies of equal hash.
+    /// Random seed: clients choose the bodies, and could otherwise choose bodies of equal hash.
     seed: u64,
 }
 
-/// A body, with the data known of its beginning.
+/// Record of what is known, from an earlier turn, of the beginning of a body.
 #[derive(Debug)]
 pub struct RecalledBody {
-    /// Offset of the body's list of messages.
+    /// Offset of the body's list of messages, in bytes.
     list: usize,
     keys: Vec<u64>,
     known: Option<EarlierTurn>,
@@ -47,20 +47,20 @@ pub struct RecalledBody {
 #[derive(Debug)]
 struct EarlierTurn {
     before: KnownMessages,
-    /// The body without the known messages.
+    /// Copy of the body without the known messages.
     short: Vec<u8>,
-    /// Offset where the list continues in the body.
+    /// Offset in the body at which the list continues after the known messages, in bytes.
     rest: usize,
 }
 
 impl Turns {
-    /// Makes an empty memory of about `bytes` bytes at most.
+    /// Creates an empty memory of at most about `bytes` bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self { memory: Mutex::new(Memory::new(bytes)), seed: RandomState::new().hash_one(0) }
     }
 
-    /// Looks up the beginning of a body.
+    /// Looks up the beginning of a body among recent chats.
     #[must_use]
     pub fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
         let mut recalled = RecalledBody::nothing(body);
@@ -91,8 +91,8 @@ impl Turns {
         recalled
     }
 
-    /// The tokens of a request's prompt, equal to those of [`Prompter::prompt`]. `body` and `request`: the body given
-    /// to `recall`, and the request [parsed](RecalledBody::parse) from it.
+    /// Tokens of a request's prompt, equal to those of [`Prompter::prompt`]. `body` and `request`: the body passed to
+    /// `recall`, and the request [parsed](RecalledBody::parse) from it.
     #[must_use]
     pub fn prompt(
         &self,
@@ -168,7 +168,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// Number of leading known items in a list that shares its first `common` bytes with this one.
+    /// Number of leading items known of a list that shares its first `common` bytes with this turn's list.
     fn items(&self, common: usize) -> usize {
         let mut count = self.ends.partition_point(|(end, _)| *end <= common);
         let is_assistants = |(_, messages): &(usize, usize)| {
@@ -182,7 +182,7 @@ impl Turn {
         count
     }
 
-    /// Bytes in use.
+    /// Number of bytes in use.
     fn bytes(&self) -> usize {
         let places = size_of::<(usize, usize)>() * self.ends.capacity() + size_of::<usize>() * self.begins.capacity();
         let others = self.around.bytes() + self.weight + places + size_of::<Value>() * self.messages.capacity();
@@ -192,23 +192,23 @@ impl Turn {
 }
 
 impl RecalledBody {
-    /// Makes the record of a body without known messages.
+    /// Creates the record of a body without known messages.
     #[must_use]
     pub fn nothing(body: &[u8]) -> Self {
         Self { list: 0, keys: Vec::new(), known: None, new_bytes: body.len() }
     }
 
-    /// Bytes of the body that were not seen before.
+    /// Number of bytes of the body that were not seen before.
     #[must_use]
     pub fn new_bytes(&self) -> usize {
         self.new_bytes
     }
 
-    /// Parses the body.
+    /// Parses the body, without the known messages if there are any.
     ///
     /// # Errors
     ///
-    /// As [`Request::parse`].
+    /// Those of [`Request::parse`].
     pub fn parse<'a>(&'a self, endpoint: Endpoint, body: &'a [u8]) -> Result<Request<'a>, PromptFailure> {
         if let Some(known) = &self.known
             && let Ok(request) = Request::parse(endpoint, &known.short)
@@ -222,29 +222,29 @@ impl RecalledBody {
     }
 }
 
-/// Bytes between two hashes.
+/// Number of bytes between two hashes.
 const STEP: usize = 4096;
 
-/// Offset after the opening bracket of the list with this name (given in its quotes). None if no such list is found.
+/// Offset after the opening bracket of the list with this name (given in its quotes). `None` if no such list is found.
 fn list(body: &[u8], name: &str) -> Option<usize> {
     let at = memmem::find(body, name.as_bytes())? + name.len();
     let at = past(body, at, b':')?;
     past(body, at, b'[')
 }
 
-/// Offset after white space and the byte `wanted`.
+/// Offset after white space and the byte `wanted`; `None` if another byte follows.
 fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
     let at = space(body, at);
     (body.get(at) == Some(&wanted)).then_some(at + 1)
 }
 
-/// Offset after white space.
+/// Offset of the first byte from `at` on that is not white space.
 fn space(body: &[u8], at: usize) -> usize {
     let rest = body.get(at..).unwrap_or_default();
     at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
 }
 
-/// One hash for each beginning of the list, [`STEP`] bytes apart.
+/// Hashes of the list's beginnings, [`STEP`] bytes apart.
 fn keys(list: &[u8], seed: u64) -> Vec<u64> {
     let mut before = seed;
     let next = |step: &[u8]| {
@@ -254,8 +254,9 @@ fn keys(list: &[u8], seed: u64) -> Vec<u64> {
     list.chunks_exact(STEP).map(next).collect()
 }
 
-/// The body without the first messages of the list, which begins at `list`; the removed messages end at `end`. Also
-/// returns the offset in the body where the rest of the list begins. None if the list does not continue as it should.
+/// Copy of the body without the first messages of the list, which begins at `list`; the removed messages end at `end`.
+/// Also returns the offset in the body at which the rest of the list begins. `None` if the list does not continue as it
+/// should.
 fn without(body: &[u8], list: usize, end: usize) -> Option<(Vec<u8>, usize)> {
     let at = space(body, end);
     let rest = match body.get(at)? {

@@ -13,15 +13,15 @@ use std::borrow::Cow;
 
 use crate::answer::Refusal;
 
-/// Deepest nesting of a skipped value.
+/// Maximum nesting of a skipped value.
 const DEPTH: usize = 64;
 
-/// Most hashes in a list: those of a prompt of 16 million tokens.
+/// Maximum number of hashes in a list: those of a prompt of 16 million tokens.
 const MOST_HASHES: usize = 1 << 20;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// A position in a JSON document.
+/// Reader of a JSON document, with its present position.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -40,7 +40,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an object: calls `member` with each key; it must read the value.
+    /// Reads an object, and calls `member` with each key to read the value.
     pub(crate) fn object(&mut self, what: &str, mut member: impl FnMut(&mut Self, &str) -> Result<()>) -> Result<()> {
         self.open(b'{', what, "an object")?;
         if self.take(b'}') {
@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an array: calls `item` with each index; it must read the value.
+    /// Reads an array, and calls `item` with each index to read the item.
     pub(crate) fn array(&mut self, what: &str, mut item: impl FnMut(&mut Self, usize) -> Result<()>) -> Result<()> {
         self.open(b'[', what, "an array")?;
         if self.take(b']') {
@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads null if it comes next; true if it did.
+    /// Reads null if it comes next. True if it did.
     pub(crate) fn null(&mut self) -> Result<bool> {
         if self.peek() != Some(b'n') {
             return Ok(false);
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
         self.peek() == Some(b'"')
     }
 
-    /// Reads a value of any type, and drops it.
+    /// Reads a value of any type, and discards it.
     pub(crate) fn skip(&mut self) -> Result<()> {
         self.skip_within(DEPTH)
     }
@@ -216,7 +216,7 @@ impl<'a> Reader<'a> {
         if self.take(bracket) { Ok(()) } else { Err(self.other(what, wanted)) }
     }
 
-    /// After an item: true if another one comes.
+    /// Reads what follows an item: true for a comma before another item, false for `close`.
     fn more(&mut self, close: u8) -> Result<bool> {
         match self.peek() {
             Some(b',') => {
@@ -240,7 +240,7 @@ impl<'a> Reader<'a> {
         Err(self.malformed("a value is missing"))
     }
 
-    /// Reads an unsigned integer of at most 64 bits; none if the value is anything else.
+    /// Reads an unsigned integer of at most 64 bits; `None` if the value is anything else.
     fn digits(&mut self) -> Option<u64> {
         let rest = &self.bytes[self.at..];
         let digits = rest.iter().take(21).take_while(|byte| byte.is_ascii_digit()).count();
@@ -260,7 +260,7 @@ impl<'a> Reader<'a> {
         Some(value)
     }
 
-    /// The number of up to 11 digits at this position, and how many digits there are.
+    /// Number of up to 11 digits at the reading position, and how many digits there are.
     #[inline]
     fn short_digits(&self) -> (u64, usize) {
         let rest = &self.bytes[self.at..];
@@ -278,14 +278,15 @@ impl<'a> Reader<'a> {
         (value, digits)
     }
 
-    /// True if the `digits` at this position are not a whole integer, because of the next byte or a leading zero.
+    /// True if the `digits` digits at the reading position are not a whole integer, because of the next byte or a
+    /// leading zero.
     #[inline]
     fn goes_on(&self, digits: usize) -> bool {
         let leading_zero = digits > 1 && self.bytes[self.at] == b'0';
         leading_zero || matches!(self.bytes.get(self.at + digits), Some(b'0'..=b'9' | b'.' | b'e' | b'E'))
     }
 
-    /// Reads a number of any kind, and drops it.
+    /// Reads a number of any kind, and discards it.
     fn number(&mut self) -> Result<()> {
         self.at += usize::from(self.bytes[self.at] == b'-');
         let whole = self.count_digits();
@@ -346,7 +347,7 @@ impl<'a> Reader<'a> {
         Refusal::malformed(format!("the body is not JSON: it ends too early, at byte {}", self.bytes.len()))
     }
 
-    /// The refusal of a value of another type than `wanted`, or of a missing value.
+    /// Refusal of a value of another type than `wanted`, or of a missing value.
     fn other(&mut self, what: &str, wanted: &str) -> Refusal {
         let start = self.at;
         match self.skip() {
@@ -356,8 +357,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Parses integers of at most eight digits, each followed by a comma and perhaps one space, from the start of an
-/// integer on. Returns the position of the first integer in another form.
+/// Parses integers of at most eight digits, each followed by a comma and perhaps one space, beginning at the integer at
+/// `start`. Returns the position of the first integer in another form.
 fn usual_tokens(bytes: &[u8], start: usize, into: &mut Vec<u32>) -> usize {
     let mut at = start;
     let mut base = start;
@@ -390,7 +391,7 @@ fn usual_tokens(bytes: &[u8], start: usize, into: &mut Vec<u32>) -> usize {
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// A mask with a bit for each of eight bytes that is not a digit.
+/// Bit mask that marks which of eight bytes are not digits.
 #[inline]
 fn others_of(bytes: u64) -> u64 {
     let nibbles = bytes ^ (0x30 * ONES);
@@ -400,7 +401,7 @@ fn others_of(bytes: u64) -> u64 {
     ((others >> 7) & ONES).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
-/// The number of the first (lowest) `digits` of eight digit values; `digits` is at least 1.
+/// Number formed by the first (lowest) `digits` of eight digit values; `digits` is at least 1.
 #[inline]
 fn number_of(nibbles: u64, digits: usize) -> u64 {
     // As if zeros stood in front.
@@ -411,7 +412,7 @@ fn number_of(nibbles: u64, digits: usize) -> u64 {
     low.wrapping_add(high) >> 32
 }
 
-/// The number of the leading digits of eight bytes (the first is the lowest), and how many digits there are.
+/// Number formed by the leading digits of eight bytes (the first is the lowest), and how many digits there are.
 #[inline]
 fn up_to_eight(bytes: u64) -> (u64, usize) {
     let digits = others_of(bytes).trailing_zeros().min(8) as usize;

@@ -1,5 +1,5 @@
-//! Checks that members of a JSON query and parameters of a URL share: names, numbers, booleans, and keys given twice; and
-//! the parameters of a query whose body consists of its blocks as bytes, under the names of the JSON members.
+//! Checks that members of a JSON query and parameters of a URL share: names, numbers, booleans, and keys given twice;
+//! and the parameters of a query whose body consists of its blocks as bytes, under the names of the JSON members.
 
 use std::borrow::Cow;
 
@@ -13,12 +13,12 @@ use crate::json::Reader;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Keys already read, each as one bit.
+/// Set of the keys already read from a query, each as one bit.
 #[derive(Default)]
 pub(super) struct KeySet(u32);
 
 impl KeySet {
-    /// Adds the key with this bit; an error if it was read before.
+    /// Marks the key with this bit as read; an error if it was read before.
     pub(super) fn note(&mut self, bit: u32, key: &str) -> Result<()> {
         if self.0 & 1 << bit != 0 {
             return Err(given_twice(key));
@@ -76,10 +76,10 @@ pub(super) fn boolean(key: &str, value: &str) -> Result<bool> {
 
 const KNOWN: &str = "model_name, routing_group, lora_name, cache_salt, top_k, among, strict, levels and age; for content hashes prompt_tokens, too";
 
-/// Longest beginning of an unknown parameter that is repeated in an error, in characters.
+/// Maximum number of characters of an unknown parameter that an error repeats.
 const SHOWN: usize = 64;
 
-/// Parses a query string. An unknown parameter might change the answer's meaning, so it is refused.
+/// Parses the query string of a URL. An unknown parameter might change the answer's meaning, so it is refused.
 pub(super) fn read<'a>(
     query: &'a str,
     scope: &mut scope::PartialScope<'a>,

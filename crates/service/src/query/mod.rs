@@ -13,7 +13,7 @@ pub(crate) use self::scope::Scope;
 use crate::answer::Refusal;
 use crate::json::Reader;
 
-/// Most queries in a batch.
+/// Maximum number of queries in a batch.
 const MAX_BATCH: usize = 1024;
 
 type Result<T> = std::result::Result<T, Refusal>;
@@ -25,19 +25,19 @@ pub(crate) struct Queries<'a> {
 }
 
 impl Queries<'_> {
-    /// Number of queries.
+    /// Number of queries in the request.
     pub(crate) fn len(&self) -> usize {
         self.prompts.len()
     }
 
-    /// The most blocks of a query's prompt that an engine can reuse: the full ones before the last token, which is
-    /// always computed. None if the prompt's length is unknown.
+    /// Number of leading blocks of a query's prompt that an engine can reuse at most: the full ones before the last
+    /// token, which is always computed. `None` if the prompt's length is unknown.
     pub(crate) fn cap(&self, at: usize, block_size: u32) -> Option<u32> {
         let tokens = self.prompts.get(at)?.tokens?;
         Some(u32::try_from(tokens.saturating_sub(1) / u64::from(block_size)).unwrap_or(u32::MAX))
     }
 
-    /// Sets the adapter of all prompts, which was named as the model; an error if a prompt names another one.
+    /// Sets the adapter of all prompts, which was named as the model; an error if a prompt names another adapter.
     pub(crate) fn adapt(&mut self, adapter: &str) -> Result<()> {
         let Self { scope, prompts } = self;
         let several = prompts.len() > 1;
@@ -59,7 +59,7 @@ impl Queries<'_> {
         Ok(())
     }
 
-    /// The tokens of one query, its adapter and its salt; none if it has hashes only.
+    /// Tokens of one query, with its adapter and its salt; `None` if the query has content hashes.
     pub(crate) fn tokens<'s>(
         &'s self,
         at: usize,
@@ -84,7 +84,7 @@ impl Queries<'_> {
         Err(if self.prompts.len() > 1 { refusal.at(format_args!("queries[{at}]")) } else { refusal })
     }
 
-    /// The hashes of the blocks of one query.
+    /// Content hashes of the blocks of one query.
     pub(crate) fn content<'s>(
         &self,
         at: usize,
@@ -105,7 +105,7 @@ impl Queries<'_> {
         }
     }
 
-    /// Calls `f` with the block hashes of each query.
+    /// Calls `f` with the content hashes of each query's blocks.
     pub(crate) fn each(&self, block_size: u32, identity: &Identity, scratch: &mut Scratch, mut f: impl FnMut(&[u64])) {
         for at in 0..self.len() {
             f(self.content(at, block_size, identity, scratch));
@@ -113,16 +113,16 @@ impl Queries<'_> {
     }
 }
 
-/// The body of a single query.
+/// Body of a single query.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Body<'a> {
-    /// The whole query as JSON.
+    /// JSON of the whole query.
     Json(&'a [u8]),
-    /// The query's blocks as little-endian integers, and the other members as parameters of the URL.
+    /// Blocks as little-endian integers, with the query's other members as parameters of the URL.
     Bytes { parameters: &'a str, blocks: &'a [u8] },
 }
 
-/// Parses a single query: `/query` has tokens, `/query_by_hash` content hashes.
+/// Parses a single query: one of `/query` has tokens, one of `/query_by_hash` content hashes.
 pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> Result<Queries<'a>> {
     let (mut scope, mut prompt) = (scope::PartialScope::default(), prompt::PartialPrompt::default());
     match body {
@@ -144,7 +144,7 @@ pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> R
     Ok(Queries { scope: scope.finish()?, prompts: vec![prompt.finish(kind.member())?] })
 }
 
-/// Parses a batch.
+/// Parses a batch of queries.
 pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Queries<'a>> {
     let mut scope = scope::PartialScope::default();
     let mut prompts = None;

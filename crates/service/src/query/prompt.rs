@@ -12,10 +12,10 @@ type Result<T> = std::result::Result<T, Refusal>;
 
 const TOKEN_IDS: &str = "token_ids";
 const CONTENT_HASHES: &str = "content_hashes";
-/// The dialect's other name of [`CONTENT_HASHES`].
+/// Name of [`CONTENT_HASHES`] in the dialect of other routers.
 const BLOCK_HASHES: &str = "block_hashes";
 
-/// The form in which a query gives its blocks.
+/// Form in which a query gives its blocks: tokens or content hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tokens,
@@ -23,7 +23,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The JSON member with the blocks.
+    /// Name of the JSON member that gives the blocks in this form.
     pub(super) fn member(self) -> &'static str {
         match self {
             Self::Tokens => TOKEN_IDS,
@@ -32,23 +32,23 @@ impl Kind {
     }
 }
 
-/// A parsed prompt.
+/// A prompt parsed from a query.
 #[derive(Debug)]
 pub(super) struct Prompt<'a> {
     pub(super) kind: Kind,
-    /// The prompt's range in the scratch memory of its kind.
+    /// Range of the prompt's numbers in the scratch memory for this kind.
     pub(super) range: Range<usize>,
-    /// Number of tokens of the prompt, if known.
+    /// Number of tokens of the prompt; `None` if unknown.
     pub(super) tokens: Option<u64>,
     pub(super) lora: Option<Cow<'a, str>>,
     pub(super) salt: Option<Cow<'a, str>>,
 }
 
-/// A prompt during parsing.
+/// A prompt that is being parsed.
 #[derive(Default)]
 pub(super) struct PartialPrompt<'a> {
     seen: KeySet,
-    /// The form of its blocks, and the member that gave them.
+    /// Form in which the prompt's blocks were given, and the member that gave them; `None` before they are read.
     named: Option<(Kind, &'static str)>,
     range: Range<usize>,
     prompt_tokens: Option<u64>,
@@ -57,8 +57,8 @@ pub(super) struct PartialPrompt<'a> {
 }
 
 impl<'a> PartialPrompt<'a> {
-    /// Reads a member of a prompt; false if the key is not one. The member of the other kind of blocks counts as
-    /// unknown.
+    /// Reads a member of a prompt; false if prompts have no such member. `only`: the one form of blocks that is
+    /// allowed; the member of the other counts as unknown.
     pub(super) fn member(
         &mut self,
         reader: &mut Reader<'a>,
@@ -99,7 +99,7 @@ impl<'a> PartialPrompt<'a> {
         Ok(true)
     }
 
-    /// Reads a parameter of a URL. Returns the value if the key is not a prompt's.
+    /// Reads a parameter of a URL. Returns the value if the key is not one of a prompt's.
     pub(super) fn parameter(&mut self, key: &str, value: Cow<'a, str>, kind: Kind) -> Result<Option<Cow<'a, str>>> {
         match key {
             "lora_name" => {
@@ -119,7 +119,7 @@ impl<'a> PartialPrompt<'a> {
         Ok(None)
     }
 
-    /// Reads a body that consists of the blocks: little-endian integers of 32 bits for tokens, of 64 for hashes.
+    /// Reads a body that consists of the blocks: little-endian integers of 32 bits for tokens, of 64 bits for hashes.
     pub(super) fn bytes(&mut self, body: &[u8], kind: Kind, scratch: &mut Scratch) -> Result<()> {
         self.names_blocks(kind, kind.member())?;
         let left = match kind {
@@ -153,7 +153,7 @@ impl<'a> PartialPrompt<'a> {
         Err(Refusal::invalid("wrong_length", message))
     }
 
-    /// Records the member that gives the blocks: a query has exactly one.
+    /// Records the member that gives the blocks; an error if another one, or the same, was read before.
     fn names_blocks(&mut self, kind: Kind, key: &'static str) -> Result<()> {
         match self.named.replace((kind, key)) {
             None => Ok(()),
@@ -178,15 +178,15 @@ impl<'a> PartialPrompt<'a> {
     }
 }
 
-/// Most elements of the memory that a thread keeps between queries.
+/// Maximum number of elements for which a thread keeps memory between queries.
 const KEPT: usize = 1 << 18;
 
-/// Memory for the numbers of a query, reused by the thread's next query.
+/// Memory for the numbers of a query, reused for the thread's next query.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(super) tokens: Vec<u32>,
     pub(super) hashes: Vec<u64>,
-    /// Content hashes of the tokens of one query.
+    /// Content hashes computed from the tokens of one query.
     pub(super) content: Vec<u64>,
 }
 
@@ -195,7 +195,7 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Calls `work` with the thread's scratch memory, emptied; a nested call gets a new one.
+    /// Calls `work` with the thread's emptied scratch memory; a nested call gets separate memory.
     pub(crate) fn with<T>(work: impl FnOnce(&mut Self) -> T) -> T {
         let mut scratch = SCRATCH.take();
         let done = work(&mut scratch);

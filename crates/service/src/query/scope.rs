@@ -1,4 +1,4 @@
-//! The scope of a query: the workers to look at, and the details to return.
+//! Scope of a query: the workers to consider, and the details to return.
 
 use std::borrow::Cow;
 
@@ -10,22 +10,22 @@ use crate::json::Reader;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Most workers that a query can name.
+/// Maximum number of workers that a query can name.
 const MOST_NAMES: usize = 1 << 14;
 
-/// The scope of a query: the workers to look at, and the details to return.
+/// Scope of a query: the workers to consider, and the details to return.
 #[derive(Debug, Default)]
 pub(crate) struct Scope<'a> {
     pub(crate) model: Cow<'a, str>,
     pub(crate) routing_group: Option<Cow<'a, str>>,
     pub(crate) top_k: Option<usize>,
-    /// The only workers to consider; none for all.
+    /// The only workers to consider; `None` for all.
     pub(crate) among: Option<Vec<String>>,
-    /// True to omit unverified ranks.
+    /// True to omit unverified ranks from the answer.
     pub(crate) strict: bool,
-    /// True to return levels.
+    /// True to return workers grouped by depth (levels).
     pub(crate) levels: bool,
-    /// True to return the age of the index's data.
+    /// True to return each worker's lag behind its engine.
     pub(crate) age: bool,
 }
 
@@ -35,7 +35,7 @@ impl Scope<'_> {
     }
 }
 
-/// A scope during parsing.
+/// A scope that is being parsed.
 #[derive(Default)]
 pub(super) struct PartialScope<'a> {
     seen: KeySet,
@@ -44,7 +44,7 @@ pub(super) struct PartialScope<'a> {
 }
 
 impl<'a> PartialScope<'a> {
-    /// Reads a member common to single queries and batches; false if the key is not one.
+    /// Reads a member that single queries and batches share; false if the key is not one of these.
     pub(super) fn member(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
         let Self { seen, scope, model } = self;
         match key {
@@ -86,7 +86,7 @@ impl<'a> PartialScope<'a> {
         Ok(true)
     }
 
-    /// Reads a member of single queries; false if the key is not one.
+    /// Reads a member that only single queries have; false if the key is not one of these.
     pub(super) fn detail(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
         match key {
             "levels" => {
@@ -102,7 +102,7 @@ impl<'a> PartialScope<'a> {
         Ok(true)
     }
 
-    /// Reads a parameter of a URL. Returns the value if the key is not a scope's.
+    /// Reads a parameter of a URL. Returns the value if the key is not one of a scope's.
     pub(super) fn parameter(&mut self, key: &str, value: Cow<'a, str>) -> Result<Option<Cow<'a, str>>> {
         let Self { seen, scope, model } = self;
         match key {

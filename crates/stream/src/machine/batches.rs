@@ -1,6 +1,5 @@
-//! Place of a batch: applied now, kept for later, dropped as known, or the first of another epoch.
-//!
-//! Questions to the replay socket: what it is asked, when, and how often.
+//! Treatment of a batch: applied now, kept for later, dropped as known, or the first of another epoch; and replay
+//! requests: which batches are requested, when, and how often.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::inputs::Goal;
 use super::{Effects, Machine, Verdict};
 
-/// A batch that waits for its turn.
+/// A batch that waits for earlier, missing ones.
 #[derive(Debug)]
 pub(super) struct StoredBatch<P> {
     pub(super) payload: P,
@@ -23,7 +22,7 @@ impl<P: AsRef<[u8]>> AsRef<[u8]> for StoredBatch<P> {
     }
 }
 
-/// Maximum reordering on a live connection, in batches.
+/// Maximum reordering of batches on a live connection, in batches.
 const DISORDER: u64 = 16;
 
 impl<P: AsRef<[u8]>> Machine<P> {
@@ -60,7 +59,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         // Else it was given up before it came, and the blocks that it stores may have been removed since.
     }
 
-    /// Begins another epoch with a batch of the live connection that cannot be of the applied batches' life.
+    /// Begins another epoch with a batch of the live connection that cannot belong to the same life as the applied
+    /// batches.
     fn begin_epoch(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Verify {
             self.note_contradiction(now, true);
@@ -73,7 +73,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.place(now, seq, payload, fx);
     }
 
-    /// Applies the waiting batches whose turn has come. Any left over show a gap.
+    /// Applies the waiting batches that are next in order. Any left over show a gap.
     pub(super) fn drain(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while let Some(seq) = self.waiting.first().filter(|seq| *seq <= self.next() || self.open) {
             let Some((_, StoredBatch { payload, live })) = self.waiting.pop_first() else { break };
@@ -90,7 +90,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Begins to fill a gap: a batch waits for one that has not come, or cannot be read itself.
+    /// Begins to fill a gap: an earlier batch is missing, or a batch cannot be read.
     pub(super) fn missing(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         match self.goal {
             Goal::Live => {
@@ -114,7 +114,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Applies a batch whose turn has come.
+    /// Applies the batch that is next in order.
     pub(super) fn apply(&mut self, now: Duration, seq: u64, payload: &P, live: bool, fx: &mut impl Effects<P>) {
         let verdict = fx.apply(seq, payload, live);
         if verdict == Verdict::Refused {
@@ -149,7 +149,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Handles a batch that cannot be read, and may have removed blocks. The replay socket may still have it whole.
+    /// Handles a batch that cannot be read, and may have removed blocks. The replay socket may still have it undamaged.
     fn refused(&mut self, now: Duration, seq: u64, live: bool, fx: &mut impl Effects<P>) {
         if live && self.last.is_some() && self.can_ask() {
             self.owed = self.owed.max(Some(seq));
@@ -164,26 +164,27 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Keeps a batch for later.
+    /// Keeps a batch until the batches before it have been applied.
     pub(super) fn wait(&mut self, seq: u64, batch: StoredBatch<P>) {
         let forgotten = self.waiting.insert(seq, batch);
         self.counts.overflowed_batches += forgotten.batches;
         self.owed = self.owed.max(forgotten.highest);
     }
 
-    /// True if a batch may be one of those given up before the first one applied.
+    /// True if a batch may be one of those given up before the first batch that was applied.
     fn is_late(&self, seq: u64) -> bool {
         seq < self.first && seq.saturating_add(DISORDER) > self.first
     }
 
-    /// True if only batches are missing that the live connection has yet to bring: its engine is the one whose batches
-    /// are held, it has skipped none, and has brought one since the question that showed that there are more.
+    /// True if only batches are missing that the live connection will still bring. Its engine must be the one whose
+    /// batches are held, and must have skipped none and sent one since the replay request whose answer showed that
+    /// there are more.
     pub(super) fn live_catches_up(&self) -> bool {
         let reads = matches!(self.goal, Goal::Live | Goal::Gap);
         reads && self.waiting.is_empty() && self.live_heard > self.asked && self.life.before().is_none()
     }
 
-    /// True if a batch is the next to be applied.
+    /// True if a batch with this number is the next to be applied.
     pub(super) fn has_turn(&self, seq: u64) -> bool {
         if self.open { seq >= self.floor } else { seq == self.next() }
     }
@@ -196,7 +197,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.recent.hash(seq) == Some(xxh3_64(payload.as_ref()))
     }
 
-    /// Gives up batches below `seq`, and clears the holdings.
+    /// Gives up missing batches below `seq`, and clears the holdings.
     pub(super) fn lose(&mut self, seq: u64, fx: &mut impl Effects<P>) {
         self.count_lost(seq);
         if self.last.is_some() {
@@ -209,7 +210,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.open, self.floor, self.partial) = (true, seq, true);
     }
 
-    /// Counts batches below `seq` that have not come as lost.
+    /// Counts batches below `seq` that have not arrived as lost.
     fn count_lost(&mut self, seq: u64) {
         if seq > self.accounted {
             self.counts.lost_batches += seq - self.accounted;
@@ -219,33 +220,36 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// A question to the replay socket, and the progress of its answer.
+/// A replay request, and the progress of its answer.
 #[derive(Debug)]
 pub(super) struct Question {
-    /// First batch asked for.
+    /// Sequence number of the first requested batch.
     pub(super) from: u64,
-    /// Batches that the answer must contain, by number and hash: one applied before, and one of the live connection.
+    /// Applied batch, by number and hash, that the answer must contain; `None` if there is none, or once the answer has
+    /// contained it.
     pub(super) past: Option<(u64, u64)>,
+    /// Batch of the live connection, by number and hash, that the answer must contain; `None` if there is none, or once
+    /// the answer has contained it.
     pub(super) live: Option<(u64, u64)>,
-    /// True if the question is to make a partial stream whole; the stream goes on meanwhile.
+    /// True if the request is to complete a partial stream, which continues meanwhile.
     pub(super) heal: bool,
-    /// True once a batch of the answer has come.
+    /// True once a batch of the answer has arrived.
     pub(super) answered: bool,
-    /// Highest sequence number known when the question was asked.
+    /// Highest sequence number known when the request was made.
     pub(super) known: Option<u64>,
-    /// Highest sequence number of the answer.
+    /// Highest sequence number of the answer so far; `None` before the first batch.
     pub(super) highest: Option<u64>,
-    /// True if the answer brought a missing batch.
+    /// True if the answer contained a missing batch.
     pub(super) useful: bool,
-    /// Time by which the next batch of the answer must come.
+    /// Time by which the next batch of the answer must arrive.
     pub(super) deadline: Duration,
-    /// Time at which the question ends, even if batches still come.
+    /// Time at which waiting for the answer ends, even if batches still arrive.
     pub(super) limit: Duration,
 }
 
 impl Question {
-    /// True if the complete answer is empty although it must contain a batch. (A full socket may cut a longer answer, so only
-    /// its beginning is certain.)
+    /// True if the complete answer is empty although it must contain a batch. (A full socket may cut a longer answer,
+    /// so only the beginning of an answer is certain.)
     pub(super) fn lacks_proof(&self) -> bool {
         !self.answered && (self.past.is_some() || self.live.is_some())
     }
@@ -302,7 +306,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Asks again later, or gives up, after a question that brought nothing or too little. `unheard`: there was no answer.
+    /// Schedules another replay request, or gives up, after a request whose answer had nothing or too little.
+    /// `unheard`: there was no answer.
     pub(super) fn try_again(&mut self, now: Duration, ask: &Question, unheard: bool, fx: &mut impl Effects<P>) {
         self.attempts += u32::from(!ask.useful);
         if self.attempts >= self.config.replay_attempts {
@@ -319,7 +324,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Time of the next question to an engine of which nothing is known to be missing.
+    /// Time of the next replay request to an engine of which no batch is known to be missing; `None` if none is due.
     pub(super) fn probe_due(&self) -> Option<Duration> {
         let idle = self.can_replay && self.ask.is_none() && self.ask_at.is_none();
         // A stream that brings batches needs no questions, except to prove its life and that the replay socket answers.
@@ -330,7 +335,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (idle && self.goal != Goal::Connect).then(|| self.silence_due().map_or(due, |silence| due.min(silence)))
     }
 
-    /// Time at which the stream goes on without the missing batches.
+    /// Time at which the stream continues without the missing batches; `None` if it does not wait for any.
     pub(super) fn limit_due(&self) -> Option<Duration> {
         self.limit.filter(|_| matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap))
     }

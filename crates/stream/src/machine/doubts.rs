@@ -22,7 +22,7 @@ use super::batches::Question;
 use super::inputs::Goal;
 use super::{Effects, HEAL_MAX, Machine};
 
-/// Contradictions in a row, each soon after the one before, that cannot be restarts any more.
+/// Number of contradictions, each soon after the one before, from which on they cannot be explained by restarts.
 const STRONG: u32 = 3;
 /// Time without a contradiction after which counting starts anew.
 const SOON_AFTER: Duration = Duration::from_secs(60);
@@ -30,11 +30,11 @@ const SOON_AFTER: Duration = Duration::from_secs(60);
 /// Contradictions among the batches of a stream, and the end of the doubt that they raise.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
-    /// Contradictions in a row, each soon after the one before.
+    /// Number of contradictions so far, each soon after the one before.
     count: u32,
     at: Duration,
     until: Option<Duration>,
-    /// Sequence number below the last one, too old to show by itself whether the engine has restarted.
+    /// Sequence number below the last applied one, too old to show by itself whether the engine has restarted.
     suspect: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ impl Doubt {
         self.until = self.until.filter(|until| *until > now);
     }
 
-    /// Records the loss of the connection. It explains a single contradiction: the engine has restarted.
+    /// Records the loss of the connection, which explains a single contradiction: the engine has restarted.
     pub(super) fn disconnected(&mut self) {
         self.suspect = None;
         if self.count <= 1 {
@@ -67,8 +67,8 @@ impl Doubt {
         self.suspect = Some(seq);
     }
 
-    /// Records a contradiction. `certain`: both batches came over the live connection. `pause`: time without trust after
-    /// the first certain contradiction.
+    /// Records a contradiction. `certain`: whether both batches came over the live connection; `pause`: time without
+    /// trust after the first certain contradiction.
     pub(super) fn contradict(&mut self, now: Duration, certain: bool, pause: Duration) {
         let over = self.until.unwrap_or(self.at) + SOON_AFTER;
         self.count = if now > over { 1 } else { self.count + 1 };
@@ -79,21 +79,22 @@ impl Doubt {
         }
     }
 
-    /// Takes the suspect sequence number. True if there was one.
+    /// Takes out the suspect sequence number. True if there was one.
     pub(super) fn take_suspect(&mut self) -> bool {
         self.suspect.take().is_some()
     }
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Records a contradiction between two batches. `certain`: both came over the live connection; an answer of the replay
-    /// socket may already be the restarted engine's.
+    /// Records a contradiction between two batches. `certain`: whether both came over the live connection, as an answer
+    /// of the replay socket may already be the restarted engine's.
     pub(super) fn note_contradiction(&mut self, now: Duration, certain: bool) {
         self.counts.contradictions += 1;
         self.doubt.contradict(now, certain, self.config.probe_interval);
     }
 
-    /// Counts a suspect sequence number as a contradiction: the engine has proved to be the same, so the number is not its.
+    /// Counts a suspect sequence number as a contradiction: as the engine has proved to be the same, the number is
+    /// another's.
     pub(super) fn admit_suspect(&mut self, now: Duration) {
         if self.doubt.take_suspect() {
             self.note_contradiction(now, true);
@@ -101,15 +102,15 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// Presence of a second publisher under the name of the engine.
+/// State of a competition between publishers connected under the engine's name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Rivalry {
-    /// One publisher, or several of which the first has proved to be the engine.
+    /// There is one publisher, or the first of several has proved to be the engine.
     #[default]
     None,
     /// A second publisher is connected, and waits.
     Present,
-    /// The second publisher has taken the place of the first: its batches are to be proven.
+    /// The second publisher has taken the place of the first, and its batches still have to be proved.
     Over,
 }
 
@@ -120,7 +121,7 @@ impl Rivalry {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Input: another publisher has connected.
+    /// Handles the input that another publisher has connected.
     pub fn rival(&mut self) {
         self.counts.rivals += 1;
         self.rivalry = Rivalry::Present;
@@ -128,7 +129,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.life.doubt();
     }
 
-    /// Input: the other publishers are gone.
+    /// Handles the input that all publishers but one have disconnected.
     pub fn alone(&mut self) {
         if self.rivalry == Rivalry::Present {
             self.rivalry = Rivalry::None;
@@ -146,18 +147,18 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// Batches with events of unknown types, each soon after the one before, that clear the holdings.
+/// Maximum number of batches with events of unknown types, each soon after the one before, that clear the holdings.
 const FORGIVEN: u32 = 3;
-/// Longest time between two batches with events of unknown types that count together.
+/// Longest time between two batches with events of unknown types for which they are counted together.
 const WHILE: Duration = Duration::from_secs(600);
 
-/// Batches with events of unknown types, each soon after the one before.
+/// Count of batches with events of unknown types, each soon after the one before.
 #[derive(Debug, Default)]
 pub(super) struct UnknownEvents {
-    /// Number of these batches.
+    /// Number of batches with events of unknown types, each soon after the one before.
     count: u32,
     at: Duration,
-    /// True if the holdings are older than a batch with events of unknown types.
+    /// True if such a batch came after the present holdings, which may therefore be wrong.
     open: bool,
 }
 
@@ -166,17 +167,18 @@ impl UnknownEvents {
         self.open
     }
 
-    /// Records that the holdings were cleared.
+    /// Records that the stream's holdings were cleared.
     pub(super) fn clear(&mut self) {
         self.open = false;
     }
 
-    /// Time at which trust returns, unless another event of an unknown type comes.
+    /// Time at which trust returns, unless another event of an unknown type comes; `None` if the stream is not
+    /// distrusted for this reason.
     pub(super) fn until(&self) -> Option<Duration> {
         self.open.then(|| self.at + WHILE)
     }
 
-    /// Records a batch with events of unknown types. True if the holdings are to be cleared.
+    /// Records a batch with events of unknown types. True if the holdings must be cleared.
     pub(super) fn add(&mut self, now: Duration) -> bool {
         let again = self.count > 0 && now <= self.at + WHILE;
         (self.count, self.at) = (if again { self.count.saturating_add(1) } else { 1 }, now);
@@ -186,7 +188,7 @@ impl UnknownEvents {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Clears the holdings a last time, once no event of an unknown type has come for [`WHILE`].
+    /// Clears the holdings a last time, once no event of an unknown type has come for the duration [`WHILE`].
     pub(super) fn end_unknown_events(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if self.unknown_events.until().is_some_and(|at| at <= now) {
             self.lose(self.next(), fx);
@@ -195,17 +197,17 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// Batches in a row, without a pause between them, that make an engine busy.
+/// Number of batches in a row, without a pause, from which on an engine counts as busy.
 const BUSY: u32 = 20;
 
-/// Silence of an engine that was busy over this connection.
+/// State of a live connection for noticing that a busy engine has fallen silent.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
-    /// Live batches in a row, without a pause.
+    /// Number of live batches in a row without a pause.
     run: u32,
-    /// True if the replay socket has answered since the live one was connected.
+    /// True if the replay socket has answered since the live socket was connected.
     answers: bool,
-    /// True if the engine stopped while busy, and does not answer.
+    /// True if the engine fell silent while busy, and does not answer.
     open: bool,
 }
 
@@ -222,30 +224,30 @@ impl Silence {
         self.open
     }
 
-    /// Records a live batch. `pauses`: whether there was a pause before it.
+    /// Records a live batch. `pauses`: whether a pause preceded the batch.
     pub(super) fn note_batch(&mut self, pauses: bool) {
         self.run = if pauses { 1 } else { self.run.saturating_add(1) };
         self.open = false;
     }
 
-    /// True if the engine was busy, and has answered questions over this connection.
+    /// True if the engine was busy, and has answered replay requests since the live socket was connected.
     pub(super) fn was_busy(&self) -> bool {
         self.answers && self.run >= BUSY
     }
 
-    /// Records that a busy engine does not answer. True if this is new.
+    /// Records that a busy engine does not answer. True if this was not known before.
     pub(super) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.open, true)
     }
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Shortest time without a batch that counts as a pause.
+    /// Shortest time without a live batch that counts as a pause.
     fn pause(&self) -> Duration {
         self.config.probe_interval / 5
     }
 
-    /// Records a live batch for [`Silence`]. To be called before `live_heard` is set to the time of this batch.
+    /// Records a live batch for [`Silence`]. Must be called before `live_heard` is set to the time of this batch.
     pub(super) fn note_live_batch(&mut self, now: Duration) {
         let pauses = now.saturating_sub(self.live_heard) > self.pause();
         self.silence.note_batch(pauses);
@@ -255,13 +257,14 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.goal == Goal::Live && self.silence.was_busy()
     }
 
-    /// Time of the question to a busy engine that has fallen silent: one a silence.
+    /// Time of the replay request to a busy engine that has fallen silent, made once per silence; `None` if none is
+    /// due.
     pub(super) fn silence_due(&self) -> Option<Duration> {
         let asked = self.asked >= self.live_heard || self.ask.is_some() || self.ask_at.is_some();
         (self.was_busy() && self.can_ask() && !asked).then(|| self.live_heard + self.pause())
     }
 
-    /// Records a question without an answer in time.
+    /// Records that a replay request was not answered in time.
     pub(super) fn note_no_answer(&mut self, now: Duration, ask: &Question) {
         if !ask.answered && self.was_busy() && self.asked >= self.live_heard && self.silence.begin() {
             self.probe_at = Some(now + self.pause());

@@ -1,6 +1,5 @@
-//! Inputs of a machine: the events in the life of a connection, in their order.
-//!
-//! Goals of a stream, the way from one to the next, and the state that they are reported as.
+//! Inputs of a machine: the events in the life of a connection, in their order; and the goals of a stream, the
+//! transitions between them, and the states that they are reported as.
 
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use super::{Effects, HEAL_MAX, Machine, SOON};
 use crate::{Outcome, State};
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// The live socket is connected and subscribed.
+    /// Handles the input that the live socket is connected and subscribed.
     pub fn connected(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Connect {
             return;
@@ -30,7 +29,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// The live socket has lost its connection. Its waiting batches are dropped; the replay brings them again.
+    /// Handles the input that the live socket has lost its connection. Batches that wait are dropped, as the replay
+    /// sends them again.
     pub fn disconnected(&mut self, fx: &mut impl Effects<P>) {
         self.waiting.clear();
         self.owed = None;
@@ -43,7 +43,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.goal = Goal::Connect;
     }
 
-    /// A batch has come over the live connection.
+    /// Handles a batch of the live connection.
     pub fn live(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         self.connected(now, fx);
         self.note_live_batch(now);
@@ -59,7 +59,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// A batch has come in answer to the question.
+    /// Handles a batch in answer to a replay request.
     pub fn reply(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         let Some(ask) = &mut self.ask else { return };
         self.heard = now;
@@ -124,7 +124,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// The answer is complete.
+    /// Handles the input that the answer to a replay request is complete.
     pub fn reply_end(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         let Some(ask) = self.ask.take() else { return };
         self.heard = now;
@@ -148,7 +148,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Time has passed.
+    /// Does what is due at time `now`: ends waiting, makes replay requests, and notices silence.
     pub fn tick(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.doubt.pass(now);
         self.end_unknown_events(now, fx);
@@ -184,7 +184,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Time at which `tick` is needed next, if no other input comes.
+    /// Time at which [`tick`](Self::tick) is needed next, if no other input comes; `None` if it is not needed.
     pub fn wake(&self, now: Duration) -> Option<Duration> {
         let can_be_stale = match self.goal {
             Goal::Connect => self.ever_connected,
@@ -199,31 +199,31 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// Next thing that a stream needs.
+/// Goal of a stream: what it needs next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// A live connection.
+    /// The stream needs a live connection.
     Connect,
-    /// Proof that the engine is still the one whose batches were applied.
+    /// The stream needs proof that the engine is still the one whose batches were applied.
     Verify,
-    /// All batches that the replay socket has.
+    /// The stream needs all batches that the replay socket has.
     Whole,
-    /// The batches between the last one and the waiting ones.
+    /// The stream needs the missing batches between the last applied and the waiting ones.
     Gap,
-    /// Nothing: batches are applied as they come.
+    /// The stream needs nothing: batches are applied as they arrive.
     Live,
-    /// A sign of life.
+    /// The stream needs a sign of life from the engine.
     Stale,
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Reads all batches from the beginning. Nothing is held.
+    /// Requests all batches from the beginning, as nothing is held.
     pub(super) fn read_whole(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         (self.goal, self.partial, self.open) = (Goal::Whole, false, false);
         self.begin_asking(now, fx);
     }
 
-    /// Verifies that the engine is still the same, and reads the batches published meanwhile.
+    /// Requests proof that the engine is still the same, with the batches published meanwhile.
     pub(super) fn verify(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.goal = Goal::Verify;
         self.begin_asking(now, fx);
@@ -238,7 +238,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.goal, self.attempts, self.ask_at, self.limit) = (Goal::Live, 0, None, None);
     }
 
-    /// Handles an answer that shows another life of the engine than the applied batches'.
+    /// Handles an answer that shows that the engine has another life than the applied batches'.
     pub(super) fn other_life(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if matches!(self.goal, Goal::Live | Goal::Gap) {
             self.note_contradiction(now, false);
@@ -265,7 +265,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.heal_at, self.partial, self.open, self.dead) = (None, false, false, false);
     }
 
-    /// Reads all batches anew over new connections, so that the life of each is certain.
+    /// Reads all batches anew over new connections, so that it is certain which life each belongs to.
     pub(super) fn start_over(&mut self, fx: &mut impl Effects<P>) {
         self.forget_all(fx);
         self.forget_ask(fx);
@@ -276,7 +276,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         fx.reconnect();
     }
 
-    /// Goes on without the missing batches, after the last retry or without a replay socket.
+    /// Continues without the missing batches, after the last retry or without a replay socket.
     pub(super) fn give_up(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.limit = None;
         self.give_restored_up(fx);
@@ -307,13 +307,13 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// True if the engine's answer ends before the missing batches: they were of a former life.
+    /// True if the engine's answer ends before the missing batches, which must therefore belong to a former life.
     fn is_behind(&self) -> bool {
         self.short && self.waiting.is_empty() && self.owed.is_some() && self.highest < self.owed
     }
 
-    /// Decides by the next batch whether the engine is the same, without an answer: it is taken for one of the same life
-    /// if its number follows.
+    /// Decides by the next live batch, as no answer came, whether the engine is the same: it counts as the same if the
+    /// batch's number follows the last.
     pub(super) fn go_on_unverified(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while self.goal == Goal::Verify && self.attempts >= self.config.replay_attempts {
             let Some((seq, StoredBatch { payload, .. })) = self.waiting.pop_first() else { return };
@@ -337,18 +337,18 @@ impl<P: AsRef<[u8]>> Machine<P> {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// True if the applied batches are what the engine has announced.
+    /// True if the applied batches are exactly what the engine has announced.
     pub fn trusted(&self) -> bool {
         let is_certain = !self.doubt.is_open() && !self.unknown_events.is_open() && !self.is_contested();
         self.goal == Goal::Live && is_certain && !self.silence.is_open()
     }
 
-    /// True if batches of several lives keep coming over one connection.
+    /// True if batches of several lives keep arriving over one connection.
     pub fn is_mixed(&self) -> bool {
         self.doubt.is_strong()
     }
 
-    /// The state of the stream.
+    /// State in which the stream is reported.
     pub fn state(&self, now: Duration) -> State {
         match self.goal {
             Goal::Verify | Goal::Whole | Goal::Gap | Goal::Live if self.doubt.is_open() || self.is_contested() => {

@@ -10,22 +10,23 @@
 //!
 //! The rules that keep it right:
 //!
-//! 1. Batches are applied by number, each once, none left out; the next number is `last + 1`. Whatever came early waits.
-//! 2. A sequence number alone does not show to which life of the engine (epoch) a batch belongs. So every question to the
-//!    replay socket, except that for all batches, starts at `last` and not behind it: the answer must begin with the very
-//!    batch applied last. If it does not, the engine has restarted unnoticed: clear, start over. After a new connection the
-//!    question starts at the last batch of the old one, until an answer contained that batch and one of the new connection.
-//! 3. A gap that cannot be filled costs the holdings: clear, go on with the batches at hand, and report it (`partial`). The
-//!    same goes for a batch that cannot be read and may have removed blocks.
+//! 1. Batches are applied by number, each once, none left out; the next number is `last + 1`. A batch that arrives early
+//!    waits.
+//! 2. A sequence number alone does not show to which life of the engine (epoch) a batch belongs. So every replay request,
+//!    except the one for all batches, starts at `last` and not after it: the answer must begin with the very batch
+//!    applied last. If it does not, the engine has restarted unnoticed: clear, start over. After a new connection, requests
+//!    start at the last batch of the old connection, until an answer contained that batch and one of the new connection.
+//! 3. A gap that cannot be filled costs the holdings: clear, continue with the batches at hand, and report it (`partial`).
+//!    The same applies to a batch that cannot be read and may have removed blocks.
 //! 4. Only `Live` is trusted, and never while a known batch is neither applied nor given up.
-//! 5. Silence never stops a stream: each question has a deadline, and so have all questions for one purpose together;
-//!    retries are bounded, and after the last the stream goes on without an answer.
+//! 5. Silence never stops a stream: each replay request has a deadline, and so have all requests for one purpose together;
+//!    retries are bounded, and after the last the stream continues without an answer.
 //! 6. One connection brings one life. If its batches contradict each other, the stream is not trusted for a while.
 //!
-//! This file has the state as a whole, the settings and the actions. `inputs` has the events in a stream's life, `goals`
-//! the way from one goal to the next, `batches` the place of a batch, `questions` what is asked and when, `proofs` that the
-//! engine is still the same, and `doubts` reasons to suspend trust: contradictions, a second publisher, events of
-//! unknown types, and silence of a busy engine.
+//! This file has the state as a whole, the settings and the actions. `inputs` has the events in a stream's life and the
+//! transitions from one goal to the next, `batches` what is done with a batch and which replays are requested when,
+//! `proofs` how an engine proves to be still the same, and `doubts` reasons to suspend trust: contradictions, a second
+//! publisher, events of unknown types, and silence of a busy engine.
 
 mod batches;
 mod doubts;
@@ -44,44 +45,44 @@ use self::proofs::{Life, RestoreState};
 use crate::limits::SharedCounts;
 use crate::window::{Recent, ReorderWindow};
 
-/// Time after going live until the engine is asked for what was published before the subscription took effect.
+/// Time from going live until the engine is asked for what was published before the subscription took effect.
 const SOON: Duration = Duration::from_millis(500);
-/// Longest wait between two attempts to make a partial stream whole.
+/// Longest wait between two attempts to complete a partial stream.
 const HEAL_MAX: Duration = Duration::from_secs(600);
 
-/// Settings of a machine, each from the field of `StreamConfig` with the same name.
+/// Settings of a stream machine, each equal to the field of `StreamConfig` with the same name.
 #[derive(Debug, Clone)]
 pub struct MachineConfig {
-    /// Silence, without an answer from the replay socket either, after which a stream is not trusted.
+    /// Silence after which a stream is no longer trusted, if the replay socket does not answer either.
     pub stale_after: Duration,
     /// Silence after which the replay socket is asked for missing batches.
     pub probe_interval: Duration,
-    /// Time within which a replay must bring its next batch.
+    /// Longest wait for the next batch of a replay.
     pub replay_timeout: Duration,
-    /// Time that all replays for one purpose may take together.
+    /// Longest total time of all replays for one purpose.
     pub replay_total_timeout: Duration,
-    /// Number of replays for one purpose, before the stream goes on without.
+    /// Maximum number of replays for one purpose, after which the stream continues without them.
     pub replay_attempts: u32,
-    /// Time for which a missing batch may still come by itself, without a replay socket.
+    /// Longest wait for a missing batch to arrive by itself, without a replay socket.
     pub reorder_grace: Duration,
-    /// Shortest pause between two attempts to connect or to ask.
+    /// Shortest pause between two attempts to connect or to request a replay.
     pub reconnect_min: Duration,
-    /// Longest pause between two attempts to connect or to ask.
+    /// Longest pause between two attempts to connect or to request a replay.
     pub reconnect_max: Duration,
-    /// Number of batches that may wait.
+    /// Maximum number of batches that wait for earlier ones.
     pub buffer_batches: usize,
-    /// Bytes of the batches that may wait.
+    /// Maximum total size, in bytes, of the batches that wait for earlier ones.
     pub buffer_bytes: usize,
-    /// Bytes in the buffers of all streams together (`limits.buffer_bytes`).
+    /// Maximum number of bytes in the buffers of all streams together (`limits.buffer_bytes`).
     pub all_buffer_bytes: usize,
 }
 
-/// Outcome of applying a batch.
+/// Outcome of applying a batch to the holdings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The batch was applied.
+    /// The batch was applied completely.
     Whole,
-    /// The batch was applied, and contained a clear of all blocks: batches lost before do not matter any more.
+    /// The batch was applied, and contained a clear of all blocks, so that batches lost before no longer matter.
     Cleared,
     /// The batch was applied, except for stored blocks that cannot be read.
     Partial,
@@ -91,81 +92,81 @@ pub enum Verdict {
     Refused,
 }
 
-/// Actions of a machine on its stream, to be done at once and in order.
+/// Actions that a machine takes on its stream, to be done at once and in order.
 pub trait Effects<P> {
-    /// Applies a batch. `live`: it came over the live connection.
+    /// Applies a batch. `live`: whether the batch came over the live connection.
     fn apply(&mut self, seq: u64, payload: &P, live: bool) -> Verdict;
-    /// Clears the holdings.
+    /// Clears the stream's holdings.
     fn clear(&mut self);
-    /// Asks the replay socket for all batches from a sequence number on. One question is open at a time.
+    /// Asks the replay socket for all batches from sequence number `from` on. One request is open at a time.
     fn ask(&mut self, from: u64);
-    /// Cancels the question; its answers must not reach the machine any more.
+    /// Cancels the replay request; no further answer to it may reach the machine.
     fn cancel(&mut self);
-    /// Drops the live connection with the batches still on their way, and makes another.
+    /// Drops the live connection with the batches still on their way, and opens another.
     fn reconnect(&mut self);
 }
 
-/// Counts of events in a stream's life.
+/// Counts of events on a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Gaps, each of one or more missing batches.
+    /// Number of gaps, each of one or more missing batches.
     pub gaps: u64,
-    /// Missing batches recovered by a replay or a late arrival.
+    /// Number of missing batches recovered by a replay or a late arrival.
     pub recovered_batches: u64,
-    /// Missing batches that could not be recovered, if their number is known.
+    /// Number of missing batches that could not be recovered, as far as known.
     pub lost_batches: u64,
-    /// Clears of the holdings because a gap could not be filled.
+    /// Number of times that the holdings were cleared because a gap could not be filled.
     pub resets: u64,
-    /// Batches received twice.
+    /// Number of batches received twice.
     pub duplicate_batches: u64,
-    /// Live batches that did not fit into the buffer.
+    /// Number of live batches that did not fit into the buffer.
     pub overflowed_batches: u64,
-    /// Replays requested.
+    /// Number of replays requested.
     pub replays: u64,
-    /// Replays without a batch in time.
+    /// Number of replays that delivered nothing in time.
     pub failed_replays: u64,
-    /// Replays that started at a later batch than requested.
+    /// Number of replays that started at a later batch than requested.
     pub truncated_replays: u64,
-    /// Connections re-established after a loss.
+    /// Number of connections re-established after a loss.
     pub reconnects: u64,
-    /// Connections re-established without a replay socket to verify that the engine has not restarted.
+    /// Number of connections re-established without a replay socket to verify that the engine has not restarted.
     pub unverified_reconnects: u64,
-    /// Contradictions between batches of one connection.
+    /// Number of contradictions between batches of one connection.
     pub contradictions: u64,
-    /// Connections of a publisher with the topic of one that was connected already.
+    /// Number of connections of a publisher with the topic of one that was already connected.
     pub rivals: u64,
-    /// Noticed restarts of the engine.
+    /// Number of restarts of the engine that were noticed.
     pub epochs: u64,
 }
 
-/// The state of one stream, and the rules by which it changes. `P` is the payload of a batch.
+/// State of one stream, and the rules by which it changes. `P` is the type of a batch's payload.
 pub struct Machine<P> {
     config: MachineConfig,
-    /// True if there is a replay socket to ask.
+    /// True if the engine has a replay socket.
     can_replay: bool,
-    /// Counts of events so far.
+    /// Counts of events on the stream so far.
     pub counts: Counts,
     goal: Goal,
     ever_connected: bool,
-    /// Last batch applied.
+    /// Number of the last batch applied; `None` before the first.
     last: Option<u64>,
-    /// First batch applied since the last clear.
+    /// Number of the first batch applied since the last clear.
     first: u64,
     /// Number below which all batches of this epoch were applied or counted as lost.
     accounted: u64,
     recent: Recent,
-    /// True if the next batch may have any number, because those before it are lost anyway.
+    /// True if the next batch may have any number from `floor` on, because the batches before are lost anyway.
     open: bool,
-    /// Lowest number that the next batch may have.
+    /// Lowest sequence number that the next batch may have.
     floor: u64,
     /// True if the engine may hold blocks that are not known.
     partial: bool,
-    /// Highest number that this live connection brought. It distinguishes a connection behind the replay from an engine
-    /// that counts anew behind a proxy.
+    /// Highest number received over this live connection. It distinguishes a connection that lags behind the replay
+    /// from an engine that counts anew behind a proxy.
     highest: Option<u64>,
     waiting: ReorderWindow<StoredBatch<P>>,
-    /// Highest known number that is neither applied nor waiting, so that the engine must be asked: of a batch that `waiting`
-    /// had no room for, or that could not be read.
+    /// Highest known number of a batch that is neither applied nor waiting, as `waiting` had no room for the batch or
+    /// it could not be read, so that the engine must be asked for it.
     owed: Option<u64>,
     life: Life,
     /// True if only a sequence number shows that the holdings are the connected engine's.
@@ -174,33 +175,34 @@ pub struct Machine<P> {
     rivalry: Rivalry,
     unknown_events: UnknownEvents,
     silence: Silence,
-    /// True if the last complete answer ended before a number that was known when it was asked for.
+    /// True if the last complete answer ended before a number that was known when the replay was requested.
     short: bool,
     ask: Option<Question>,
-    /// Questions in a row without a useful answer.
+    /// Number of replay requests in a row without a useful answer.
     attempts: u32,
-    /// Time of the next question, or, without a replay socket, of giving up a gap.
+    /// Time of the next replay request, or, without a replay socket, of giving up a gap; `None` if neither is due.
     ask_at: Option<Duration>,
-    /// Time at which the stream goes on without the missing batches, even if some still come.
+    /// Time at which the stream continues without the missing batches, even if some still arrive.
     limit: Option<Duration>,
-    /// True if the replay socket ever brought a batch.
+    /// True if the replay socket has ever sent a batch.
     keeps: bool,
-    /// True if questions to the replay socket were given up without an answer: no gap waits for it until it answers again.
+    /// True if replay requests were given up without an answer; no gap waits for the replay socket until it answers
+    /// again.
     dead: bool,
-    /// Time at which the engine last sent anything.
+    /// Time at which the engine last sent a batch or an answer.
     heard: Duration,
-    /// Time at which the live connection last brought a batch.
+    /// Time at which the live connection last delivered a batch.
     live_heard: Duration,
     asked: Duration,
     probe_at: Option<Duration>,
     heal_at: Option<Duration>,
     heal_wait: Duration,
-    /// State of the holdings restored from a snapshot.
+    /// State of the proof of holdings restored from a snapshot.
     restored: RestoreState,
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// A machine without a connection. `can_replay`: whether there is a replay socket to ask.
+    /// Creates a machine without a connection. `can_replay`: whether the engine has a replay socket.
     pub fn new(
         config: MachineConfig,
         shared: Arc<SharedCounts>,
@@ -248,18 +250,18 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// True if the engine may hold more than is known, because batches were lost or the beginning was missed.
+    /// True if the engine may hold more than is known, because early batches were missed or later ones lost.
     pub fn partial(&self) -> bool {
         self.partial
     }
 
-    /// True if the holdings count as the connected engine's only because its next batch had the right number; no answer
-    /// has proved it yet.
+    /// True if the holdings count as the connected engine's only because its next batch had the right number, and no
+    /// answer has proved this yet.
     pub fn unverified(&self) -> bool {
         self.unverified
     }
 
-    /// The last batch applied or given up.
+    /// Number of the last batch applied or given up; `None` if there is none.
     pub fn last(&self) -> Option<u64> {
         self.last.or(self.floor.checked_sub(1).filter(|_| self.open))
     }

@@ -1,13 +1,13 @@
-//! Proofs that the engine is still the one whose batches are held: its life.
+//! Proofs that the engine is still in the same life as when the held blocks were announced.
 //!
-//! Sequence numbers go on over a new connection, and an engine that has restarted counts like the one before. So after
-//! a connection two things are to be proven: that the engine is the one whose batches are held, by the last batch before
-//! the connection; and that the replay socket belongs to the live connection, by a batch that came over it. Each is proven once
-//! an answer of the replay socket contains that batch.
+//! Sequence numbers continue over a new connection, and an engine that has restarted counts like the one before. So
+//! after a connection two things have to be proved: that the engine is the one whose batches are held, by the last
+//! batch before the connection; and that the replay socket belongs to the live connection, by a batch that came over
+//! it. Each is proved once an answer of the replay socket contains that batch.
 //!
-//! Holdings restored from a snapshot are proven in the same way: the engine's first answer must begin with the batch at the
-//! snapshot's mark. But the stream was not watched meanwhile, so a sequence number that follows proves nothing: without an
-//! answer, the restored holdings are cleared.
+//! Holdings restored from a snapshot are proved in the same way: the engine's first answer must begin with the batch at
+//! the snapshot's mark. But the stream was not watched meanwhile, so a sequence number that follows proves nothing:
+//! without an answer, the restored holdings are cleared.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use super::inputs::Goal;
 use super::{Effects, Machine, SOON};
 use crate::{Mark, Outcome, Skip};
 
-/// Proofs, so far, that the engine is the same.
+/// Proofs, so far, that the engine is the one whose blocks are held.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    /// Last batch before the present connection, by number and hash, until an answer contains it.
+    /// Last batch before the present connection, by number and hash; `None` once an answer has contained it.
     before: Option<(u64, u64)>,
-    /// Last batch that came over the present connection.
+    /// Last batch that came over the present connection, by number and hash; `None` before the first.
     live: Option<(u64, u64)>,
     /// True if an answer contained a batch of the present connection.
     same: bool,
@@ -37,18 +37,18 @@ impl Life {
         (self.live, self.same) = (None, false);
     }
 
-    /// Records the loss of the connection. `last`: the batch applied last.
+    /// Records the loss of the connection. `last`: last applied batch, by number and hash.
     pub(super) fn disconnected(&mut self, last: Option<(u64, u64)>) {
         self.before = self.before.or(last);
         self.connected();
     }
 
-    /// Records that the holdings are those of a snapshot, whose last batch is `mark`.
+    /// Records that the holdings were restored from a snapshot, whose last batch is `mark`, by number and hash.
     pub(super) fn restore(&mut self, mark: (u64, u64)) {
         self.before = Some(mark);
     }
 
-    /// Records that the holdings were cleared.
+    /// Records that the stream's holdings were cleared.
     pub(super) fn clear(&mut self) {
         self.before = None;
     }
@@ -57,7 +57,7 @@ impl Life {
         self.before
     }
 
-    /// The batch of the present connection that an answer must contain, until one has.
+    /// Batch of the present connection, by number and hash, that an answer must contain; `None` once one has.
     pub(super) fn sample(&self) -> Option<(u64, u64)> {
         self.live.filter(|_| !self.same)
     }
@@ -67,13 +67,13 @@ impl Life {
         self.same
     }
 
-    /// Records a batch of the present connection. True if it is the first.
+    /// Records a batch of the present connection. True if it is the first one.
     pub(super) fn set_live(&mut self, seq: u64, hash: u64) -> bool {
         self.live.replace((seq, hash)).is_none()
     }
 
-    /// Records that an answer contained a batch of the present connection. False if no batch has come since a new proof
-    /// was demanded.
+    /// Records that an answer contained a batch of the present connection. False if no live batch has come since a new
+    /// proof was demanded.
     pub(super) fn prove_live(&mut self) -> bool {
         self.same |= self.live.is_some();
         self.live.is_some()
@@ -91,7 +91,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.life.before().is_some() || self.life.sample().is_some()
     }
 
-    /// Records an applied batch of the live connection, for the next proof.
+    /// Records an applied batch of the live connection, by which the replay socket can be proved to belong to the same
+    /// engine.
     pub(super) fn note_sample(&mut self, now: Duration, seq: u64, hash: u64) {
         if !self.can_replay || self.life.is_same() {
             return;
@@ -102,7 +103,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Compares a batch of an answer with the expected batch of its number. False if they differ.
+    /// Compares a batch of an answer with the batch of this number that the answer must contain. False if they differ.
     pub(super) fn is_proof(&mut self, seq: u64, hash: u64) -> bool {
         let Some(ask) = &mut self.ask else { return true };
         for (proof, is_live) in [(&mut ask.past, false), (&mut ask.live, true)] {
@@ -125,7 +126,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         true
     }
 
-    /// True if an answer begins too late to prove that it follows the applied batches.
+    /// True if an answer that begins with batch `seq` begins too late to prove that it follows the applied batches.
     pub(super) fn begins_late(&self, seq: u64, from: u64, past: Option<(u64, u64)>) -> bool {
         match past {
             Some(_) if self.life.before().is_some() => seq > from,
@@ -143,20 +144,20 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// State of the holdings restored from a snapshot.
+/// State of the proof of holdings restored from a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum RestoreState {
-    /// Nothing was restored, or its outcome was reported.
+    /// Nothing was restored, or the outcome was reported.
     #[default]
     Over,
-    /// The restored blocks are held, and not yet proved.
+    /// The restored blocks are held, but not yet proved.
     Proving,
-    /// The outcome, not yet reported.
+    /// The proof has ended with this outcome, which is not yet reported.
     Ended(Outcome),
 }
 
 impl RestoreState {
-    /// Records the outcome, unless there is one already.
+    /// Records the outcome of the proof, unless it has ended already.
     pub(super) fn end(&mut self, outcome: Outcome) {
         if *self == Self::Proving {
             *self = Self::Ended(outcome);
@@ -165,7 +166,8 @@ impl RestoreState {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Begins with holdings restored from a snapshot, up to the batch `mark`. To be called before any input.
+    /// Begins with holdings restored from a snapshot, up to the batch `mark`. `first`: first batch since the last
+    /// clear; `partial`: whether the engine may hold more. Must be called before any input.
     pub fn restore(&mut self, mark: Mark, first: u64, partial: bool) {
         let Mark { seq, hash } = mark;
         self.recent.insert(seq, hash);
@@ -174,7 +176,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.restored = RestoreState::Proving;
     }
 
-    /// Takes the outcome of the restored holdings; it is returned once.
+    /// Takes the outcome of the restored holdings, once it is known; later calls return `None`.
     pub fn take_restored(&mut self) -> Option<Outcome> {
         let RestoreState::Ended(outcome) = self.restored else { return None };
         self.restored = RestoreState::Over;
@@ -189,7 +191,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.restored.end(outcome);
     }
 
-    /// Clears restored holdings that cannot be proved, and goes on as if nothing had been restored.
+    /// Clears restored holdings that cannot be proved, and continues as if nothing had been restored.
     pub(super) fn give_restored_up(&mut self, fx: &mut impl Effects<P>) {
         if self.is_restoring() && self.goal == Goal::Verify {
             self.end_restored(Outcome::NoAnswer);
@@ -198,7 +200,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Last applied batch, if all holdings are proven to belong to the same life of the engine.
+    /// Last applied batch, if all holdings are proved to belong to the same life of the engine; else the reason to skip
+    /// the stream in a snapshot.
     pub fn mark(&self) -> Result<Mark, Skip> {
         let last = self.last.and_then(|seq| Some((seq, self.recent.hash(seq)?))).ok_or(Skip::Nothing)?;
         let is_doubtful = self.doubt.is_open() || self.unknown_events.is_open() || self.unverified;
@@ -209,7 +212,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         Ok(Mark { seq, hash })
     }
 
-    /// First batch applied since the last clear, and whether the engine may hold more than is known.
+    /// Number of the first batch applied since the last clear, and whether the engine may hold more than is known.
     pub fn reach(&self) -> (u64, bool) {
         (self.first, self.partial)
     }

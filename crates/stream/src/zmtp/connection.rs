@@ -14,19 +14,19 @@ use super::Socket;
 use super::parser::{Budget, Head, Item, Parser};
 use crate::zmtp;
 
-/// Bytes read at once, besides the message that is being read.
+/// Number of bytes read at once, besides the message that is being read.
 const READ: usize = 64 << 10;
-/// Time that a handshake may take.
+/// Longest duration of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Silence after which a peer is sent a PING.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Time without an answer to a PING after which the connection is given up.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);
-/// The same for a connection whose peer is thought to be gone.
+/// Time without an answer to a PING after which a connection is given up whose peer is thought to be gone.
 const DOUBT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest frame, in bytes; a peer that announces a longer one is disconnected.
 const MAX_FRAME: usize = 16 << 20;
-/// Bytes of PONGs and PINGs, at most, that wait for a peer that does not read them.
+/// Maximum number of bytes of PONGs and PINGs that wait for a peer that does not read them.
 const MAX_OUTPUT: usize = 4 << 10;
 
 const NO_HANDSHAKE: &str = "no ZMTP handshake: the process there hangs, or its socket is not a ZMQ socket";
@@ -34,11 +34,11 @@ const NO_HANDSHAKE: &str = "no ZMTP handshake: the process there hangs, or its s
 /// Event on a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// Messages may come.
+    /// The handshake is over, and messages may arrive.
     Open,
-    /// The last frame of a message; the others are in [`Connection::head`].
+    /// A message: its last frame; the frames before are in [`Connection::head`].
     Message(Vec<u8>),
-    /// The connection has ended, for this reason.
+    /// The connection has ended, for the given reason.
     Ended(String),
 }
 
@@ -54,28 +54,28 @@ pub struct Connection {
     socket: Socket,
     kind: Kind,
     stage: Stage,
-    /// Topic of a subscriber.
+    /// Topic to subscribe to; empty for all topics.
     topic: Box<[u8]>,
     parser: Parser,
-    /// Bytes read; the first `used` are parsed. Without memory of its own while the peer is silent.
+    /// Bytes read from the socket; the first `used` are parsed. Without allocated memory while the peer is silent.
     input: Vec<u8>,
     used: usize,
     output: BytesMut,
-    /// A message that was given back, to be returned once more.
+    /// Last frame of a message that was given back, to be returned once more.
     again: Option<Vec<u8>>,
-    /// Time at which the peer was last heard.
+    /// Time at which bytes of the peer last arrived.
     heard: Instant,
-    /// Time of the last PING.
+    /// Time at which the last PING was sent.
     asked: Instant,
-    /// Time since which the peer is thought to be gone.
+    /// Time since which the peer is thought to be gone; `None` if it is not.
     doubted: Option<Instant>,
     timer: Pin<Box<Sleep>>,
-    /// Permit of the connection among those that may be open.
+    /// Permit that counts this connection among those that may be open; `None` if none is needed.
     place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
-    /// Begins a connection without encryption on a socket. `topic`: the topic of a subscriber.
+    /// Begins an unencrypted connection on a socket. `topic`: topic to subscribe to, for a subscriber.
     pub fn new(socket: Socket, kind: Kind, topic: &str, budget: Budget) -> Self {
         let now = Instant::now();
         Self {
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Sends a PING now: without an answer soon, the connection is given up.
+    /// Sends a PING now, as the peer is thought to be gone: without an answer soon, the connection is given up.
     pub fn doubt(&mut self) {
         let now = Instant::now();
         if self.is_open() && self.doubted.is_none() {
@@ -107,12 +107,12 @@ impl Connection {
         }
     }
 
-    /// Keeps a permit for as long as the connection lasts.
+    /// Holds a permit for as long as the connection lasts.
     pub fn keep(&mut self, place: OwnedSemaphorePermit) {
         self.place = Some(place);
     }
 
-    /// Address of the peer, as text.
+    /// Address of the peer, as text for messages.
     pub fn peer(&self) -> String {
         self.socket.peer()
     }
@@ -164,7 +164,7 @@ impl Connection {
         Ok(Poll::Pending)
     }
 
-    /// Next event in the bytes read so far.
+    /// Next event in the bytes read so far; `None` if more bytes are needed.
     fn next(&mut self) -> Result<Option<Event>, String> {
         if self.stage == Stage::Greeting {
             let whole = zmtp::check(&self.input[..self.input.len().min(zmtp::LENGTH)])?;
@@ -248,7 +248,7 @@ impl Connection {
         if self.is_open() { why.to_owned() } else { NO_HANDSHAKE.to_owned() }
     }
 
-    /// Sends a PING to a silent peer, after all available bytes were read. Fails if no answer has come in time.
+    /// Sends a PING to a silent peer, after all available bytes were read. Fails if no answer has arrived in time.
     fn beat(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         while self.timer.as_mut().poll(cx).is_ready() {
             if !self.is_open() {

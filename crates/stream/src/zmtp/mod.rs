@@ -1,15 +1,14 @@
-//! ZMTP 3, the protocol between ZeroMQ's sockets, for the two kinds that follow an engine: a subscriber, and a client that asks.
+//! ZMTP 3, the protocol between ZeroMQ's sockets, for the two kinds that follow an engine: a subscriber, and a client
+//! that sends replay requests.
 //!
 //! libzmq reads ahead in threads of its own. Its buffers are bounded by a number of messages only, and an endless
-//! message is not bounded at all; and a listening socket of libzmq does not tell its peers apart. So libzmq is not used here: a
-//! connection is read by the task of its stream, as much as that can use. The rest stays at the engine.
+//! message is not bounded at all; and a listening socket of libzmq does not distinguish its peers. So libzmq is not
+//! used here: a connection is read by the task of its stream, as much as that task can use. The rest stays at the
+//! engine.
 //!
-//! `parser` makes messages of bytes, `greeting` has the bytes before them, `socket` is TCP or a path, `connection` puts
-//! them together.
-//!
-//! Sockets of a connection: TCP, or a path in the file system.
-//!
-//! Greeting and handshake of two sockets before their messages: the version of the protocol, and the kind of each socket.
+//! `parser` makes messages of bytes, and `connection` is a connection from handshake to end. This file has the sockets
+//! of a connection (TCP, or a path in the file system), and greeting and handshake of two sockets before their
+//! messages: the version of the protocol, and the kind of each socket.
 
 mod connection;
 mod parser;
@@ -27,13 +26,13 @@ use tokio::net::{TcpStream, UnixStream};
 pub use self::connection::{Connection, Event};
 pub use self::parser::{Budget, Head, Room};
 
-/// Longest time of an attempt to connect.
+/// Longest duration of an attempt to connect.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An attempt to connect.
+/// An attempt to connect, as a future.
 pub type ConnectAttempt = Pin<Box<dyn Future<Output = io::Result<Socket>> + Send>>;
 
-/// A connected socket.
+/// A connected socket: TCP, or a path in the file system.
 pub enum Socket {
     /// A TCP connection.
     Tcp(TcpStream),
@@ -42,7 +41,7 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Connects to an address in ZeroMQ's form, with a number and not a name for the host.
+    /// Connects to an address in ZeroMQ's form, whose host is an IP address and not a name.
     pub fn dial(address: String) -> ConnectAttempt {
         Box::pin(async move {
             let connected = tokio::time::timeout(TIMEOUT, connect(&address)).await;
@@ -50,13 +49,13 @@ impl Socket {
         })
     }
 
-    /// Takes a connection made by a peer.
+    /// Wraps a TCP connection that a peer has made.
     pub fn of_peer(peer: TcpStream) -> Self {
         let _ = peer.set_nodelay(true);
         Self::Tcp(peer)
     }
 
-    /// Address of the peer, as text.
+    /// Address of the peer, as text for messages.
     fn peer(&self) -> String {
         match self {
             Self::Tcp(socket) => socket.peer_addr().map_or_else(|_| "gone".to_owned(), |at| at.to_string()),
@@ -64,7 +63,7 @@ impl Socket {
         }
     }
 
-    /// Reads into the spare capacity of `into`. 0 bytes mean the end.
+    /// Reads into the spare capacity of `into`. 0 bytes read mean that the connection has ended.
     fn poll_read(&self, cx: &mut Context<'_>, into: &mut Vec<u8>) -> Poll<io::Result<usize>> {
         loop {
             let read = match self {
@@ -123,19 +122,20 @@ async fn connect(address: &str) -> io::Result<Socket> {
 }
 
 const SIGNATURE: [u8; 10] = [0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F];
-/// Bytes of a greeting.
+/// Length of a ZMTP greeting, in bytes.
 const LENGTH: usize = 64;
+/// Security mechanism in the greeting: none.
 const MECHANISM: &[u8] = b"NULL";
 
-/// Reason of a connection that ends before its messages may come.
+/// Error of a connection that ended before its messages.
 const FAILED: &str = "the ZMTP handshake failed";
 
-/// Kind of this side's socket.
+/// Kind of this side's ZeroMQ socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A subscriber.
+    /// SUB: a subscriber.
     Sub,
-    /// A client that asks questions.
+    /// DEALER: a client that sends requests.
     Dealer,
 }
 
@@ -164,7 +164,7 @@ fn greeting() -> [u8; LENGTH] {
     greeting
 }
 
-/// Checks the first bytes of a peer for a greeting that this side can answer. True when it is whole.
+/// Checks the first bytes of a peer for a greeting that this side can answer. True if the greeting is complete.
 fn check(said: &[u8]) -> Result<bool, String> {
     let is = |at: usize, wanted: u8| said.get(at).is_none_or(|byte| *byte == wanted);
     if !is(0, SIGNATURE[0]) || said.get(9).is_some_and(|byte| byte & 1 == 0) {
@@ -186,7 +186,7 @@ fn check(said: &[u8]) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Frame of a command.
+/// Encodes a ZMTP command as a frame.
 fn command(name: &str, content: &[u8]) -> Vec<u8> {
     let mut body = vec![name.len() as u8];
     body.extend(name.as_bytes());
@@ -197,7 +197,7 @@ fn command(name: &str, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Appends a frame of a message. `more`: it is not the last.
+/// Appends a frame of a message. `more`: whether further frames of the message follow.
 fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     let more = u8::from(more);
     match u8::try_from(bytes.len()) {
@@ -210,7 +210,7 @@ fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The READY command of this side, with the kind of its socket.
+/// READY command of this side, with the kind of its socket.
 fn ready(kind: Kind) -> Vec<u8> {
     let mut properties = Vec::new();
     for (name, value) in [("Socket-Type", kind.name()), ("Identity", "")] {
@@ -222,7 +222,7 @@ fn ready(kind: Kind) -> Vec<u8> {
     command("READY", &properties)
 }
 
-/// Name and content of a command.
+/// Name and content of a ZMTP command; `None` if malformed.
 fn named(command: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = command.split_first()?;
     rest.split_at_checked(usize::from(*length))

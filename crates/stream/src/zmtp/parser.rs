@@ -1,4 +1,4 @@
-//! Parser of bytes into messages and commands, with bounds on both.
+//! Parser of bytes into ZMTP messages and commands, with bounds on both.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use crate::limits::{Limit, SharedCounts};
 
 /// Longest command, in bytes; a peer that announces a longer one is disconnected.
 const MAX_COMMAND: usize = 4 << 10;
-/// Most bytes of all frames before the last. No engine sends a message with more.
+/// Maximum number of bytes in all frames of a message before the last. No engine sends a message with more.
 const MAX_HEAD: usize = 16 << 10;
-/// Most frames before the last: an empty one, the topic, the sequence number.
+/// Maximum number of frames before the last: an empty one, the topic, the sequence number.
 const MAX_FRAMES: usize = 3;
-/// Bytes by which the memory of a body grows as it arrives, whatever its announced size.
+/// Minimum growth, in bytes, of the memory for a frame as it arrives, whatever its announced size.
 const GROWTH: usize = 64 << 10;
 
-/// Memory shared by all connections for bodies that have arrived in part.
+/// Memory budget of all connections for messages that have arrived only in part.
 #[derive(Debug, Clone)]
 pub struct Room {
     shared: Arc<SharedCounts>,
@@ -23,25 +23,25 @@ pub struct Room {
 }
 
 impl Room {
-    /// `most`: bytes in all buffers together.
+    /// Creates a budget. `most`: maximum number of bytes in all buffers together.
     pub fn new(shared: Arc<SharedCounts>, most: usize) -> Self {
         Self { shared, most }
     }
 }
 
-/// Share of one connection in the [`Room`]. Short bodies do not count.
+/// Share of one connection in the [`Room`]. Short messages do not count.
 pub struct Budget {
     room: Room,
     taken: usize,
 }
 
 impl Budget {
-    /// An empty share.
+    /// Creates an empty share.
     pub fn new(room: &Room) -> Self {
         Self { room: room.clone(), taken: 0 }
     }
 
-    /// Takes more bytes. False if there is no room for them.
+    /// Takes more bytes from the budget. False if they exceed it.
     fn take(&mut self, bytes: usize) -> bool {
         let has_room = self.room.shared.add(bytes) <= self.room.most;
         self.taken += bytes;
@@ -62,7 +62,7 @@ impl Drop for Budget {
     }
 }
 
-/// Frames of a message before its last one.
+/// Frames of a message before the last one.
 #[derive(Debug, Default)]
 pub struct Head {
     bytes: Vec<u8>,
@@ -73,12 +73,12 @@ pub struct Head {
 }
 
 impl Head {
-    /// Number of the frames; none if they are too many or too long for an engine's message.
+    /// Number of the frames; `None` if they are too many or too long for an engine's message.
     pub fn frames(&self) -> Option<usize> {
         (!self.is_cut).then_some(self.frames)
     }
 
-    /// Bytes of a frame, counted from the end: 0 is the last but one of the message.
+    /// Bytes of a frame, counted from the end: 0 is the message's last frame but one. `None` if there is no such frame.
     pub fn back(&self, at: usize) -> Option<&[u8]> {
         let at = self.frames.checked_sub(at + 1)?;
         self.bytes.get(self.range(at)?)
@@ -110,10 +110,10 @@ impl Head {
     }
 }
 
-/// A message or a command.
+/// A parsed message or command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    /// The last frame of a message; the others are in [`Parser::head`] until something else is parsed.
+    /// A message: its last frame; the frames before are in [`Parser::head`] until something else is parsed.
     Message(Vec<u8>),
     Command(Vec<u8>),
 }
@@ -133,17 +133,17 @@ enum Frame {
 pub(super) struct Parser {
     step: Step,
     head: Head,
-    /// True if a message is complete, so that the next frame begins another.
+    /// True if the message is complete, so that the next frame begins another.
     complete: bool,
-    /// The last frame of the message, or the command.
+    /// Last frame of the message, or the command, as far as it has arrived.
     body: Vec<u8>,
     budget: Budget,
-    /// Longest frame of a message, in bytes.
+    /// Maximum length of a message's frame, in bytes; 0 before messages are allowed.
     most: usize,
 }
 
 impl Parser {
-    /// Creates a parser that takes no messages before it is opened.
+    /// Creates a parser that allows no messages before [`open`](Self::open) is called.
     pub(super) fn new(budget: Budget) -> Self {
         Self { step: Step::Header, head: Head::default(), complete: false, body: Vec::new(), budget, most: 0 }
     }
@@ -157,7 +157,8 @@ impl Parser {
         &self.head
     }
 
-    /// Number of bytes used, and the item that they complete, if any. The other bytes must be given again, with more.
+    /// Parses the next bytes. Returns the number of bytes used, and the item that they complete, if any. The caller
+    /// must pass the unused bytes again, followed by more.
     pub(super) fn parse(&mut self, input: &[u8]) -> Result<(usize, Option<Item>), String> {
         let mut used = 0;
         loop {
@@ -202,7 +203,7 @@ impl Parser {
         }
     }
 
-    /// Grows the body for `bytes` of the `all` bytes that are still to come.
+    /// Allocates memory for `bytes` more bytes of a frame, of which `all` are still to come.
     fn grow(&mut self, bytes: usize, all: usize) -> Result<(), String> {
         let room = self.body.capacity() - self.body.len();
         if room >= bytes {
@@ -221,7 +222,8 @@ impl Parser {
     }
 }
 
-/// Kind and size of a frame, and the length of its header, if the header is complete.
+/// Kind and size of a frame, and the length of its header; `None` if the header is incomplete. `most`: maximum size of
+/// a message's frame.
 fn header(input: &[u8], most: usize) -> Result<Option<(Frame, usize, usize)>, String> {
     let Some((flags, rest)) = input.split_first() else { return Ok(None) };
     let (size, length) = match (flags & 2, rest) {
@@ -266,10 +268,10 @@ mod tests {
         frame
     }
 
-    /// An item, how many frames were before it, and the last of them.
+    /// A parsed item, the number of frames before it, and the last of these frames.
     type ParsedItem = (Item, Option<usize>, Vec<u8>);
 
-    /// All that a stream of bytes holds, as it comes in pieces.
+    /// Parses a stream of bytes in pieces of `piece` bytes, and returns all items.
     fn all(parser: &mut Parser, stream: &[u8], piece: usize) -> Result<Vec<ParsedItem>, String> {
         let (mut found, mut input) = (Vec::new(), Vec::new());
         for piece in stream.chunks(piece) {

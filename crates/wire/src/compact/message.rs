@@ -1,4 +1,4 @@
-//! Messages, the frames in them, and the changes read from the bytes of a frame.
+//! Messages of a relay, the frames in them, and the changes read from the bytes of a frame.
 
 use kvatlas_codec::{Cursor, from_zigzag, put_varint};
 use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
@@ -6,14 +6,14 @@ use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
 use super::recorder::{CHUNK, CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
 use super::{FormatError, name_of};
 
-/// Version of the format, written and read.
+/// Version of the relay's format, written and read.
 pub const VERSION: u8 = 1;
 
-/// First byte of a message: no value of MessagePack begins with it, so no batch of an engine is taken for a message.
+/// First byte of a relay's message. No MessagePack value begins with it, so no engine's batch is taken for a message.
 const MAGIC: u8 = 0xc1;
 
-/// Greatest number of blocks in the changes of a message, besides one for each of its bytes: a few bytes say a run of any
-/// length, and a reader does something for each block.
+/// Maximum number of blocks in the changes of a message, beyond one for each byte of the message. A few bytes can stand
+/// for a run of blocks of any length, and a reader has work for each block.
 pub const MOST_BLOCKS: u64 = 1 << 18;
 
 const BATCH: u8 = 1;
@@ -25,26 +25,26 @@ const STATE_END: u8 = 6;
 const STATUS: u8 = 7;
 const GONE: u8 = 8;
 
-/// True if a payload is meant to be a message of a relay, of whatever version.
+/// True if a payload claims to be a message of a relay, of whatever version.
 #[must_use]
 pub fn is_compact(payload: &[u8]) -> bool {
     payload.first() == Some(&MAGIC)
 }
 
-/// Status of the stream that the relay follows, as far as the relay knows it.
+/// Status of the stream that a relay follows, as far as the relay knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
-    /// True if what the stream holds is what the engine announced.
+    /// True if the published holdings are exactly what the engine announced.
     pub trusted: bool,
-    /// True if the engine may hold more.
+    /// True if the engine may hold more than is known.
     pub partial: bool,
-    /// True if depths are upper bounds only.
+    /// True if depths are only upper bounds.
     pub upper_bound: bool,
-    /// True if the engine does not tell which blocks have a salt.
+    /// True if the engine does not announce which blocks have a cache salt.
     pub no_salts: bool,
-    /// True if the message waited at the relay for long.
+    /// True if the message waited at the relay for too long.
     pub late: bool,
-    /// True if only a sequence number shows that the engine, connected anew, is the one whose blocks are held.
+    /// True if only a sequence number shows that the reconnected engine is the same engine whose blocks are held.
     pub unverified: bool,
 }
 
@@ -62,52 +62,53 @@ impl Status {
     }
 }
 
-/// A part of a message.
+/// One part of a relay's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// Changes of a batch of the engine in what a rank holds: see [`Changes`](super::Changes).
+    /// Changes that one batch of the engine makes to a rank's holdings, to be read by [`Changes`](super::Changes).
     Batch {
-        /// The rank.
+        /// Rank whose holdings change.
         rank: u32,
-        /// The changes.
+        /// Encoded changes.
         changes: &'a [u8],
     },
-    /// All ranks count as empty, because the relay does not know what they hold.
+    /// All ranks count as empty, because the relay does not know their holdings.
     Forgotten,
-    /// All that is held follows, for a reader that does not know it; others may skip it.
+    /// Start of a full state: all holdings follow, for readers that do not have them; other readers may skip them.
     StateBegin,
-    /// A part of what a rank holds.
+    /// One part of a rank's holdings, within a full state.
     State {
-        /// The rank.
+        /// Rank with these holdings.
         rank: u32,
-        /// Changes that make it from an empty rank.
+        /// Encoded changes that lead from an empty rank to these holdings.
         changes: &'a [u8],
     },
-    /// End of what a rank holds. Batches of the rank count from here on, and only from here on.
+    /// End of a rank's holdings within a full state. A reader of the state applies the rank's batches from here on
+    /// only.
     StateRankEnd {
-        /// The rank.
+        /// Rank whose holdings are complete.
         rank: u32,
     },
-    /// End of the state: all ranks were told.
+    /// End of a full state: the holdings of all ranks were sent.
     StateEnd,
-    /// Status of the stream from here on, as far as the relay knows it.
+    /// Status of the stream from this frame on, as far as the relay knows it.
     Status(Status),
-    /// The relay follows this stream no more.
+    /// The relay no longer follows this stream.
     Gone,
 }
 
-/// A message as it was sent.
+/// A relay's message, read up to its frames.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Message<'a> {
-    /// Life of the relay. A later one is higher.
+    /// Life of the relay, a number that grows with each restart.
     pub life: u64,
-    /// The message's number in it, without gaps from 0 on.
+    /// Number of the message within the relay's life, consecutive from 0.
     pub id: u64,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// Number of the key that content hashes depend on; 0 if on none.
+    /// Check value of the key that content hashes depend on; 0 for none.
     pub key: u32,
-    /// The engine's time of the last batch in it, in seconds; 0 if there is none.
+    /// The engine's timestamp of the last batch in the message, in seconds; 0 if the message has no batch.
     pub timestamp: f64,
     frames: &'a [u8],
 }
@@ -116,7 +117,7 @@ impl<'a> Message<'a> {
     /// Reads a message up to its frames.
     ///
     /// # Errors
-    /// If it is none, or one of a version that is not known.
+    /// If the payload is no message of a relay, or has an unknown version.
     pub fn read(payload: &'a [u8]) -> Result<Self, FormatError> {
         let mut cursor = Cursor(payload);
         if cursor.byte()? != MAGIC {
@@ -136,10 +137,10 @@ impl<'a> Message<'a> {
         Ok(Self { life, id, block_size, key, timestamp, frames: cursor.0 })
     }
 
-    /// Checks all frames, before any is applied.
+    /// Checks all frames of the message, before any is applied.
     ///
     /// # Errors
-    /// If a frame or a change cannot be read, or its changes are of more than [`MOST_BLOCKS`].
+    /// If a frame or a change cannot be read, or the changes have more than [`MOST_BLOCKS`] blocks.
     pub fn check(&self) -> Result<(), FormatError> {
         let mut blocks = 0_u64;
         for frame in self.frames() {
@@ -153,7 +154,7 @@ impl<'a> Message<'a> {
         Ok(())
     }
 
-    /// Returns the frames, in order, up to the first that cannot be read.
+    /// Frames of the message, in order, up to the first that cannot be read.
     pub fn frames(&self) -> impl Iterator<Item = Result<Frame<'a>, FormatError>> + use<'a> {
         let mut cursor = Cursor(self.frames);
         std::iter::from_fn(move || {
@@ -188,19 +189,20 @@ fn frame<'a>(cursor: &mut Cursor<'a>) -> Result<Frame<'a>, FormatError> {
     })
 }
 
-/// Writes one message after the other.
+/// Writer of a relay's messages, with the fields that all of them share.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageWriter {
-    /// Life of the relay, as in [`Message`].
+    /// Life of the relay: see [`Message`].
     pub life: u64,
-    /// Block size, as in [`Message`].
+    /// Number of tokens in a block: see [`Message`].
     pub block_size: u32,
-    /// Number of the key, as in [`Message`].
+    /// Check value of the key that content hashes depend on: see [`Message`].
     pub key: u32,
 }
 
 impl MessageWriter {
-    /// A message; frames are to be added to it by [`put`](Self::put).
+    /// Begins a message, to which frames are then added by [`put`](Self::put). `room`: number of bytes to allocate for
+    /// them.
     #[must_use]
     pub fn begin(&self, id: u64, timestamp: f64, room: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(room + 40);
@@ -213,7 +215,7 @@ impl MessageWriter {
         out
     }
 
-    /// Adds a frame.
+    /// Adds a frame to a message.
     pub fn put(out: &mut Vec<u8>, frame: Frame<'_>) {
         let long = |out: &mut Vec<u8>, tag, rank: u32, changes: &[u8]| {
             out.push(tag);
@@ -237,44 +239,44 @@ impl MessageWriter {
     }
 }
 
-/// Greatest number of blocks in a change.
+/// Maximum number of blocks in one change.
 const MOST: u64 = 1 << 24;
-/// Greatest number of copies of a block.
+/// Maximum number of copies of a block in one change.
 const MOST_COPIES: u64 = 1 << 16;
 
-/// One change of what a rank holds.
+/// One change of a rank's holdings.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change<'a> {
     /// Consecutive blocks of a chain were stored.
     Store {
-        /// Tier that the blocks are on.
+        /// Tier on which the blocks were stored.
         tier: Tier,
-        /// The block before the first.
+        /// Name of the block before the first; `None` at the start of a prompt.
         parent: Option<BlockHash>,
         /// Names of the blocks.
         names: &'a [BlockHash],
-        /// The content hash of each.
+        /// Content hash of each block.
         contents: &'a [u64],
-        /// True if a block that is held already gains no further copy.
+        /// True if a block that is already held gains no further copy.
         once: bool,
-        /// Copies of each.
+        /// Number of copies stored of each block.
         copies: u32,
     },
-    /// Blocks that are held were stored on another tier as well.
+    /// Blocks that the rank already holds were stored on another tier too.
     StoreKnown {
-        /// Tier that the blocks are on.
+        /// Tier on which the blocks were stored.
         tier: Tier,
         /// Names of the blocks.
         names: &'a [BlockHash],
     },
-    /// A copy of each block was removed.
+    /// One copy of each block was removed.
     Remove {
-        /// Tier that the blocks were on.
+        /// Tier from which the blocks were removed.
         tier: Tier,
         /// Names of the blocks.
         names: &'a [BlockHash],
     },
-    /// The rank has lost everything.
+    /// The rank has lost all blocks.
     Clear,
     /// The engine keeps this many blocks as one on a tier beyond its device.
     Chunk {
@@ -286,10 +288,10 @@ pub enum Change<'a> {
 }
 
 impl Change<'_> {
-    /// Makes the same change to what a rank holds.
+    /// Applies this change to a rank's holdings in an index.
     ///
     /// # Errors
-    /// If the index can number no more.
+    /// If the index can number no more blocks.
     pub fn apply(&self, index: &mut index::Changes<'_>, rank: &impl RankRef) -> Result<(), index::Error> {
         match *self {
             Self::Store { tier, parent, names, contents, once, copies } => {
@@ -312,7 +314,7 @@ impl Change<'_> {
     }
 }
 
-/// The head of a change, and how many blocks follow it.
+/// Head of an encoded change, with the number of blocks that follow.
 struct Heading {
     kind: u8,
     /// Blocks in a chunk, if the change says that.
@@ -325,7 +327,7 @@ struct Heading {
 }
 
 impl Heading {
-    /// `last`: the number before, from which the next one differs.
+    /// Reads a head. `last`: number of the last block before, from which the next number is encoded as a difference.
     fn read(cursor: &mut Cursor<'_>, last: &mut u64) -> Result<Self, FormatError> {
         let head = cursor.byte()?;
         let (kind, tier) = (head & KIND, Tier::ALL[usize::from(head >> TIER_SHIFT & 3)]);
@@ -357,7 +359,8 @@ impl Heading {
         Ok(Self { kind, chunk: None, tier, once: head & ONCE != 0, copies: copies as u32, parent, blocks })
     }
 
-    /// Reads the numbers of the blocks: each run of them as its first number, the step to the next, and its length.
+    /// Reads the numbers of the blocks, and calls `run` for each run of them with its first number, the step to the
+    /// next number, and its length.
     fn numbers(
         &self,
         cursor: &mut Cursor<'_>,
@@ -384,16 +387,16 @@ impl Heading {
         Ok(())
     }
 
-    /// Content hashes of a store, which follow its numbers.
+    /// Content hashes of a store, as encoded bytes that follow the blocks' numbers; empty for other changes.
     fn contents<'a>(&self, cursor: &mut Cursor<'a>) -> Result<&'a [u8], FormatError> {
         Ok(if self.kind == STORE { cursor.bytes(8 * self.blocks)? } else { &[] })
     }
 }
 
-/// Number of blocks in changes, each counted once for each of its copies. Nothing is made of them.
+/// Number of blocks in encoded changes, counted once for each copy. Only reads the bytes.
 ///
 /// # Errors
-/// If the bytes are wrong.
+/// If the bytes are malformed.
 pub fn weight(bytes: &[u8]) -> Result<u64, FormatError> {
     let (mut cursor, mut last, mut weight) = (Cursor(bytes), 0, 0_u64);
     while !cursor.is_empty() {
@@ -408,7 +411,7 @@ pub fn weight(bytes: &[u8]) -> Result<u64, FormatError> {
     Ok(weight)
 }
 
-/// Reads changes one after the other into the same memory.
+/// Decoder of changes, which reuses the same memory for each.
 #[derive(Debug, Default)]
 pub struct Changes {
     names: Vec<BlockHash>,
@@ -416,11 +419,11 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Gives each change to `change`, in order, until that fails. [`Message::check`](super::Message::check) says
-    /// before whether they are right, and not of too many blocks.
+    /// Decodes changes and calls `change` with each, in order, until a call fails. The bytes should have passed
+    /// [`Message::check`](super::Message::check), which refuses malformed changes and those of too many blocks.
     ///
     /// # Errors
-    /// What `change` says, or that the bytes are wrong; then the changes before were given.
+    /// The error that `change` returns, or that of malformed bytes; earlier changes have been passed by then.
     pub fn read<E: From<FormatError>>(
         &mut self,
         bytes: &[u8],

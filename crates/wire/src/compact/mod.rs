@@ -5,11 +5,11 @@
 //!                      └─▶ Recorder ──▶ Frame ──▶ Message ═══▶ Message ──▶ Change ──▶ another index
 //! ```
 //!
-//! A [`Message`] has the relay's life and a number within it; it holds [`Frame`]s, and those hold
+//! A [`Message`] has the relay's life and a number within that life; it contains [`Frame`]s, and these contain
 //! [`Change`]s. Blocks have their content hashes. Instead of the engine's names they have numbers, given by the
-//! [`Recorder`] in the order in which they were first seen: names have eight to 32 bytes that nothing compresses, and
-//! numbers one after another are said by the first of them. A reader needs nothing but the numbers: they name
-//! the same blocks as long as the engine's names would.
+//! [`Recorder`] in the order in which the blocks were first seen: names have eight to 32 bytes that nothing compresses,
+//! and consecutive numbers are encoded by the first of them. A reader needs nothing but the numbers, which name the
+//! same blocks for as long as the engine's names would.
 //!
 //! The bytes are described in `docs/reference/relay-format.md`.
 
@@ -24,7 +24,7 @@ pub use self::message::{
 };
 pub use self::recorder::Recorder;
 
-/// Reason why bytes are no message of a relay.
+/// Reason why bytes are not a relay's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a message of a relay: {0}")]
 pub struct FormatError(pub(crate) &'static str);
@@ -35,7 +35,7 @@ impl From<ReadError> for FormatError {
     }
 }
 
-/// The name in an index of the block that has a number: different numbers have different names, spread evenly.
+/// Name in an index of the block with this number. Different numbers have different names, which are spread evenly.
 #[must_use]
 pub fn name_of(number: u64) -> BlockHash {
     // The finalizer of SplitMix64; each step can be undone.

@@ -1,10 +1,11 @@
-//! Writes down what a [`Reader`](crate::Reader) changes in the index, with numbers for names.
+//! Recorder of the changes that a [`Reader`](crate::Reader) makes to the index, with numbers in place of block names.
 //!
 //! # Which names have numbers
 //!
-//! A name keeps its number as long as a reader of the record may hold the block, and for a while after: if the block
-//! comes back while blocks below it are still there, these must find it. How long: until four times as many others were
-//! removed as are held. If a block came back even later, what is below it would count as unlinked: less than there is.
+//! A name keeps its number as long as a reader of the record may hold the block, and for a while after: if the block is
+//! stored again while blocks below it are still held, these must find it. A number is kept until four times as many
+//! other blocks were removed as are held. If a block is stored again even later, the blocks below it count as unlinked,
+//! so that depths are too small but never too large.
 
 use std::collections::VecDeque;
 
@@ -12,9 +13,9 @@ use hashbrown::HashMap;
 use kvatlas_codec::{put_varint, zigzag};
 use kvatlas_index::{BlockHash, RankCopy, Tier};
 
-/// Names of removed blocks that keep their numbers in any case.
+/// Minimum number of removed blocks whose names keep their numbers.
 const KEPT: usize = 1 << 16;
-/// Greatest number of copies counted: a block with as many never counts as removed.
+/// Maximum number of copies that are counted: a block with as many never counts as removed.
 const MANY: u8 = u8::MAX;
 
 pub(super) const STORE: u8 = 0;
@@ -32,20 +33,20 @@ pub(super) const CHUNK: u8 = 1 << 7;
 #[derive(Debug, Clone, Copy)]
 struct BlockNumber {
     number: u64,
-    /// Upper bound of the copies that a reader of the record holds, on each tier.
+    /// Upper bound of the number of copies that a reader of the record holds, on each tier.
     copies: [u8; Tier::ALL.len()],
 }
 
-/// The record of one rank.
+/// Recorder of the changes to one rank's holdings.
 #[derive(Debug, Default)]
 pub struct Recorder {
     names: HashMap<BlockHash, BlockNumber>,
     next: u64,
-    /// Names without copies, the longest without first.
+    /// Names of blocks without copies, in the order in which they lost the last copy.
     removed: VecDeque<BlockHash>,
-    /// Changes since they were last taken.
+    /// Encoded changes since they were last taken.
     out: Vec<u8>,
-    /// The number written last.
+    /// Block number that was written last, from which the next is encoded as a difference.
     last: u64,
     scratch: Vec<u64>,
     /// Blocks in a chunk of each tier beyond the device; 0 where no length is known.
@@ -58,19 +59,19 @@ impl Recorder {
         Self { chunks, ..Self::default() }
     }
 
-    /// Takes the changes recorded since the last call; nothing if nothing changed.
+    /// Takes the encoded changes recorded since the last call; empty if nothing changed.
     pub fn take(&mut self) -> Vec<u8> {
         self.last = 0;
         std::mem::take(&mut self.out)
     }
 
-    /// Number of names with numbers.
+    /// Number of block names that have numbers.
     #[must_use]
     pub fn names(&self) -> usize {
         self.names.len()
     }
 
-    /// Records a store.
+    /// Records that blocks were stored.
     pub(crate) fn store(
         &mut self,
         tier: Tier,
@@ -84,7 +85,7 @@ impl Recorder {
         self.contents(contents);
     }
 
-    /// Records a store of blocks that are held already on another tier.
+    /// Records that blocks were stored which another tier already holds.
     pub(crate) fn store_known(&mut self, tier: Tier, names: &[BlockHash], once: bool) {
         let known: Vec<BlockHash> = names.iter().copied().filter(|name| self.names.contains_key(name)).collect();
         if !known.is_empty() {
@@ -93,7 +94,7 @@ impl Recorder {
         }
     }
 
-    /// Blocks were removed. `once`: all copies on the tier.
+    /// Records that blocks were removed. `once`: whether all copies on the tier were removed.
     pub(crate) fn remove(&mut self, tier: Tier, names: &[BlockHash], once: bool) {
         let mut numbers = std::mem::take(&mut self.scratch);
         numbers.clear();
@@ -132,7 +133,7 @@ impl Recorder {
         put_varint(&mut self.out, u64::from(blocks));
     }
 
-    /// Records that the rank has lost everything.
+    /// Records that the rank has lost all blocks.
     pub(crate) fn clear(&mut self) {
         self.out.push(CLEAR);
         self.names.clear();
@@ -141,11 +142,11 @@ impl Recorder {
         (self.next, self.last) = (0, 0);
     }
 
-    /// All that a rank holds, as changes of a rank that holds nothing; in pieces of about `bytes`, each of them to be
-    /// applied after the one before. Nothing may be written down that was not taken.
+    /// Encodes all that a rank holds as changes to an empty rank, in pieces of about `bytes` bytes, to be applied in
+    /// order. Recorded changes must have been taken before.
     ///
     /// # Panics
-    /// If there is something that was not taken.
+    /// If recorded changes were not taken.
     pub fn state(&mut self, copy: &RankCopy, bytes: usize, mut piece: impl FnMut(Vec<u8>)) {
         assert!(self.out.is_empty(), "what was written down before is to be taken first");
         for (tier, blocks) in Tier::ALL.into_iter().skip(1).zip(self.chunks).filter(|(_, blocks)| *blocks > 0) {
@@ -181,7 +182,7 @@ impl Recorder {
         flush(self, true);
     }
 
-    /// Writes changes that remove blocks which are not held after all.
+    /// Encoded changes that remove blocks which turned out not to be held.
     pub fn removed(&mut self, tier: Tier, names: &[BlockHash]) -> Vec<u8> {
         self.remove(tier, names, false);
         self.take()
@@ -221,7 +222,7 @@ impl Recorder {
         self.scratch = numbers;
     }
 
-    /// Writes numbers in runs: how far from the last number, and whether more than one follow each other, up or down.
+    /// Writes block numbers as runs: the difference from the last number, and whether several ascend or descend by one.
     fn numbers(&mut self, numbers: &[u64]) {
         put_varint(&mut self.out, numbers.len() as u64);
         let mut rest = numbers;
@@ -248,7 +249,7 @@ impl Recorder {
         contents.iter().for_each(|content| self.out.extend(content.to_le_bytes()));
     }
 
-    /// Takes the numbers away from names that have been without copies for long.
+    /// Drops the numbers of names whose blocks have been without copies for long.
     fn forget(&mut self) {
         while self.removed.len() > KEPT.max(self.names.len().saturating_sub(self.removed.len()) * 4) {
             let Some(name) = self.removed.pop_front() else { return };

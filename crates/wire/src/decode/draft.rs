@@ -1,4 +1,4 @@
-//! One event while its fields are read, and the reasons why it cannot be.
+//! One event while its fields are read, and the reasons why an event cannot be read.
 
 use super::msgpack::{Cursor, MsgpackError, Value};
 use super::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
@@ -7,12 +7,12 @@ use crate::error::Reason;
 use crate::event;
 use crate::event::{BlockName, Cleared, EventOf, RemovedOf, StoredOf};
 
-/// An event while its fields are read: they come in any order, by key or by position.
+/// An event while its fields are read, in any order, by key or by position.
 pub(crate) struct Draft<'a, N> {
     event: EventOf<N>,
-    /// Fields without which an event means nothing: one bit each.
+    /// Required fields that were read, one bit each.
     seen: u32,
-    /// Place of the extra keys. They cannot be understood before the LoRA name is known.
+    /// Position of the extra keys in the payload, which cannot be read before the LoRA name is known.
     extra_keys: Option<Cursor<'a>>,
 }
 
@@ -30,7 +30,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(Self { event, seen: 0, extra_keys: None })
     }
 
-    /// Reads the entries of a map.
+    /// Reads the fields of an event that is a map.
     pub(crate) fn entries(&mut self, cursor: &mut Cursor<'a>, entries: usize) -> Result<(), Fault> {
         for _ in 0..entries {
             match cursor.key()?.and_then(Field::of) {
@@ -41,7 +41,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(())
     }
 
-    /// Reads the elements of an array, after the tag.
+    /// Reads the fields of an event that is an array, after its tag.
     pub(crate) fn elements(&mut self, cursor: &mut Cursor<'a>, elements: usize) -> Result<(), Fault> {
         let order: &[Field] = match self.event {
             EventOf::Stored(_) => &STORED,
@@ -85,7 +85,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(())
     }
 
-    /// Ends the reading, and returns the event.
+    /// Ends reading and returns the event; an error if a required field is missing.
     pub(crate) fn finish(self) -> Result<EventOf<N>, Fault> {
         let needed: &[Field] = match self.event {
             EventOf::Stored(_) => &[Field::BlockHashes, Field::Parent, Field::Tokens, Field::BlockSize],
@@ -127,7 +127,7 @@ fn stored<N: BlockName>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<
     Ok(())
 }
 
-/// A removal has few of the fields; those that it has not may be of any type.
+/// Reads one field of a removal. Fields that a removal does not have are skipped, whatever their type.
 fn removed<N: BlockName>(it: &mut RemovedOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
     match field {
         Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
@@ -161,7 +161,7 @@ pub(crate) enum Field {
     Origin,
 }
 
-/// The order of the positional form, after the tag.
+/// Fields of a store event in its positional form, after the tag.
 pub(crate) const STORED: [Field; 13] = [
     Field::BlockHashes,
     Field::Parent,
@@ -180,10 +180,10 @@ pub(crate) const STORED: [Field; 13] = [
 pub(crate) const REMOVED: [Field; 5] =
     [Field::BlockHashes, Field::Medium, Field::Group, Field::Locality, Field::Ownership];
 
-/// The position of the extra keys among those of a store.
+/// Position of the extra keys among the fields of a store event.
 pub(crate) const EXTRA_KEYS: usize = 7;
 
-/// Position from which on a map holds further fields by key, as one engine appends them.
+/// Position from which on a map may contain further fields by key, as one engine appends them.
 pub(crate) const OPTIONAL: usize = 5;
 
 impl Field {
@@ -236,9 +236,9 @@ impl Field {
 /// Reason why an event cannot be read.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Malformed, so that not even its end can be found.
+    /// The event is malformed, so that not even its end can be found.
     Broken(MsgpackError),
-    /// Well formed, but without a meaning, for a reason and with a description.
+    /// The event is well formed but has no meaning, for this reason and with this description.
     Event(Reason, String),
 }
 

@@ -1,11 +1,11 @@
-//! A payload into a batch.
+//! Decoder of a payload into a batch.
 //!
 //! ```text
 //! msgpack (values where they lie) ▶ values, extra (one field) ▶ draft (one event) ▶ decode (the batch)
 //! ```
 //!
-//! What cannot be read costs as little as can be: a wrong field its event, since the event's end is still found by
-//! skipping it; a cut or malformed value the event and those after it, since nothing says where they begin.
+//! What cannot be read costs as little as possible: a wrong field costs its event, since the event's end is still found
+//! by skipping it; a cut or malformed value costs the event and those after it, since their beginnings cannot be found.
 
 mod draft;
 mod msgpack;
@@ -18,24 +18,24 @@ use self::msgpack::{Cursor, MsgpackError, Value};
 use crate::error::{Error, Reason, RefusedEvent};
 use crate::event::{Batch, BatchOf, BlockName, EventOf, StoredOf};
 
-/// Greatest number of refusals listed one by one; further ones of a batch are added to the last of their reason, so that a
-/// payload of nothing but nonsense does not grow in memory.
+/// Maximum number of refused events listed one by one. Further ones of a batch are added to the last with the same
+/// reason, so that a payload of nothing but nonsense does not grow in memory.
 const TOLD: usize = 32;
 
 /// Decodes a payload: the third frame of an engine's message.
 ///
-/// Takes all forms that vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send: events as maps or as positional arrays, with
+/// Accepts all forms that vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send: events as maps or as positional arrays, with
 /// fields missing at the end or unknown, integers of any width.
 ///
 /// # Errors
-/// Only if the payload is no batch at all. What is wrong with single events is in [`Batch::refused`].
+/// Only if the payload is no batch at all. Events that cannot be read are in [`Batch::refused`].
 pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
     let mut batch = Batch::default();
     read(payload, &mut batch, &mut Spare::default())?;
     Ok(batch)
 }
 
-/// Decodes one payload after the other into the same memory, for the index: names in the form it knows blocks by.
+/// Decoder for the index, which reuses its memory for each payload and reads block names in the index's form.
 #[derive(Debug, Default)]
 pub struct Decoder {
     batch: BatchOf<BlockHash>,
@@ -43,7 +43,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Decodes a payload as [`decode()`] does.
+    /// Decodes a payload in the way [`decode()`] does.
     ///
     /// # Errors
     /// Those of [`decode()`].
@@ -54,7 +54,7 @@ impl Decoder {
     }
 }
 
-/// Reads a payload into an empty batch.
+/// Decodes a payload into an empty batch.
 fn read<N: BlockName>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) -> Result<(), Error> {
     let mut cursor = Cursor::new(payload);
     let (elements, timestamp, events) = envelope(&mut cursor).map_err(|wrong| match wrong {
@@ -176,7 +176,7 @@ fn event<N: BlockName>(cursor: &mut Cursor<'_>, spare: &mut Spare<N>) -> Result<
     }
 }
 
-/// True if the event that begins here, whatever is wrong with it, says that it stores blocks.
+/// True if the event that begins at the cursor claims to store blocks, whatever else is wrong with it.
 fn is_store(mut cursor: Cursor<'_>) -> bool {
     let tag = match cursor.value() {
         Ok(Value::Map(entries)) => map_tag(cursor, entries).ok(),
@@ -189,7 +189,7 @@ fn is_store(mut cursor: Cursor<'_>) -> bool {
     tag == Some(b"BlockStored")
 }
 
-/// The event's type. It comes first, but need not.
+/// Type of an event that is a map. The type usually comes first, but need not.
 fn map_tag<'a>(mut cursor: Cursor<'a>, entries: usize) -> Result<&'a [u8], Fault> {
     for _ in 0..entries {
         if cursor.key()? == Some(b"type".as_slice()) {
@@ -207,7 +207,7 @@ fn not_an_event(what: &str) -> Fault {
     Fault::Event(Reason::NotAnEvent, format!("an event is a map with a type or an array with a tag, found {what}"))
 }
 
-/// Records an event that is left out.
+/// Adds an event to the list of refused events.
 fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     let is_same = |other: &&mut RefusedEvent| (other.reason, other.may_remove) == (one.reason, one.may_remove);
     let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(is_same) };
@@ -217,7 +217,7 @@ fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     }
 }
 
-/// Records the loss of the event `at` and all after it, whose beginnings cannot be found.
+/// Records the loss of event number `at` and all after it, whose beginnings cannot be found.
 fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor<'_>, broken: MsgpackError) {
     // The number of events is only as good as the payload: there are not more of them than bytes.
     let lost = (events - at).min(from.left().max(1)) as u64;
@@ -231,12 +231,15 @@ fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor
     refuse(refused, RefusedEvent { at, events: lost, reason, may_remove: true, detail });
 }
 
-/// Memory that is kept: events of a batch, and names or tokens of an event. Larger ones are rare, and freed.
+/// Maximum number of store events, and of lists of names, whose memory is kept for reuse.
 const EVENTS: usize = 64;
+/// Maximum number of block names in an event for which memory is kept. Longer lists are rare, and their memory is
+/// freed.
 const NAMES: usize = 1 << 11;
+/// Maximum number of tokens in an event for which memory is kept. Longer lists are rare, and their memory is freed.
 const TOKENS: usize = 1 << 14;
 
-/// Memory of former events, for those to come.
+/// Memory of decoded events that is reused for later ones.
 #[derive(Debug)]
 pub(crate) struct Spare<N> {
     stored: Vec<Box<StoredOf<N>>>,
@@ -250,17 +253,17 @@ impl<N> Default for Spare<N> {
 }
 
 impl<N> Spare<N> {
-    /// A store with nothing in it.
+    /// An empty store event, with reused memory if there is any.
     fn stored(&mut self) -> Box<StoredOf<N>> {
         self.stored.pop().unwrap_or_default()
     }
 
-    /// Returns an empty list of names.
+    /// An empty list of names, with reused memory if there is any.
     fn names(&mut self) -> Vec<N> {
         self.names.pop().unwrap_or_default()
     }
 
-    /// Empties a batch.
+    /// Empties a batch, and keeps its memory for reuse.
     fn take(&mut self, batch: &mut BatchOf<N>) {
         for event in batch.events.drain(..) {
             match event {

@@ -1,27 +1,26 @@
-//! MessagePack read where it lies: one header at a time, nothing copied, nothing believed.
+//! Reader of MessagePack in place: one header at a time, nothing copied, nothing believed.
 //!
-//! Lengths are held against the bytes that are left before anything is made room for, and skipping a value counts
-//! what is still to come instead of descending, so that neither huge lengths nor deep nesting cost anything: whatever
-//! the headers say, each byte is looked at once.
-//! The general crates decode each token through a result of its own; the token lists are nearly all of a payload, so
-//! `u32s` reads them in a loop that the processor can predict.
+//! Lengths are compared with the number of bytes left before memory is allocated, and skipping a value counts what is
+//! still to come instead of descending, so that neither huge lengths nor deep nesting cost anything: whatever the
+//! headers say, each byte is read once. General crates decode each token through a result of its own; token lists are
+//! nearly all of a payload, so `u32s` reads them in a loop that the processor can predict.
 
-/// Fault in MessagePack that cannot be read past.
+/// Fault in MessagePack after which nothing more can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MsgpackError {
     /// The bytes end inside a value.
     Cut,
-    /// The byte 0xc1, which begins no value.
+    /// A value begins with the byte 0xc1, which MessagePack does not use.
     Reserved,
 }
 
-/// One value; of an array or a map only the header, its items follow.
+/// One value; for an array or a map only the header, after which the items follow.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Value<'a> {
     Nil,
     Bool,
     Unsigned(u64),
-    /// Below 0.
+    /// A negative integer.
     Negative(i64),
     Float(f64),
     Text(&'a [u8]),
@@ -32,7 +31,7 @@ pub(crate) enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// Kind of the value, for messages.
+    /// Kind of the value, for error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Nil => "nil",
@@ -48,7 +47,7 @@ impl Value<'_> {
     }
 }
 
-/// Cursor over a payload. Copying it is remembering the place.
+/// Cursor over a payload. A copy of the cursor remembers the position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor<'a> {
     rest: &'a [u8],
@@ -59,12 +58,12 @@ impl<'a> Cursor<'a> {
         Self { rest: bytes }
     }
 
-    /// Bytes not read yet.
+    /// Number of bytes not read yet.
     pub(crate) fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// The bytes from here to a later place of the same payload.
+    /// Bytes from this position to that of a later cursor over the same payload.
     pub(crate) fn until(&self, later: &Self) -> &'a [u8] {
         &self.rest[..self.rest.len() - later.rest.len()]
     }
@@ -140,7 +139,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// A map's key if it is a string; anything else is read past.
+    /// Reads a map's key; `None` if it is not a string.
     pub(crate) fn key(&mut self) -> Result<Option<&'a [u8]>, MsgpackError> {
         let start = *self;
         if let Value::Text(key) = self.value()? {
@@ -151,7 +150,7 @@ impl<'a> Cursor<'a> {
         Ok(None)
     }
 
-    /// Reads past one whole value.
+    /// Skips one whole value.
     pub(crate) fn skip(&mut self) -> Result<(), MsgpackError> {
         let mut values = 1_u64;
         while values > 0 {
@@ -165,7 +164,8 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads 32-bit integers in their usual forms into `slots`, up to the first value that is none. Returns how many.
+    /// Reads 32-bit integers in their usual forms into `slots`, up to the first value that is not one. Returns their
+    /// number.
     #[inline]
     pub(crate) fn u32s(&mut self, slots: &mut [u32]) -> usize {
         let mut rest = self.rest;

@@ -1,22 +1,22 @@
-//! The values of fields: each read with its own types and limits, and what was found instead said in the refusal. The
-//! hardest is `extra_keys`: for each block a list in which LoRA name, items, salt and embeddings stand without saying which
-//! is which.
+//! Values of fields, each read with its own types and limits; a refusal describes the value found instead. The hardest
+//! field is `extra_keys`: for each block a list in which LoRA name, items, salt and embeddings follow each other
+//! without a tag.
 //!
-//! In vLLM's order the LoRA name comes first, if there is one, and the salt stands in a prompt's first block only. So
-//! a string is the LoRA name if it equals it and comes first, and the salt in the first block otherwise; any other
-//! string is kept as a key that differs from no key. Tagged tuples, as the engine hashes them, are taken
-//! as well: their shapes are different.
+//! In vLLM's order the LoRA name comes first, if there is one, and the salt is in a prompt's first block only. So a
+//! string is the LoRA name if it equals that name and comes first, and the salt in the first block otherwise; any other
+//! string is kept as a key of unknown meaning. Tagged tuples, as the engine hashes them, are accepted too: their shapes
+//! are different.
 //!
 //! # Digests of adapters
 //!
-//! Two adapters of one name, loaded one after the other, have different blocks. An open proposal (vllm-project/vllm#48352,
-//! seen in November 2026) puts a digest of the adapter's weights beside its name, in every block; how it would be shown in
-//! events is not settled. So a string after the name is taken for a digest
+//! Two adapters of one name, loaded one after the other, have different blocks. An open proposal
+//! (vllm-project/vllm#48352, seen in November 2026) puts a digest of the adapter's weights beside its name, in every
+//! block; how events would contain it is not settled. So a string after the name is taken for a digest
 //! - under the tag `lora_identity`;
-//! - if it stands in a block where no salt can stand: after the first, or after a parent;
+//! - if it is in a block that cannot have a salt: after the first, or after a parent;
 //! - if it looks like one and the event has one block only: it may be a salt, and is marked as unsure.
 //!
-//! A digest is no part of a block's contents here, as those who ask know adapters by name.
+//! A digest is not part of a block's contents here, as clients know adapters by name.
 
 use std::borrow::Cow;
 
@@ -60,7 +60,7 @@ pub(crate) fn names<N: BlockName>(cursor: &mut Cursor<'_>, into: &mut Vec<N>) ->
     Ok(())
 }
 
-/// Reads token ids, or pairs of them: the second of each pair is returned.
+/// Reads token ids into `into`, or pairs of token ids, the second of which are returned; `None` without pairs.
 pub(crate) fn tokens(cursor: &mut Cursor<'_>, into: &mut Vec<u32>) -> Result<Option<Vec<u32>>, Fault> {
     into.clear();
     let count = match cursor.value()? {
@@ -173,7 +173,7 @@ pub(crate) fn integer(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<i6
     }
 }
 
-/// Interns the kind of a cache group, so that no event needs a string of its own.
+/// Shared text for the kind of a cache group, so that no event needs its own copy.
 pub(crate) fn kind(kind: &str) -> Cow<'static, str> {
     const USUAL: [&str; 10] = [
         "full_attention",
@@ -191,19 +191,19 @@ pub(crate) fn kind(kind: &str) -> Cow<'static, str> {
     usual.map_or_else(|| Cow::Owned(kind.to_owned()), |&usual| Cow::Borrowed(usual))
 }
 
-/// Prefix that one integration puts before the salts that it hands to the engine.
+/// Prefix that one integration puts before the salts that it passes to the engine.
 const PREFIX: &str = "dynamo-cache-salt:";
 
-/// The client's salt in what an engine shows; none if it is empty.
+/// The client's salt in the salt that an engine publishes; `None` if empty.
 pub(crate) fn salt(shown: &str) -> Option<&str> {
     let salt = shown.strip_prefix(PREFIX).unwrap_or(shown);
     (!salt.is_empty()).then_some(salt)
 }
 
-/// Least number of hexadecimal digits of a digest.
+/// Minimum number of hexadecimal digits of a digest.
 const DIGITS: usize = 32;
 
-/// One key as sent.
+/// One extra key as sent, before its meaning in the event is decided.
 enum RawKey<'a> {
     Text(&'a str),
     Lora(&'a str),
@@ -212,7 +212,7 @@ enum RawKey<'a> {
     Key(Key),
 }
 
-/// Reads the keys of all blocks into the event, whose other fields are known.
+/// Reads the extra keys of all blocks into the event, whose other fields are known.
 pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Result<(), Fault> {
     let blocks = match cursor.value()? {
         Value::Nil => return Ok(()),
@@ -279,13 +279,13 @@ pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Resu
     Ok(())
 }
 
-/// True if a string tags the next one, as in engines' own tuples.
+/// True if a string is a tag of the next one, as in engines' own tuples.
 fn is_tag<N>(text: &str, at: usize, keys: usize, stored: &StoredOf<N>) -> bool {
     let is_known = text == "lora" && at == 0 || text == "lora_identity" && at > 0;
     is_known && at + 1 < keys && stored.lora.as_deref().is_some_and(|name| name != text)
 }
 
-/// The key that follows a tag of its own.
+/// Extra key made of a tag and the string after it.
 fn tagged<'a>(tag: Option<&str>, text: &'a str) -> RawKey<'a> {
     match tag {
         Some("lora") => RawKey::Lora(text),
@@ -293,7 +293,7 @@ fn tagged<'a>(tag: Option<&str>, text: &'a str) -> RawKey<'a> {
     }
 }
 
-/// True if a text looks like the digest of a hash function, with the function's name before it or not.
+/// True if a text looks like the digest of a hash function, with or without the function's name before it.
 fn looks_like_digest(text: &str) -> bool {
     let digits = text.rsplit_once(':').map_or(text, |(_, digits)| digits);
     digits.len() >= DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
@@ -341,7 +341,7 @@ fn sent<'a>(cursor: &mut Cursor<'a>) -> Result<RawKey<'a>, Fault> {
     Ok(plain.unwrap_or_else(|| RawKey::Key(Key::Other(start.until(cursor).into()))))
 }
 
-/// A key of several parts: an item as shown, or a tagged tuple. None if it is neither.
+/// Extra key of several parts: an item as published, or a tagged tuple. `None` if it is neither.
 fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<RawKey<'a>>, Fault> {
     let Some(first) = plain_text(inside.value()?) else { return Ok(None) };
     let second = inside.value()?;

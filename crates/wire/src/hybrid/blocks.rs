@@ -1,60 +1,61 @@
-//! Blocks of a hybrid model, the groups that hold them, and the need of a group: how far it can serve a prompt.
+//! Blocks of a hybrid model, the cache groups that hold them, and the blocks that a group needs to serve a prompt.
 //!
-//! Groups with blocks of the same length give a block the same name, and one with longer blocks names them as the
-//! others name the block that ends there. So the group whose events say which tokens its blocks contain says for all
-//! of them how a prompt begins that ends with a block: its *prefix*, a hash.
+//! Groups with blocks of the same length give a block the same name, and a group with longer blocks names each by the
+//! short block that ends at the same token. So the group whose events have the tokens of its blocks shows for all
+//! groups which beginning of a prompt ends with a block: the block's *prefix*, a hash.
 
 use std::num::NonZeroU64;
 
 use hashbrown::HashMap;
 use kvatlas_index::{BlockHash, Tier, hash};
 
-/// Set of the groups that hold a block and the tiers where they do: a bit for each.
+/// Set of cache groups that hold a block, each with the tiers that hold it, as bits.
 pub(super) type Holders = u64;
 
-/// Number of holders of blocks that can be told apart.
+/// Maximum number of cache groups that can be told apart.
 pub(super) const HOLDERS: usize = Holders::BITS as usize / Tier::ALL.len();
 
-/// The bit of a holder and a tier.
+/// Bit of a cache group (`holder`) and a tier.
 pub(super) fn bit(holder: usize, tier: Tier) -> Holders {
     1 << (holder * Tier::ALL.len() + tier as usize)
 }
 
 #[derive(Debug, Default)]
 struct Block {
-    /// Prefix that ends with the block; none until that is known.
+    /// Hash of the prompt's beginning that ends with the block; `None` until known.
     prefix: Option<NonZeroU64>,
     holders: Holders,
 }
 
-/// A block whose beginning is not known.
+/// A block whose parent's prefix is not known.
 #[derive(Debug, PartialEq)]
 struct Orphan {
     parent: BlockHash,
     content: u64,
 }
 
-/// See the module's text.
+/// Blocks of one rank of a hybrid model, by name and by prefix, with the groups that hold them.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     names: HashMap<BlockHash, Block>,
     prefixes: HashMap<NonZeroU64, Holders>,
-    /// Copies beyond the first.
+    /// Number of copies beyond the first, by block, group and tier.
     copies: HashMap<(BlockHash, Holders), u32>,
     orphans: HashMap<BlockHash, Orphan>,
-    /// Orphans by their parents.
+    /// Orphans by their parent's name.
     waiting: HashMap<BlockHash, Vec<BlockHash>>,
-    /// True if two names have meant the same or one two things, so that a prefix does not tell who holds it.
+    /// True if one name was used for two prefixes, or two names for one, so that a prefix does not show which groups
+    /// hold it.
     pub(super) ambiguous: bool,
 }
 
 impl Blocks {
-    /// Blocks that anybody holds.
+    /// Number of blocks that any group holds.
     pub(super) fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Returns the holders of the block that ends a prompt's beginning.
+    /// Groups that hold the block with which a prompt's beginning ends. `prefix`: hash of that beginning.
     pub(super) fn holders(&self, prefix: u64) -> Holders {
         self.prefixes.get(&key(prefix)).copied().unwrap_or(0)
     }
@@ -73,7 +74,7 @@ impl Blocks {
         }
     }
 
-    /// Copies that are not held change nothing.
+    /// Removes one copy of a block. Nothing changes if the group does not hold the block.
     pub(super) fn remove(&mut self, name: BlockHash, holder: Holders) {
         let Some(block) = self.names.get_mut(&name).filter(|block| block.holders & holder != 0) else { return };
         if !self.copies.is_empty()
@@ -99,8 +100,8 @@ impl Blocks {
         }
     }
 
-    /// Consecutive blocks, all of them held, contain this, as was said of copies on a tier. What is said of copies
-    /// elsewhere than on the device may leave out salts, so it counts only for names that nothing was said about before.
+    /// Sets the contents of consecutive blocks, all of them held, as announced for a tier. Announcements for other
+    /// tiers than the device may lack salts, so these only affect names whose contents were not announced before.
     pub(super) fn link(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], tier: Tier) {
         let mut parent = parent;
         for (&name, &content) in names.iter().zip(contents) {
@@ -122,7 +123,7 @@ impl Blocks {
         }
     }
 
-    /// True if it was said of a block what it contains.
+    /// True if the contents of a block were announced before.
     fn is_said(&self, name: BlockHash) -> bool {
         self.names.get(&name).is_some_and(|block| block.prefix.is_some()) || self.orphans.contains_key(&name)
     }
@@ -135,7 +136,7 @@ impl Blocks {
         }
     }
 
-    /// The block is no orphan any more, or is gone.
+    /// Removes a block from the orphans, as its prefix is known now, or the block is gone.
     fn adopt(&mut self, name: BlockHash) -> Option<Orphan> {
         let orphan = self.orphans.remove(&name)?;
         if let Some(children) = self.waiting.get_mut(&orphan.parent) {
@@ -147,7 +148,7 @@ impl Blocks {
         Some(orphan)
     }
 
-    /// A block's prefix is known, and with it those of the blocks that wait for it.
+    /// Sets the prefix of a block, and the prefixes of the blocks that wait for it.
     fn resolve(&mut self, name: BlockHash, prefix: NonZeroU64) {
         self.adopt(name);
         let mut known = vec![(name, prefix)];
@@ -170,7 +171,7 @@ impl Blocks {
         }
     }
 
-    /// Takes all blocks off a tier.
+    /// Removes all blocks on a tier.
     pub(super) fn clear(&mut self, tier: Tier) {
         let of_tier = (0..HOLDERS).fold(0, |bits, holder| bits | bit(holder, tier));
         self.copies.retain(|(_, holder), _| holder & of_tier == 0);
@@ -196,7 +197,7 @@ impl Blocks {
         shrink(&mut self.waiting);
     }
 
-    /// Checks that what is kept agrees with itself.
+    /// Checks that the maps are consistent, for tests.
     #[cfg(test)]
     pub(super) fn check(&self) {
         assert!(!self.ambiguous);
@@ -217,31 +218,32 @@ fn key(prefix: u64) -> NonZeroU64 {
     NonZeroU64::new(prefix).unwrap_or(NonZeroU64::MIN)
 }
 
-/// The prefix of a block's child.
+/// Prefix hash of a block's child, whose content hash is `content`.
 fn after(prefix: NonZeroU64, content: u64) -> NonZeroU64 {
     key(hash::next_prefix_hash(prefix.get(), content))
 }
 
-/// Blocks that a group must hold for a prompt to be continued at a depth.
+/// Blocks that a cache group must hold for a prompt to be continued at a depth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Need {
-    /// All of them, each of `step` blocks of the index.
+    /// All blocks before the depth, each as long as `step` blocks of the index.
     Whole {
-        /// Blocks of the index in one of the group.
+        /// Length of a block of the group, in blocks of the index.
         step: usize,
     },
-    /// The last `blocks` before the depth, or all if there are fewer, each of `step` blocks of the index.
+    /// The last `blocks` blocks before the depth, or all if there are fewer, each as long as `step` blocks of the
+    /// index.
     Last {
-        /// Number of these blocks, at least 1.
+        /// Number of blocks needed, at least 1.
         blocks: usize,
-        /// Blocks of the index in one of the group.
+        /// Length of a block of the group, in blocks of the index.
         step: usize,
     },
 }
 
 impl Need {
-    /// Of a group of this kind, with blocks of `block_size` tokens, beside an index with blocks of `of_index`. None if
-    /// that cannot be said in blocks of the index.
+    /// Need of a group of this kind. `block_size`: tokens in a block of the group; `of_index`: tokens in a block of the
+    /// index. `None` if the need is unknown, or cannot be expressed in blocks of the index.
     pub(super) fn of(kind: &str, window: Option<u64>, block_size: u32, of_index: u32) -> Option<Self> {
         // One state, where the prompt is continued. It has a name there or nowhere, however long the group's blocks are.
         if kind == "mamba" {
@@ -262,7 +264,7 @@ impl Need {
         }
     }
 
-    /// The greatest depth up to `limit` that the group can serve, in blocks of the index; `held` says whether it holds
+    /// Greatest depth up to `limit` that the group can serve, in blocks of the index. `held`: whether the group holds
     /// the block that ends at a depth.
     pub(super) fn reach(self, limit: usize, held: impl Fn(usize) -> bool) -> usize {
         match self {

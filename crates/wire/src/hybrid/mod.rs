@@ -1,9 +1,9 @@
 //! Depths to which the engine of a hybrid model can serve a prompt.
 //!
 //! Hybrid models have several groups of layers, each with blocks and events of its own. A prompt can be continued at a
-//! depth that every group can serve: one with full attention needs all blocks before it, one with a sliding window the
-//! last few, one with a state the last. The index knows one group with full attention; here is what the others hold,
-//! and the greatest depth up to the index's that they can serve too.
+//! depth that every group can serve: a group with full attention needs all blocks before that depth, one with a sliding
+//! window the last few, one with a state the last. The index knows one group with full attention; this module has the
+//! blocks of the others, and the greatest depth up to the index's that they can serve too.
 //!
 //! ```text
 //! need     how far one group reaches, given which blocks it holds
@@ -20,14 +20,16 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use self::blocks::{Blocks, HOLDERS, Need, bit};
 use crate::event::StoredOf;
 
-/// The group that the index knows.
+/// Number of the indexed cache group, among all that hold blocks.
 const INDEXED: usize = 0;
-/// Number of the connectors' group: they announce blocks without naming a group, and keep blocks whole.
+/// Number under which connectors are kept like one more cache group: they announce blocks without naming a group, and
+/// keep the blocks of all groups.
 const ALL_GROUPS: usize = 1;
-/// Number of the first of the other groups.
+/// Number of the first cache group that is not the indexed one.
 const OTHERS: usize = 2;
 
-/// Blocks that one rank of a hybrid model holds, by group. A [`Reader`](crate::Reader) writes it, queries read it.
+/// Blocks that one rank of a hybrid model holds, by cache group. A [`Reader`](crate::Reader) writes it, queries read
+/// it.
 #[derive(Debug)]
 pub struct Hybrid {
     inner: RwLock<Inner>,
@@ -35,17 +37,17 @@ pub struct Hybrid {
 
 #[derive(Debug)]
 struct Inner {
-    /// Tokens in a block of the index.
+    /// Number of tokens in a block of the index.
     block_size: u32,
     groups: Vec<Group>,
     blocks: Blocks,
-    /// True if anything was ever stored elsewhere than on the device.
+    /// True if any block was ever stored on another tier than the device.
     offloaded: bool,
-    /// True if there were groups that cannot be followed: too many, or without a number.
+    /// True if there were groups that cannot be followed, as they are too many or have no number.
     lost: bool,
-    /// True if there is a group that the index knows. Models of windows alone have none.
+    /// True if the index knows one of the groups. Models with windows alone have no such group.
     indexed: bool,
-    /// True if there is none, and not all events have said what their blocks contain.
+    /// True if no group is indexed, and not all events had the contents of their blocks.
     sparse: bool,
 }
 
@@ -53,7 +55,7 @@ struct Inner {
 struct Group {
     number: u32,
     block_size: u32,
-    /// None until it is known, and for kinds whose events do not tell.
+    /// Blocks that the group needs; `None` until known, and for kinds whose events do not show it.
     need: Option<Need>,
 }
 
@@ -71,28 +73,28 @@ impl Hybrid {
         Self { inner: RwLock::new(inner) }
     }
 
-    /// True if what all groups need is known, so that [`depths`](Self::depths) are what the engine can serve.
+    /// True if the needs of all groups are known, so that [`depths`](Self::depths) are what the engine can serve.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.read().is_exact()
     }
 
-    /// True if nothing can be said of what the engine serves: no group tells what all its blocks contain.
+    /// True if nothing is known of what the engine serves, as no group publishes the contents of all its blocks.
     #[must_use]
     pub fn is_blind(&self) -> bool {
         self.read().is_blind()
     }
 
-    /// Different blocks that any group holds, the indexed one included.
+    /// Number of different blocks that any group holds, including the indexed group.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.read().blocks.len()
     }
 
-    /// The depths that all groups can serve, up to those of the index: on the device, on it or in host memory, on
-    /// these or on local disks, anywhere. `prefixes` are the prefix hashes of the prompt's blocks.
+    /// Depths that all groups can serve, up to those of the index: on the device; there or in host memory; there or on
+    /// local disks; on any tier. `prefixes`: prefix hashes of the prompt's blocks.
     ///
-    /// Depths stay as they are where nothing better is known: see [`is_exact`](Self::is_exact).
+    /// Returns `depths` unchanged where nothing better is known: see [`is_exact`](Self::is_exact).
     #[must_use]
     pub fn depths(&self, prefixes: &[u64], depths: [u32; 4]) -> [u32; 4] {
         let it = self.read();
@@ -109,16 +111,17 @@ impl Hybrid {
         served
     }
 
-    /// The greatest depth up to `limit` that all groups can serve from the device; `limit` where nothing better is known.
-    /// With a smaller limit it may be much smaller: the blocks of a window are needed before the very depth.
+    /// Greatest depth up to `limit` that all groups can serve from the device; `limit` where nothing better is known.
+    /// With a smaller limit the result may be much smaller, as the blocks of a window are needed right before the
+    /// depth.
     #[must_use]
     pub fn reach(&self, prefixes: &[u64], limit: u32) -> u32 {
         let it = self.read();
         if it.is_exact() { it.serve(prefixes, limit, 0) } else { limit }
     }
 
-    /// As [`depths`](Self::depths), of a model without a group that the index knows, whose depths there are none; and none
-    /// if there is one or nothing certain is known.
+    /// Depths, in the form of [`depths`](Self::depths), for a model none of whose groups the index knows; `None` for
+    /// other models, or if they are not certain.
     #[must_use]
     pub fn depths_alone(&self, prefixes: &[u64]) -> Option<[u32; 4]> {
         {
@@ -130,7 +133,8 @@ impl Hybrid {
         Some(self.depths(prefixes, [u32::try_from(prefixes.len()).unwrap_or(u32::MAX); 4]))
     }
 
-    /// Blocks of the group that is indexed.
+    /// Records that the indexed group has stored blocks. `all_groups`: whether a connector announced them for all
+    /// groups.
     pub(crate) fn store(
         &self,
         parent: Option<BlockHash>,
@@ -149,7 +153,7 @@ impl Hybrid {
         it.blocks.link(parent, names, contents, tier);
     }
 
-    /// Blocks of another group.
+    /// Records that a group that is not indexed has stored blocks.
     pub(crate) fn store_other<N>(&self, event: &StoredOf<N>, names: &[BlockHash], tier: Tier, count_copies: bool) {
         let mut it = self.write();
         let Some(group) = event.group.and_then(|number| it.group(number)) else {
@@ -160,8 +164,8 @@ impl Hybrid {
         it.hold(OTHERS + group, names, tier, count_copies);
     }
 
-    /// Notes the contents of blocks that a group holds which is not indexed. `contents`: none if the event does not
-    /// say.
+    /// Sets the contents of blocks that a group holds which is not indexed. `contents`: `None` if the event does not
+    /// have them.
     pub(crate) fn link_other(
         &self,
         parent: Option<BlockHash>,
@@ -192,7 +196,7 @@ impl Hybrid {
         }
     }
 
-    /// Removes all blocks, or those on one tier.
+    /// Removes all blocks on a tier; `None` for all tiers.
     pub(crate) fn clear(&self, tier: Option<Tier>) {
         let mut it = self.write();
         match tier {
@@ -223,7 +227,7 @@ impl Inner {
         self.groups.iter().position(|group| group.number == number)
     }
 
-    /// The place of a group, new or not, if there is one for it.
+    /// Position of the group with this number, which is added if new; `None` if there are too many groups.
     fn group(&mut self, number: u32) -> Option<usize> {
         self.find(number).or_else(|| {
             let room = OTHERS + self.groups.len() < HOLDERS;
@@ -234,8 +238,8 @@ impl Inner {
         })
     }
 
-    /// Learns from a store what a group needs. Placeholders of offloaded blocks do not tell the size of blocks; entries
-    /// of a part of a block tell a smaller one.
+    /// Determines what a group needs from a store event. Placeholders of offloaded blocks do not have the block size;
+    /// entries for a part of a block have a smaller one.
     fn describe<N>(&mut self, group: usize, event: &StoredOf<N>) {
         let of_index = self.block_size;
         let group = &mut self.groups[group];
@@ -259,8 +263,8 @@ impl Inner {
         }
     }
 
-    /// The greatest depth up to `limit` that all groups can serve from the first tiers, up to `view`. Groups only ever
-    /// shorten it, so it is found when none does any more.
+    /// Greatest depth up to `limit` that all groups can serve from the first `view` + 1 tiers. Each group only ever
+    /// reduces the depth, so the search ends once none does.
     fn serve(&self, prefixes: &[u64], limit: u32, view: usize) -> u32 {
         let mut depth = prefixes.len().min(limit as usize);
         let tiers = |holder| Tier::ALL[..=view].iter().fold(0, |bits, &tier| bits | bit(holder, tier));

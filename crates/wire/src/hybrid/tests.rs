@@ -1,4 +1,4 @@
-//! Streams of an engine with groups, against what its groups hold, block by block.
+//! Tests with streams of an engine with groups, compared block by block with what the groups hold.
 
 use kvatlas_fake_engine::GroupCache;
 use kvatlas_fake_engine::groups::BLOCK;
@@ -8,7 +8,7 @@ use kvatlas_testing::seeds;
 
 use crate::{Batch, Cleared, Event, Name, Reader, Removed, Stored, Tally, decode};
 
-/// An index that hears an engine's events.
+/// An index that follows the events of one engine.
 struct Bench {
     index: BlockIndex,
     reader: Reader,
@@ -30,7 +30,7 @@ impl Bench {
         assert_eq!((tally.refused_total(), batch.refused.len()), (0, 0));
     }
 
-    /// Checks the depths of a prompt; true if a group other than the indexed one made one shorter, but not nothing.
+    /// Checks the depths of a prompt. True if a group other than the indexed one reduced a depth, but not to 0.
     fn check(&self, cache: &mut GroupCache) -> bool {
         let contents = content_hashes(&cache.prompt(), BLOCK as usize, None, None);
         let prefixes = prefix_hashes(&contents);
@@ -71,7 +71,7 @@ fn depths_are_what_all_groups_can_serve() {
     assert!(cut > seeds(300), "{cut}");
 }
 
-/// One store of a group.
+/// A store event of a group.
 fn stored(group: u32, kind: &'static str, window: Option<u64>, block_size: u32, names: &[u64]) -> Event {
     Event::from(Stored {
         block_hashes: names.iter().map(|&name| Name::from(name)).collect(),
@@ -90,14 +90,14 @@ fn engine() -> Bench {
     engine
 }
 
-/// Depth that is found for the prompt that `stored` stores.
+/// Depth found for the prompt whose blocks `stored` stores.
 fn depth(engine: &Bench) -> u32 {
     let contents = content_hashes(&[1; 4], BLOCK as usize, None, None);
     let found = View::ALL.map(|view| engine.index.find(&contents).depth(view));
     engine.reader.hybrid().map_or(found, |hybrid| hybrid.depths(&prefix_hashes(&contents), found))[0]
 }
 
-/// The reader sees what the index was told just before, in the same batch.
+/// Within one batch, the reader sees the changes made to the index by the events before.
 #[test]
 fn a_batch_may_tell_of_several_groups() {
     let (mut at_once, mut apart) = (engine(), engine());
@@ -182,7 +182,7 @@ fn more_groups_than_can_be_told_apart_leave_an_upper_bound() {
     assert!(engine.reader.upper_bound());
 }
 
-/// Removals name the group alone; the one that is indexed need not be the first.
+/// Removals only have the number of the group; the indexed group need not be the first.
 #[test]
 fn a_group_that_has_only_removed_may_be_the_indexed_one() {
     let mut engine = Bench::new();

@@ -1,9 +1,10 @@
-//! Events of a batch, applied one by one: what a store, a removal and a store of another cache group change.
+//! Application of a batch's events, one by one: what a store, a removal and a store of another cache group change.
 //!
-//! An engine means its device, and may or may not have emptied what it has offloaded: the index knows what its operator says
-//! of that ([`Changes::reset`]). One of vLLM's connectors, which keeps blocks in host memory or on disk and marks its events
-//! as local, announces clears of its own. They come after the device's events of the batch: after an event of the
-//! connector's, or at the end of a batch in which the device was cleared and has stored something since.
+//! An engine's clear concerns its device, and may or may not have emptied what it has offloaded: the index has the
+//! operator's setting for that ([`Changes::reset`]). One of vLLM's connectors, which keeps blocks in host memory or on
+//! disk and marks its events as local, announces clears of its own. They come after the device's events of the batch:
+//! after an event of the connector's, or at the end of a batch in which the device was cleared and has stored something
+//! since.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -85,8 +86,8 @@ impl Reader {
         if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
     }
 
-    /// A store of blocks of another size than the index's: a part of a block, as engines whose hashes are finer than
-    /// their blocks store at the end of a prompt, or blocks that cannot be used.
+    /// Reason to refuse a store of blocks of another size than the index's: a part of a block, as engines whose hashes
+    /// are finer than their blocks store at the end of a prompt, or blocks that cannot be used.
     fn refuse_size<N: BlockName>(&mut self, it: &StoredOf<N>) -> Reason {
         let may_be_part = (1..self.block_size).contains(&it.block_size) && it.block_hashes.len() == 1;
         if !may_be_part || !self.has_stored {
@@ -95,9 +96,9 @@ impl Reader {
         if may_be_part { Reason::PartialBlock } else { Reason::BlockSize }
     }
 
-    /// Blocks that were copied to another tier and are announced by name alone, as vLLM's offloading connectors do
-    /// unless told otherwise: they contain what the rank holds under these names. Names under which it holds nothing yet
-    /// count when it does.
+    /// Applies a store that announces blocks on another tier by name alone, as vLLM's offloading connectors do by
+    /// default. The contents are those that the rank holds under these names; names under which it holds nothing yet count
+    /// when it does.
     fn store_by_name<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
@@ -209,7 +210,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Blocks of a group that is not indexed.
+    /// Applies a store of blocks of a cache group that is not indexed.
     fn store_other<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
@@ -234,7 +235,8 @@ impl Reader {
         Ok(())
     }
 
-    /// In models without full attention, the groups that there are have to say what their blocks contain.
+    /// Passes the contents of blocks of a group that is not indexed to the hybrid state. Only models without full
+    /// attention need this.
     fn link_other<N: BlockName>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool, tally: &mut Tally) {
         let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
         let parent = it.parent.as_ref().map(N::block_hash);
@@ -252,7 +254,7 @@ impl Reader {
     }
 }
 
-/// The salt of an event's blocks: the one it shows, or the one inherited from its parent.
+/// Salt of an event's blocks: the one in the event, or the one inherited from the parent block.
 fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names: &[BlockHash]) -> Option<Arc<str>> {
     match (shown, parent) {
         (Some(shown), _) => Some(shown.into()),
@@ -262,7 +264,8 @@ fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names:
     }
 }
 
-/// For a rank that turns out to be of a hybrid model: with what the index has of it already.
+/// Creates the state of a rank that turns out to have a hybrid model, with the rank's blocks that the index already
+/// has.
 fn seeded(index: &mut Changes<'_>, rank: &RankHandle) -> Arc<Hybrid> {
     let hybrid = Hybrid::new(index.config().block_size);
     for event in index.dump_rank(rank.worker(), rank.rank()) {
@@ -273,8 +276,8 @@ fn seeded(index: &mut Changes<'_>, rank: &RankHandle) -> Arc<Hybrid> {
     Arc::new(hybrid)
 }
 
-/// Computes the words of the event's blocks, whose tokens fill them. Returns how many of them are those of other blocks
-/// too.
+/// Computes the names of an event's blocks, which its tokens fill exactly. Returns the number of blocks whose names
+/// were seen for other blocks.
 fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) -> u64 {
     let lora = it.adapter();
     let space = Space { lora: lora.as_deref(), salt };
@@ -282,11 +285,11 @@ fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, con
     identity.words_of(&it.tokens[..contents.len() * size], size, space, &it.extra_keys, contents)
 }
 
-/// Tiers that a connector of this kind keeps blocks on.
+/// Tiers on which a connector that announces its own clears keeps blocks.
 const CONNECTORS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
 
 impl Reader {
-    /// Applies the clear at a place in a batch.
+    /// Applies the clear at position `at` of a batch.
     pub(super) fn clear<N>(&mut self, events: &[EventOf<N>], at: usize, index: &mut Changes<'_>, rank: &RankHandle) {
         if self.clears_host && is_connectors(events, at) {
             for tier in CONNECTORS {
@@ -320,14 +323,14 @@ impl Reader {
         }
     }
 
-    /// Notes if an event comes from a connector that announces clears of its own.
+    /// Notes whether an event comes from a connector that announces clears of its own.
     pub(super) fn note_connector(&mut self, tier: Tier, locality: Option<&str>) {
         let is_local = locality.is_some_and(|locality| locality.eq_ignore_ascii_case("local"));
         self.clears_host |= is_local && CONNECTORS.contains(&tier);
     }
 
-    /// Learns how many blocks a chunk of a tier has: each store has whole chunks, so it is their greatest common divisor,
-    /// unless it was told.
+    /// Updates the number of blocks in a chunk of a tier: each store has whole chunks, so it is the greatest common
+    /// divisor of their numbers of blocks, unless it was registered.
     #[inline]
     pub(super) fn learn_chunk(&mut self, tier: Tier, blocks: usize, index: &Changes<'_>, rank: &RankHandle) {
         let Some(slot) = (tier as usize).checked_sub(1) else { return };
@@ -359,7 +362,7 @@ impl Reader {
         }
     }
 
-    /// Records that all on a tier is gone, block by block: a record has no clears of one tier.
+    /// Records the removal of all blocks on a tier, block by block, as a record has no clears of one tier.
     fn record_tier(&mut self, index: &mut Changes<'_>, rank: &RankHandle, cleared: Tier) {
         let Some(recorder) = &mut self.recorder else { return };
         for event in index.dump_rank(rank.worker(), rank.rank()) {
@@ -376,7 +379,7 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// True if the clear at a place in a batch comes from a connector, if there is one that announces clears.
+/// True if the clear at position `at` of a batch comes from a connector, given that there is one that announces clears.
 fn is_connectors<N>(events: &[EventOf<N>], at: usize) -> bool {
     let tier = |event: &EventOf<N>| match event {
         EventOf::Stored(stored) => Some(stored.tier()),

@@ -1,4 +1,4 @@
-//! Reader of one rank's batches: what it remembers between them, and their application to the index.
+//! Reader of one rank's batches: what is remembered between them, and their application to the index.
 
 mod events;
 mod salts;
@@ -19,48 +19,49 @@ use crate::event::{BatchOf, BlockName, EventOf};
 use crate::hybrid::Hybrid;
 use crate::identity::Identity;
 
-/// Reader of one stream (one rank of a worker): it remembers between batches the salts of the blocks held, which events
-/// do not repeat, and the kinds of its cache groups, which removals do not name.
+/// Reader of one stream (one rank of a worker), which applies batches to an index. It remembers between batches the
+/// salts of held blocks, which events do not repeat, and the kinds of cache groups, which removals do not name.
 #[derive(Debug)]
 pub struct Reader {
     block_size: u32,
-    /// Scheme of the blocks' names.
+    /// Scheme by which blocks are named in the index.
     identity: Arc<Identity>,
-    /// True if a block announced again has another copy.
+    /// True if a block that is announced again gains another copy.
     count_copies: bool,
     salts: Salts,
     groups: Groups,
-    /// True if cache groups are followed that are not indexed.
+    /// True if events of cache groups that are not indexed are followed.
     follow_groups: bool,
-    /// Blocks of these groups, as soon as there are any.
+    /// Blocks of the groups that are not indexed; `None` until there are any.
     hybrid: Option<Arc<Hybrid>>,
-    /// True if names of blocks depend on the tokens after them.
+    /// True if the engine's block names depend on the tokens after a block.
     looks_ahead: bool,
-    /// True if events have a place for salts; none while that is not known.
+    /// True if the engine's events have a place for salts; `None` until known.
     shows_salts: Option<bool>,
-    /// Digests of the adapters, as far as the engine tells them.
+    /// Digests of adapters' weights, as far as the engine publishes them.
     adapters: Adapters,
-    /// Sizes of blocks that were refused.
+    /// Block sizes, in tokens, of blocks refused because the size differs from the index's.
     other_sizes: OtherSizes,
-    /// True if a block of the index's size was ever stored.
+    /// True if a block of the index's block size was ever stored.
     has_stored: bool,
-    /// Recorder of the changes, if they are written down.
+    /// Recorder of the changes to the index; `None` if they are not recorded.
     recorder: Option<Box<Recorder>>,
-    /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
+    /// True if a connector that keeps blocks in host memory, and announces clears of its own, has announced any block.
     clears_host: bool,
-    /// Blocks in a chunk of host memory, if that was told.
+    /// Number of blocks in a chunk of host memory, as registered; none if it was not.
     host_chunk: Option<NonZeroU32>,
-    /// Blocks in a chunk of each tier beyond the device, as told, or as far as stores show; 0 before the first.
+    /// Number of blocks in a chunk, for each tier beyond the device, as registered or seen in store events; 0 before the
+    /// first.
     chunks: [u32; 3],
     /// Blocks beyond the device whose contents the engine has not said yet.
     undescribed: NameOnlyBlocks,
     /// Handle of the rank that the last batch was applied to.
     rank: Option<RankHandle>,
-    /// Scratch space, kept for its memory.
+    /// Scratch space, kept so that its memory is reused.
     scratch: Scratch,
 }
 
-/// Blocks of an event for which memory is kept.
+/// Maximum number of blocks of an event for which memory is kept.
 const KEPT: usize = 1 << 14;
 
 #[derive(Debug, Default)]
@@ -70,7 +71,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Gives memory back: one large event must not cost its memory for ever.
+    /// Frees memory beyond the usual, so that one large event does not occupy memory for ever.
     fn shrink(&mut self) {
         self.names.shrink_to(KEPT.max(self.names.len()));
         self.contents.shrink_to(KEPT.max(self.contents.len()));
@@ -78,7 +79,7 @@ impl Scratch {
 }
 
 impl Reader {
-    /// Makes a reader for an index of blocks of this many tokens.
+    /// Creates a reader for an index with blocks of `block_size` tokens.
     #[must_use]
     pub fn new(block_size: u32) -> Self {
         Self {
@@ -104,21 +105,21 @@ impl Reader {
         }
     }
 
-    /// Sets the scheme of the blocks' names in the index, which also notices two blocks with one name. By default
-    /// content hashes are the names.
+    /// Sets the scheme by which blocks are named in the index, which also notices two blocks with one name. By default,
+    /// names are content hashes.
     #[must_use]
     pub fn calling(self, identity: Arc<Identity>) -> Self {
         Self { identity, ..self }
     }
 
-    /// Sets `count_copies`: a block announced again has another copy, as by default, if the index counts copies.
+    /// Sets whether a block that is announced again gains another copy, if the index counts copies; true by default.
     #[must_use]
     pub fn counting(self, count_copies: bool) -> Self {
         Self { count_copies, ..self }
     }
 
-    /// Sets `follow_groups`: the events of cache groups that are not indexed are kept in a [`Hybrid`], instead of being
-    /// left out as by default. Depths from the index must then be corrected by it.
+    /// Sets whether events of cache groups that are not indexed are kept in a [`Hybrid`], by which depths from the
+    /// index must then be corrected. By default they are left out.
     #[must_use]
     pub fn following_groups(self, follow_groups: bool) -> Self {
         Self { follow_groups, ..self }
@@ -132,21 +133,21 @@ impl Reader {
         Self { host_chunk, ..self }
     }
 
-    /// Writes down what it changes in the index, from now on.
+    /// Makes the reader record its changes to the index from now on.
     #[must_use]
     pub fn recording(self) -> Self {
         Self { recorder: Some(Box::new(Recorder::with_chunks(self.chunks))), ..self }
     }
 
-    /// Recorder of the reader's changes, if they are written down.
+    /// Recorder of the reader's changes; `None` if they are not recorded.
     pub fn recorder(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_deref_mut()
     }
 
-    /// Applies a batch, event by event in its order, to what `rank` of `worker` holds. Events that cannot be applied,
+    /// Applies a batch, event by event in order, to the holdings of `rank` of `worker`. Events that cannot be applied,
     /// and those that could not be decoded, are counted by reason; nothing fails as a whole.
     ///
-    /// The batch's own rank is not looked at: which stream it came by is for the caller to say.
+    /// The rank that the batch itself names is ignored: the caller knows which stream it came from.
     pub fn apply<N: BlockName>(
         &mut self,
         batch: &BatchOf<N>,
@@ -182,7 +183,7 @@ impl Reader {
         self.rank = Some(rank);
     }
 
-    /// Forgets everything: what the stream held was cleared, and it begins anew.
+    /// Resets the reader, after the stream's holdings were cleared.
     pub fn reset(&mut self) {
         let (recorder, rank) = (self.recorder.is_some(), self.rank.take());
         *self = Self::new(self.block_size)
@@ -194,7 +195,7 @@ impl Reader {
         self.rank = rank;
     }
 
-    /// Forgets what was on one tier, because that was cleared.
+    /// Drops what is remembered of one tier, after that tier was cleared.
     pub fn reset_tier(&mut self, tier: Tier) {
         self.undescribed.clear(tier);
         self.note_cleared(tier);
@@ -207,20 +208,20 @@ impl Reader {
         }
     }
 
-    /// Blocks of the groups of a hybrid model that are not indexed; none for other models, and if groups are not
-    /// followed.
+    /// Blocks of a hybrid model's groups that are not indexed; `None` for other models, and if groups are not followed.
     #[must_use]
     pub fn hybrid(&self) -> Option<&Arc<Hybrid>> {
         self.hybrid.as_ref()
     }
 
-    /// True if answers about this stream are an upper bound only.
+    /// True if answers about this stream are only an upper bound.
     ///
-    /// So it is for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window, Mamba,
-    /// a second group with full attention), unless groups are followed and all of them say what they need; and for
-    /// speculative decoding with lookahead, where the engine tells apart blocks of equal tokens by the tokens after them:
-    /// there the last block of an answer may be one that the engine has only before other tokens. And for an adapter that
-    /// was loaded anew under its name: blocks of the one before count as the new one's, as long as they are held.
+    /// This is so for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window,
+    /// Mamba, a second group with full attention), unless groups are followed and the needs of all of them are known;
+    /// and for speculative decoding with lookahead, where the engine tells apart blocks of equal tokens by the tokens
+    /// after them: there the last block of an answer may be one that the engine has only before other tokens. And for
+    /// an adapter that was loaded anew under its name: blocks of the adapter before count as the new one's, as long as
+    /// they are held.
     #[must_use]
     pub fn upper_bound(&self) -> bool {
         // Of what nothing is known is no bound.
@@ -228,22 +229,23 @@ impl Reader {
         self.looks_ahead || self.adapters.has_changed() || self.groups.several && !known
     }
 
-    /// True if the engine tells the salts of blocks and what else belongs to them besides tokens and adapter; false if
-    /// its stores have no place for that. None before the first store.
+    /// True if the engine publishes blocks' salts and other keys besides tokens and adapter; false if its store events
+    /// have no place for them. `None` before the first store.
     ///
-    /// Where it does not, blocks of a salted prompt look like those of the same prompt without a salt.
+    /// If false, blocks of a salted prompt look like those of the same prompt without a salt.
     #[must_use]
     pub fn shows_salts(&self) -> Option<bool> {
         self.shows_salts
     }
 
-    /// Notes the salt of blocks held on the device whose events did not show it: blocks that continue them inherit it.
+    /// Sets the salt of blocks held on the device whose events did not have it, so that blocks that continue them
+    /// inherit it.
     pub fn learn_salt(&mut self, names: &[BlockHash], salt: &Arc<str>) {
         self.salts.store(names, Some(salt), Tier::Gpu, false);
     }
 
-    /// Blocks in a chunk of host memory, of local disks and of what is external, as told or as stores show; 0 before the
-    /// first one.
+    /// Number of blocks in a chunk of host memory, local disks and external stores, as registered or seen in store events;
+    /// 0 before the first.
     #[must_use]
     pub fn chunks(&self) -> [u32; 3] {
         self.chunks
@@ -256,37 +258,39 @@ impl Reader {
         self.undescribed.len()
     }
 
-    /// The size that most blocks have of those that were refused for it, and how many these are.
+    /// Most frequent size, in tokens, of blocks refused for their size, and the number of blocks of that size; `None`
+    /// if none were.
     #[must_use]
     pub fn other_size(&self) -> Option<(u32, u64)> {
         self.other_sizes.most()
     }
 }
 
-/// The default scheme of names: one for the process, so that a reader needs no memory of its own for it.
+/// Default naming of blocks, by content hashes: shared by the process, so that a reader needs no memory of its own for
+/// it.
 fn plain() -> Arc<Identity> {
     static PLAIN: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
     PLAIN.clone()
 }
 
-/// Cache groups of a stream, as far as they are known. Kinds come with stores; removals name the group alone.
+/// Cache groups of a stream, as far as known. Store events have a group's kind; removals only its number.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     pub(crate) decides: Option<u32>,
-    /// Groups that cannot decide.
+    /// Numbers of groups that cannot be the indexed one.
     pub(crate) others: Vec<u32>,
-    /// True if the prefix may be cut shorter by a group that is not indexed.
+    /// True if a group that is not indexed may make the reusable prefix shorter.
     pub(crate) several: bool,
 }
 
-/// Kinds whose layers attend to the whole prefix.
+/// Kinds of groups whose layers attend to the whole prefix.
 const WHOLE_PREFIX: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
-/// More groups than any model has: what comes after these is not remembered.
+/// Maximum number of groups remembered, more than any model has.
 const MOST: usize = 64;
 
 impl Groups {
-    /// Notes the group of a store; true if it is the one that decides.
+    /// Records the group of a store event. True if it is the indexed group.
     pub(crate) fn store(&mut self, group: Option<u32>, kind: Option<&str>) -> bool {
         let kind = kind.filter(|&kind| kind != "unknown");
         let whole = kind.map(|kind| WHOLE_PREFIX.contains(&kind));
@@ -307,41 +311,41 @@ impl Groups {
         false
     }
 
-    /// True if no group was seen yet that could decide.
+    /// True if no group was seen yet that could be the indexed one.
     pub(crate) fn only_others(&self) -> bool {
         self.decides.is_none()
     }
 
-    /// True if a removal concerns the group that decides.
+    /// True if a removal concerns the indexed group.
     pub(crate) fn remove(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };
         self.decides.map_or(group == 0 && !self.others.contains(&group), |decides| decides == group)
     }
 }
 
-/// A block that is held under a salt.
+/// A block that is held under a cache salt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaltedBlock {
-    /// The engine's name.
+    /// The engine's name of the block.
     pub name: BlockHash,
-    /// The salt.
+    /// Cache salt of the block.
     pub salt: Arc<str>,
-    /// Copies on each tier, in the order of [`Tier::ALL`].
+    /// Number of copies on each tier, in the order of [`Tier::ALL`].
     pub copies: [u32; Tier::ALL.len()],
 }
 
 /// State of a [`Reader`] besides what the index holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReaderState {
-    /// The cache group that is indexed.
+    /// Number of the cache group that is indexed; `None` if unknown.
     pub decides: Option<u32>,
-    /// Cache groups that are not.
+    /// Numbers of cache groups that are not indexed.
     pub others: Vec<u32>,
-    /// True if the prefix may be cut shorter by a group that is not indexed.
+    /// True if a group that is not indexed may make the reusable prefix shorter.
     pub several: bool,
-    /// True if names of blocks depend on the tokens after them.
+    /// True if the engine's block names depend on the tokens after a block.
     pub looks_ahead: bool,
-    /// True if events have a place for salts; none while that is not known.
+    /// True if the engine's events have a place for salts; `None` until known.
     pub shows_salts: Option<bool>,
     /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
     pub clears_host: bool,
@@ -350,12 +354,12 @@ pub struct ReaderState {
     /// Blocks that were announced by name on tiers beyond the device, with their copies on each, and whose contents the
     /// engine has not said yet; in the order of their announcements.
     pub undescribed: Vec<(BlockHash, [u32; Tier::ALL.len() - 1])>,
-    /// The salted blocks held, in any order.
+    /// Salted blocks held, in any order.
     pub salts: Vec<SaltedBlock>,
 }
 
 impl Reader {
-    /// State of the reader; none for a hybrid model, which has more state than this.
+    /// State of the reader, to be continued by another; `None` for a hybrid model, which has more state.
     #[must_use]
     pub fn state(&self) -> Option<ReaderState> {
         if self.hybrid.is_some() {
@@ -375,7 +379,7 @@ impl Reader {
         })
     }
 
-    /// Takes up what another one remembered, of a rank that holds the same. Its settings stay.
+    /// Continues from the state of another reader, of a rank that holds the same. Settings stay.
     #[must_use]
     pub fn with_state(self, state: ReaderState) -> Self {
         let ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts } =

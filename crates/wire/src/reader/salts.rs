@@ -1,9 +1,9 @@
-//! Salts of the blocks held, by block name, and digests of adapters' weights, which engines show in the same place.
+//! Salts of the blocks held, by block name, and digests of adapters' weights, which engines publish in the same place.
 //!
-//! vLLM shows a salt on a chain's first block only, and whatever continues the chain inherits it. Only salted blocks are
-//! here, each with the copies held on each tier, so that the memory goes when the blocks go. An engine without salts pays
-//! for one comparison an event. Where an engine shows digests of adapters at all is remembered: that tells a digest from a
-//! salt where one event cannot.
+//! vLLM publishes a salt on a chain's first block only, and the blocks that continue the chain inherit it. Only salted
+//! blocks are kept here, each with the copies held on each tier, so that the memory is freed when the blocks are
+//! removed. For an engine without salts this costs one comparison per event. Whether an engine publishes digests of
+//! adapters at all is remembered: that distinguishes a digest from a salt where one event cannot.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ struct SaltedBlock {
 }
 
 impl Salts {
-    /// The salt of a block held.
+    /// Salt of a held block; `None` without one.
     pub(crate) fn of(&self, block: BlockHash) -> Option<Arc<str>> {
         if self.blocks.is_empty() {
             return None;
@@ -34,8 +34,8 @@ impl Salts {
         self.blocks.get(&block).map(|salted| salted.salt.clone())
     }
 
-    /// Blocks were stored, under this salt or under none. On the device that replaces what was known of the names. Copies
-    /// on other tiers are announced without their salts, so there what is known stays.
+    /// Records that blocks were stored, with this salt or without one. On the device this replaces the known salts of
+    /// these names. Copies on other tiers are announced without their salts, so there known salts stay.
     pub(crate) fn store(&mut self, names: &[BlockHash], salt: Option<&Arc<str>>, tier: Tier, count_copies: bool) {
         if salt.is_none() && self.blocks.is_empty() {
             return;
@@ -65,7 +65,7 @@ impl Salts {
         }
     }
 
-    /// A copy of each block was removed.
+    /// Records that a copy of each block was removed.
     pub(crate) fn remove(&mut self, names: &[BlockHash], tier: Tier) {
         if self.blocks.is_empty() {
             return;
@@ -83,7 +83,7 @@ impl Salts {
         }
     }
 
-    /// Forgets what was on a tier.
+    /// Drops the copies on a tier.
     pub(crate) fn clear(&mut self, tier: Tier) {
         self.blocks.retain(|_, salted| {
             salted.copies[tier as usize] = 0;
@@ -91,32 +91,32 @@ impl Salts {
         });
     }
 
-    /// Every block with its salt and its copies on each tier, in any order.
+    /// All salted blocks, each with its salt and its copies on each tier, in any order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockHash, &Arc<str>, [u32; Tier::ALL.len()])> {
         self.blocks.iter().map(|(name, salted)| (*name, &salted.salt, salted.copies))
     }
 
-    /// A block as [`iter`](Self::iter) had it.
+    /// Adds a block in the form in which [`iter`](Self::iter) returns it.
     pub(crate) fn put(&mut self, name: BlockHash, salt: Arc<str>, copies: [u32; Tier::ALL.len()]) {
         self.blocks.insert(name, SaltedBlock { salt, copies });
     }
 }
 
-/// Adapters whose digests are remembered.
+/// Maximum number of adapters whose digests are remembered.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Adapters {
-    /// True if the engine shows digests; none while no event with an adapter has told.
+    /// True if the engine publishes digests of adapters; `None` until an event with an adapter has shown it.
     shows_digests: Option<bool>,
-    /// The digest of each adapter, by its name.
+    /// Digest of each adapter's weights, by the adapter's name.
     digests: HashMap<Box<str>, Box<str>>,
-    /// True if an adapter came to have another digest.
+    /// True if the digest of any adapter has changed.
     changed: bool,
 }
 
 impl Adapters {
-    /// Returns the salt that a store shows, and notes the digest of its adapter.
+    /// Salt in a store event. Also records the digest of the event's adapter.
     pub(crate) fn salt_of<'a, N>(&mut self, it: &'a StoredOf<N>, tally: &mut Tally) -> Option<&'a str> {
         let salt = it.salt.as_deref();
         let Some(name) = it.lora.as_deref() else { return salt };
@@ -144,7 +144,8 @@ impl Adapters {
         salt
     }
 
-    /// True if an adapter was loaded anew: the blocks of the one before have the same name and the same tokens.
+    /// True if an adapter was loaded anew under its name, so that blocks of the old one look like blocks of the new
+    /// one.
     pub(crate) fn has_changed(&self) -> bool {
         self.changed
     }

@@ -1,4 +1,4 @@
-//! Counts of what became of events and blocks.
+//! Counts of events and blocks, applied or left out.
 
 use std::ops::AddAssign;
 
@@ -7,45 +7,45 @@ use kvatlas_index::Tier;
 use crate::compact::Change;
 use crate::error::Reason;
 
-/// Counts of events by what became of them. Tallies add up.
+/// Counts of events and blocks, applied or left out. Tallies can be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    /// Events applied.
+    /// Number of events applied.
     pub events: u64,
-    /// Blocks in the stores among them.
+    /// Number of blocks in applied store events.
     pub stored_blocks: u64,
-    /// Blocks in the removals among them, held or not.
+    /// Number of blocks in applied removal events, held or not.
     pub removed_blocks: u64,
-    /// Clears among them.
+    /// Number of clears applied.
     pub clears: u64,
-    /// Events of a hybrid model's cache groups beside the indexed one among them, if these are followed.
+    /// Number of applied events of a hybrid model's cache groups besides the indexed one, if these are followed.
     pub group_events: u64,
-    /// Blocks in the stores among those.
+    /// Number of blocks in store events of cache groups besides the indexed one.
     pub group_blocks: u64,
-    /// Blocks in the stores among them that were hit, not written.
+    /// Number of blocks in applied store events that were hit, not written.
     pub reused_blocks: u64,
-    /// Blocks in the stores among them that were announced by their names alone.
+    /// Number of blocks in applied store events that were announced by their names alone.
     pub named_blocks: u64,
-    /// Blocks in the stores among them, in host memory, on local disks, and of what is external.
+    /// Number of blocks in applied store events, in host memory, on local disks, and external.
     pub offloaded_blocks: [u64; 3],
-    /// Stores among them that have a digest of their adapter.
+    /// Number of applied store events that have a digest of their adapter.
     pub adapter_digests: u64,
-    /// Digests among those that may be salts.
+    /// Number of digests of adapters that may be salts instead.
     pub unsure_keys: u64,
-    /// Blocks in the stores with the name of another block, as far as noticed.
+    /// Number of stored blocks that have the name of another block, as far as noticed.
     pub collisions: u64,
-    /// Events left out, by reason in the order of [`Reason::ALL`].
+    /// Number of events left out, by reason in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::COUNT],
 }
 
 impl Tally {
-    /// Events left out for this reason.
+    /// Number of events left out for this reason.
     #[must_use]
     pub fn refused_for(&self, reason: Reason) -> u64 {
         self.refused[reason as usize]
     }
 
-    /// Events left out, for any reason.
+    /// Number of events left out, for any reason.
     #[must_use]
     pub fn refused_total(&self) -> u64 {
         self.refused.iter().sum()
@@ -59,7 +59,7 @@ impl Tally {
         }
     }
 
-    /// Counts a change from a relay.
+    /// Counts a change received from a relay.
     pub fn note(&mut self, change: &Change<'_>) {
         self.events += 1;
         match change {
@@ -72,7 +72,7 @@ impl Tally {
         }
     }
 
-    /// Counts events as left out.
+    /// Counts events that were left out for this reason.
     pub fn refuse(&mut self, reason: Reason, events: u64) {
         self.refused[reason as usize] += events;
     }
@@ -100,18 +100,18 @@ impl AddAssign for Tally {
     }
 }
 
-/// Number of sizes counted separately: an engine has one, or one for each of its cache groups.
+/// Number of block sizes counted separately: an engine has one, or one for each of its cache groups.
 const SIZES: usize = 4;
 
-/// Blocks announced by their size, where that is not the index's.
+/// Counts of announced blocks by block size, for sizes other than the index's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OtherSizes {
-    /// Pairs of a block's size in tokens and a number of blocks; 0 blocks in an unused pair.
+    /// Pairs of a block size in tokens and the number of blocks of that size; 0 blocks in an unused pair.
     sizes: [(u32, u64); SIZES],
 }
 
 impl OtherSizes {
-    /// Notes blocks of a size.
+    /// Counts blocks of a size.
     pub(crate) fn add(&mut self, size: u32, blocks: u64) {
         let place = self.sizes.iter().position(|its| its.0 == size && its.1 > 0);
         // Where there is no room, the rarest makes it.
@@ -122,8 +122,8 @@ impl OtherSizes {
         }
     }
 
-    /// The size with the most blocks announced, and their number; of equals the larger size, as entries of parts
-    /// of a block have smaller sizes.
+    /// Most frequent block size, and its number of blocks; of equally frequent ones the larger, as entries for parts of
+    /// a block have smaller sizes. `None` if no block was counted.
     pub(crate) fn most(&self) -> Option<(u32, u64)> {
         self.sizes.iter().copied().filter(|its| its.1 > 0).max_by_key(|its| (its.1, its.0))
     }

@@ -1,4 +1,4 @@
-//! Tests of who is trusted in the answers of a keyspace.
+//! Tests of which streams are trusted in the answers of a keyspace.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn set(keyspace: &Keyspace, untrusted: &[u32]) {
     }
 }
 
-/// The untrusted ranks that `steady` was told at each call, if this becomes untrusted during the first.
+/// Untrusted ranks that each call inside `steady` saw, if the set changes to `meanwhile` during the calls.
 fn told(before: &[u32], meanwhile: &[&[u32]]) -> Vec<Vec<u32>> {
     let keyspace = Keyspace::new("m", "g", 4).expect("a block size");
     for rank in 0..9 {

@@ -26,7 +26,7 @@ use crate::relay::{Delivery, Inbox, LinkState, Relay};
 use crate::state::{Keyspace, State, Stream};
 use kvatlas_stream::Outcome;
 
-/// Follows a stream that is read from the log until it is stopped.
+/// Follows a stream that is read from the log, until stopped.
 pub(super) async fn follow(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
@@ -39,7 +39,7 @@ pub(super) async fn follow(
     task::follow(keyspace.clone(), stream.clone(), context.clone(), source, stop).await;
 }
 
-/// Next change of the state of the connection to the log.
+/// Future of the next change of the state of the connection to the log.
 type LinkChange = Pin<Box<dyn Future<Output = watch::Receiver<LinkState>> + Send>>;
 
 fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
@@ -50,7 +50,7 @@ fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
     })
 }
 
-/// The messages of one stream in the log, and the rules for them.
+/// The log as the source of one stream: the stream's messages, and the rules for them.
 struct LogSource {
     stream: Arc<Stream>,
     relay: Arc<Relay>,
@@ -59,14 +59,14 @@ struct LogSource {
     start: Instant,
     link: LinkState,
     link_change: LinkChange,
-    /// Number of clears when the holdings were restored, until they are proved.
+    /// Number of clears when the holdings were restored; `None` once they are proved or dropped.
     restored: Option<u64>,
 }
 
-/// Event of the log.
+/// Event of the log: a message, or a change of the connection.
 enum LogEvent {
     Message(Delivery),
-    /// The state of the connection has changed.
+    /// The state of the connection to the log has changed.
     Link(watch::Receiver<LinkState>),
 }
 
@@ -216,7 +216,7 @@ impl LogSource {
     }
 }
 
-/// Actions of the rules: on the holdings, and questions to the relay.
+/// Actions of the rules: on the holdings, and requests to the relay.
 struct LogActions<'a> {
     holdings: &'a mut Holdings,
     relay: &'a Relay,

@@ -1,11 +1,11 @@
 //! Rules for a relay's messages about one stream, without log or clock.
 //!
-//! The numbers of messages are consecutive in one life of the relay; then the holdings are the relay's. If a number is missing,
-//! later messages wait for a moment, as it may be sent again. Then the holdings are cleared, and the relay is asked for a full
-//! state.
+//! The numbers of messages are consecutive in one life of the relay; then the holdings are the relay's. If a number is
+//! missing, later messages wait for a moment, as the missing one may be sent again. Then the holdings are cleared, and
+//! the relay is asked for a full state.
 //!
-//! Of two relays of one engine the one with the later life counts. The messages of the other are left out, unless the
-//! first has been silent for long.
+//! If two relays publish the same engine, the one with the later life counts. Messages of the other are left out,
+//! unless the first has been silent for long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,39 +16,39 @@ use kvatlas_wire::compact::{FormatError, Frame, Message, Status};
 use crate::stream::copier::Moment;
 use kvatlas_stream::{Mark, Skip};
 
-/// Time for which a missing message may be on its way.
+/// Longest wait for a missing message that may still arrive.
 const GRACE: Duration = Duration::from_millis(2500);
-/// Most messages that wait for a missing one.
+/// Maximum number of messages that wait for a missing one.
 const MOST_WAITING: usize = 256;
-/// Most bytes of the waiting messages.
+/// Maximum total size, in bytes, of the messages that wait for a missing one.
 const MOST_WAITING_BYTES: usize = 64 << 20;
-/// Time until a relay is asked again, if no state has come.
+/// Wait before a relay is asked again for a full state, if none has come.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Actions of the rules on their stream.
+/// Actions that the rules can take on their stream.
 pub(super) trait LogEffects {
-    /// Applies changes to a rank.
+    /// Applies the changes in message `id` to the holdings of a rank.
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
-    /// Clears the holdings.
+    /// Clears the stream's holdings.
     fn clear(&mut self);
-    /// Asks the relay for a full state.
+    /// Asks the relay to publish a full state of the stream.
     fn ask(&mut self);
-    /// Records the engine's time of the last batch in a message.
+    /// Records the engine's timestamp of the last batch in a message, in seconds since 1970.
     fn timestamp(&mut self, timestamp: f64);
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Phase {
-    /// The holdings of the relay are not known.
+    /// The relay's holdings are not known.
     #[default]
     Unknown,
-    /// The relay is sending a full state; these ranks are complete.
+    /// The relay is sending a full state; the ranks given here are complete.
     Told(BTreeSet<u32>),
-    /// The holdings are the relay's.
+    /// The stream's holdings equal the relay's.
     Whole,
 }
 
-/// Counts of events in the life of a stream.
+/// Counts of events on a stream that is read from the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) epochs: u64,
@@ -71,15 +71,15 @@ pub(super) struct LogRules {
     next: u64,
     phase: Phase,
     told: Status,
-    /// True if restored holdings are to be proved by a message of the same life.
+    /// True if restored holdings still have to be proved by a message of the same life.
     unproved: bool,
     waiting: BTreeMap<u64, (Bytes, u64)>,
-    /// Bytes of the waiting messages.
+    /// Total size of the waiting messages, in bytes.
     waiting_bytes: usize,
     gap_until: Option<Duration>,
     heard: Option<Duration>,
     asked: Option<Duration>,
-    /// Sequence number in the log of the last applied message.
+    /// Sequence number, in the log, of the last applied message.
     sequence: u64,
     first: u64,
     gone: bool,
@@ -111,16 +111,17 @@ impl LogRules {
         }
     }
 
-    /// Begins with restored holdings.
+    /// Begins with restored holdings, up to `mark`. `first`: first message since the last clear; `sequence`: sequence
+    /// number in the log.
     pub(super) fn restore(&mut self, mark: Mark, first: u64, sequence: Option<u64>) {
         (self.life, self.next, self.first) = (Some(mark.hash), mark.seq + 1, first);
         (self.phase, self.unproved, self.sequence) = (Phase::Whole, true, sequence.unwrap_or(0));
     }
 
-    /// Takes in a message. `heard`: the time at which it came, if it was published just before.
+    /// Handles a message. `heard`: time at which the message was read, if it was published just before.
     ///
-    /// A message with a wrong head changes nothing, as any client of NATS may have published it: if it was the relay's, the
-    /// number of the next message shows a gap, and if no other comes, the relay counts as silent.
+    /// A message with a wrong head changes nothing, as any client of NATS may have published it: if it was the relay's,
+    /// the number of the next message shows a gap, and if no other comes, the relay counts as silent.
     pub(super) fn message(
         &mut self,
         now: Duration,
@@ -190,7 +191,7 @@ impl LogRules {
         self.ask_if_needed(now, fx);
     }
 
-    /// Time has passed.
+    /// Does what is due at time `now`: gives up missing messages, and asks for a full state if needed.
     pub(super) fn tick(&mut self, now: Duration, fx: &mut impl LogEffects) {
         if self.gap_until.is_some_and(|until| until <= now) {
             self.lose(now, fx);
@@ -198,14 +199,14 @@ impl LogRules {
         self.ask_if_needed(now, fx);
     }
 
-    /// Time at which `tick` is needed next, if no message comes.
+    /// Time at which [`tick`](Self::tick) is needed next, if no message comes.
     pub(super) fn wake(&self, now: Duration) -> Duration {
         let stale = self.heard.filter(|_| !self.is_stale(now)).map(|heard| heard + self.silence);
         let ask = self.needs().then(|| self.asked.map_or(now, |asked| asked + ASK_AGAIN));
         [self.gap_until, stale, ask].into_iter().flatten().min().unwrap_or(now + Duration::from_secs(3600))
     }
 
-    /// True if the holdings are what the engine has announced.
+    /// True if the known holdings are exactly what the engine has announced.
     pub(super) fn trusted(&self, now: Duration) -> bool {
         let is_now = self.told.trusted && !self.told.late && !self.is_stale(now) && self.heard.is_some() && !self.gone;
         is_now && self.phase == Phase::Whole && !self.unproved && self.waiting.is_empty()
@@ -231,7 +232,7 @@ impl LogRules {
         self.waiting.len()
     }
 
-    /// True if the relay has been silent for too long.
+    /// True if the relay has been silent for so long that the stream is not trusted.
     pub(super) fn is_stale(&self, now: Duration) -> bool {
         self.silent(now, self.silence)
     }
@@ -326,7 +327,7 @@ impl LogRules {
         self.gap_until = if self.waiting.is_empty() { None } else { self.gap_until.or(Some(now + GRACE)) };
     }
 
-    /// Gives up missing messages, clears the holdings, and goes on with the waiting messages.
+    /// Gives up missing messages, clears the holdings, and continues with the waiting messages.
     fn lose(&mut self, now: Duration, fx: &mut impl LogEffects) {
         self.gap_until = None;
         let Some(first) = self.waiting.keys().next().copied() else { return };
@@ -341,7 +342,7 @@ impl LogRules {
         self.drain(now, fx);
     }
 
-    /// Clears the holdings, and forgets the waiting messages.
+    /// Clears the holdings, and drops the waiting messages.
     fn forget(&mut self, fx: &mut impl LogEffects) {
         fx.clear();
         self.waiting.clear();

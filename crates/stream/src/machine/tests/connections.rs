@@ -1,10 +1,5 @@
-//! Lost connections.
-//!
-//! Two publishers that are connected under one name.
-//!
-//! Missing batches.
-//!
-//! A stream that is live.
+//! Tests of lost connections, of two publishers that are connected under one name, of missing batches, and of a live
+//! stream.
 
 use super::Bench;
 use super::a;

@@ -1,6 +1,5 @@
-//! Each transition of the machine by itself; in `model`, the machine against a model of an engine.
-//!
-//! Engines that restart.
+//! Tests of each transition of the machine by itself, and of engines that restart; `model` tests the machine against a
+//! model of an engine.
 
 mod beginning;
 mod connections;
@@ -12,7 +11,7 @@ use std::time::Duration;
 use super::{Effects, Machine, MachineConfig, Verdict};
 use crate::State;
 
-/// Record of what the machine did, as text, and of what is held.
+/// Record of the machine's actions, as text, and of the batches that are held.
 #[derive(Default)]
 struct Log {
     did: Vec<String>,
@@ -46,7 +45,7 @@ impl Effects<Vec<u8>> for Log {
     }
 }
 
-/// A machine with its clock.
+/// A machine under test, with its clock and the record of its actions.
 struct Bench {
     machine: Machine<Vec<u8>>,
     log: Log,
@@ -63,22 +62,22 @@ fn b(seq: u64) -> Vec<u8> {
     format!("b{seq}").into_bytes()
 }
 
-/// A batch that cannot be read and may have removed something.
+/// A batch that cannot be read and may have removed blocks.
 fn unreadable(seq: u64) -> Vec<u8> {
     format!("x{seq}").into_bytes()
 }
 
-/// A batch with a store that cannot be read.
+/// A batch with a store event that cannot be read.
 fn with_unreadable_store(seq: u64) -> Vec<u8> {
     format!("p{seq}").into_bytes()
 }
 
-/// A batch that clears everything.
+/// A batch that clears all blocks.
 fn clearing(seq: u64) -> Vec<u8> {
     format!("c{seq}").into_bytes()
 }
 
-/// The defaults of the service, with room for few batches.
+/// The service's default settings, but with buffers for few batches.
 fn config() -> MachineConfig {
     MachineConfig {
         stale_after: Duration::from_secs(30),
@@ -101,7 +100,8 @@ impl Bench {
         Self { machine, log: Log::default(), now: Duration::ZERO }
     }
 
-    /// Connected, batches 0 to 8 read from the replay socket, the ninth live and seen there as well.
+    /// A connected machine that has read batches 0 to 8 from the replay socket, and batch 9 live and from the replay
+    /// socket.
     fn at_nine() -> Self {
         let mut bench = Self::new(true);
         bench.connected().replies(0..9, a).end().lives([9], a);
@@ -109,7 +109,7 @@ impl Bench {
         bench
     }
 
-    /// Connected without replay, with batches 0 to 9.
+    /// A connected machine without a replay socket, with batches 0 to 9.
     fn at_nine_without_replay() -> Self {
         let mut bench = Self::new(false);
         bench.connected().lives(0..10, a);
@@ -117,7 +117,7 @@ impl Bench {
         bench
     }
 
-    /// Lets the question right after the beginning pass.
+    /// Answers the replay request that follows soon after going live.
     fn settled(&mut self) {
         self.pass(0.5).replies([9], a).end();
         assert!(self.machine.trusted() && !self.machine.is_unproven());
@@ -153,7 +153,7 @@ impl Bench {
         self
     }
 
-    /// Time passes, and the machine is called whenever it wants to be.
+    /// Lets time pass, and calls the machine whenever it asks for that.
     fn pass(&mut self, seconds: f64) -> &mut Self {
         let until = self.now + Duration::from_secs_f64(seconds);
         let mut calls = 0;

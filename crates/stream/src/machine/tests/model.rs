@@ -1,21 +1,21 @@
-//! The machine against a model of an engine and its sockets, with faults at random.
+//! Tests of the machine against a model of an engine and its sockets, with random faults.
 //!
 //! The model knows what each life of the engine published. So it can tell at every step, and not only when all is
-//! quiet, whether what the machine calls trusted is a right reading: see `check_always`.
+//! quiet, whether what the machine calls trusted is right: see `check_always`.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::super::{Effects, Machine, MachineConfig, Verdict};
 
-/// Life and number: what tells batches apart.
+/// Identity of a batch: the engine's life and the sequence number.
 type Batch = (u32, u64);
 
-/// Kind of a batch for its reader.
+/// Kind of a batch, as it appears to the machine.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Plain,
-    /// The batch clears everything.
+    /// The batch clears all blocks.
     Clears,
     /// The batch cannot be read as published, only as replayed.
     Garbled,
@@ -44,14 +44,14 @@ fn payload(batch: Batch, published: bool) -> Vec<u8> {
     format!("{}/{}/{readable}", batch.0, batch.1).into_bytes()
 }
 
-/// The batch, and whether it can be read.
+/// Identity of the batch in a payload, and whether it can be read.
 fn batch(payload: &[u8]) -> (Batch, bool) {
     let text = std::str::from_utf8(payload).unwrap();
     let parts: Vec<_> = text.split('/').collect();
     ((parts[0].parse().unwrap(), parts[1].parse().unwrap()), parts[2] == "true")
 }
 
-/// SplitMix64.
+/// Random number generator: SplitMix64.
 struct Dice(u64);
 
 impl Dice {
@@ -70,11 +70,12 @@ impl Dice {
     }
 }
 
-/// Record of what the machine asked for, and of what it holds.
+/// Record of the machine's requests, and of the batches that it holds.
 #[derive(Default)]
 struct Reader {
     held: Vec<Batch>,
-    /// True if the reader holds all, although it does not begin with batch 0: the engine cleared everything.
+    /// True if the held batches are complete although they do not begin with batch 0, because the engine cleared all
+    /// blocks.
     cleared: bool,
     /// True if something that is held may have been removed by an event of an unknown type.
     strange: bool,
@@ -141,19 +142,19 @@ struct World {
     // The replay socket.
     replay: bool,
     replay_alive: bool,
-    /// None is the end.
+    /// Batches of an answer that are on their way; `None` marks its end.
     answers: VecDeque<Option<Batch>>,
-    /// The life that gave the whole answer that is on its way, if nothing of it was lost.
+    /// Life of the engine that gave the complete answer that is on its way; `None` if a part of it was lost.
     answering: Option<u32>,
-    /// By life, the highest number that the machine was told since it last connected.
+    /// Highest sequence number that the machine has received since it last connected, by the engine's life.
     told: HashMap<u32, u64>,
-    /// Questions asked so far, and since when there was no new one.
+    /// Number of replay requests so far, and the time since which there was no new one.
     asked: (u32, Duration),
-    /// Whole answers in a row that left it open whether the engine is the same.
+    /// Number of complete answers in a row after which it was still open whether the engine is the same.
     unresolved: u32,
-    /// Whole answers in a row that left what is held as it was in another life.
+    /// Number of complete answers in a row after which batches of another life were still held.
     wrong: u32,
-    /// True if things go wrong.
+    /// True if faults occur.
     faults: bool,
 }
 
@@ -245,7 +246,7 @@ impl World {
         self.after();
     }
 
-    /// Does what the machine asked of its sockets.
+    /// Does to the model's sockets what the machine requested.
     fn after(&mut self) {
         if std::mem::take(&mut self.reader.cancelled) {
             self.answers.clear();
@@ -311,7 +312,7 @@ impl World {
         }
     }
 
-    /// Checks what holds not only when everything is quiet: what is trusted is a right reading of one life.
+    /// Checks what must hold at every step: that trusted holdings are a right reading of one life.
     fn check_always(&mut self) {
         if self.asked.0 != self.reader.questions || self.reader.question.is_some() {
             self.asked = (self.reader.questions, self.now);
@@ -339,7 +340,7 @@ impl World {
         }
     }
 
-    /// The present life has answered a question.
+    /// Checks the machine's state after the engine's present life has answered a replay request.
     fn check_answered(&mut self) {
         let open = self.machine.trusted() && self.machine.is_unproven() && self.keeps > self.published;
         self.unresolved = if open { self.unresolved + 1 } else { 0 };
@@ -351,7 +352,7 @@ impl World {
         assert!(self.wrong < 2, "holds {held:?} in life {}", self.life);
     }
 
-    /// Batches keep coming, and nobody answers.
+    /// Lets batches keep coming while the replay socket does not answer.
     fn busy(&mut self) {
         for round in 0..40 {
             if round % 4 == 0 {
@@ -363,8 +364,7 @@ impl World {
         }
     }
 
-    /// The engine restarts where nobody looks, and goes on with the number at which the first life ended; its replay
-    /// socket takes its time.
+    /// Restarts the engine unnoticed, with numbers that continue those of the first life, and a slow replay socket.
     fn restart_unheard(&mut self) {
         self.restart();
         while self.connected {
@@ -402,7 +402,7 @@ impl World {
         }
     }
 
-    /// Everything arrives from now on.
+    /// Lets everything arrive from now on, without faults.
     fn quiet(&mut self) {
         (self.faults, self.replay_alive) = (false, true);
         for round in 0..900 {

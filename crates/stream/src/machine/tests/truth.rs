@@ -1,4 +1,4 @@
-//! Tests of what could be wrong without a word.
+//! Tests of cases in which wrong holdings could be trusted unnoticed.
 
 use super::{Bench, a, b, clearing, unreadable, with_unreadable_store};
 use crate::State;
@@ -259,7 +259,7 @@ fn a_clear_or_a_restart_ends_what_unknown_events_left_open() {
     bench.disconnected().connected().lives([0], b).is(State::Live).holds([0]).partial(false);
 }
 
-/// Busy, and silent since; asked at once.
+/// A machine whose engine was busy, has fallen silent, and was asked at once.
 fn silent() -> Bench {
     let mut bench = Bench::at_nine();
     for seq in 10..40 {
