@@ -83,7 +83,7 @@ pub struct RankAdoption {
     /// True once the stream's first batch was applied.
     settled: bool,
     /// Blocks that are held because an engine's answer reported them. Answers may be faster than batches, so the next
-    /// store of such a block may announce the same copy.
+    /// store of that block may announce the same copy.
     answered: HashSet<BlockHash>,
     /// Adopted names with their salts, still to be passed to the stream's reader.
     salted: Vec<(Vec<BlockHash>, Arc<str>)>,

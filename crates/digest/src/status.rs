@@ -115,7 +115,7 @@ pub struct SiteStatus {
     pub short: u64,
 }
 
-/// Number of later answers after which the weight of an answer in the trust is 1/e of that of a new one.
+/// Number of later answers after which the weight of an answer in the trust is 1/e of a new answer's.
 const MEMORY: f64 = 16.0;
 /// Credit of a new site, in units of `grain` kept blocks.
 const CREDIT: f64 = 4.0;

@@ -1,5 +1,5 @@
 //! Table of marks and their sets of sites: a hash table of 12 bytes an entry that grows by a quarter. A set is a 32-bit
-//! number: that of its only site, or of a set that is kept once.
+//! number: its only site's, or a set's that is kept once.
 //!
 //! There may be as many marks as the fleet has different blocks divided by the grain, and their memory is the main cost
 //! of an index of sites. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80

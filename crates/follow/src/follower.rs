@@ -210,7 +210,7 @@ impl Follower {
     /// Stores discovery's report on an engine, an [`EngineReport`] in JSON.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text is not such a report.
+    /// [`Error::Config`] if the text is no report of a source.
     pub fn report_engine(&self, report: &str) -> Result<(), Error> {
         let report: EngineReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
         self.fleet.report(report);
@@ -420,7 +420,7 @@ mod tests {
         };
         follower.fleet().fail_next_registration();
         assert_eq!(follower.register(&engine("w"), None), Err(Error::Internal));
-        // As if nobody had asked.
+        // As if there had been no query.
         assert_eq!(follower.workers(), serde_json::json!([]));
         assert!(follower.fleet().keyspace("m", "default").is_none_or(|keyspace| !keyspace.has_streams()));
         assert_eq!(follower.register(&engine("w"), None), Ok(true));

@@ -76,7 +76,7 @@ impl Sources {
     /// Stores a report on a source, a [`SourceReport`] in JSON, in place of the previous one.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text is not such a report.
+    /// [`Error::Config`] if the text is no report of a source.
     pub fn report(&self, report: &str) -> Result<(), Error> {
         let report: SourceReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
         let mut known = self.known.lock();

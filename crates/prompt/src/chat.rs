@@ -197,7 +197,7 @@ impl<'a> Chat<'a> {
         Some(made)
     }
 
-    /// True if the new messages can be rendered after known ones of which only the form for templates is kept.
+    /// True if the new messages can be rendered after known ones whose form for templates alone is kept.
     pub(crate) fn can_follow(&self) -> bool {
         !self.continues
     }

@@ -44,7 +44,7 @@ pub struct Media {
     pub items: [u32; MediaKind::ALL.len()],
 }
 
-/// Words by which bodies with content that is not text are found: each such body has at least one of them.
+/// Words by which bodies with content that is not text are found: each of these bodies has at least one of them.
 const WORDS: [&str; 10] = [
     ";base64,",
     "\"base64\"",

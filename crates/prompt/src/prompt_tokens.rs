@@ -58,7 +58,7 @@ impl Placeholders {
     }
 }
 
-/// Token ids in pieces, most of which may be shared with an earlier prompt.
+/// Token ids in pieces; most pieces may be shared with an earlier prompt.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     ids: Rope<u32>,
@@ -275,7 +275,7 @@ pub enum PromptFailure {
     /// Part of the prompt is a video, and the tokens end before the first video.
     #[error("the prompt has a video: it is tokenized up to there")]
     Video,
-    /// Part of the prompt is a file or other content that is not text, and the tokens end before the first such part.
+    /// Part of the prompt is a file or other content that is not text, and the tokens end before the first of these parts.
     #[error("the prompt has a part that is not text: it is tokenized up to there")]
     OtherPart,
     /// The prompt is given as embeddings.

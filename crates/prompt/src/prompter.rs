@@ -493,7 +493,7 @@ impl Prompter {
         made
     }
 
-    /// Result for a prompt of which only the beginning was tokenized. `bytes`: length of the whole text.
+    /// Result for a prompt whose beginning alone was tokenized. `bytes`: length of the whole text.
     fn beginning(
         &self,
         tokens: TextTokens,

@@ -140,7 +140,7 @@ pub(crate) struct Parts<'a> {
 pub(crate) enum BodyPrompt<'a> {
     /// Token ids, those of the first of `prompts` prompts.
     Tokens { first: TokenIds, prompts: u32 },
-    /// Text, that of the first of `prompts` prompts. `cut`: whether it is only the beginning of a long text.
+    /// Text of the first of `prompts` prompts. `cut`: whether it is only the beginning of a long text.
     Text { first: Cow<'a, str>, cut: bool, prompts: u32 },
     /// Messages of a chat, from which the engine renders the prompt.
     Chat,

@@ -42,7 +42,7 @@ impl Pulse {
     }
 }
 
-/// Heartbeats of both runtimes: that of the HTTP server and that of the streams.
+/// Heartbeats of both runtimes: the HTTP server's and the streams'.
 #[derive(Debug)]
 pub(crate) struct Pulses {
     pub(crate) http: Pulse,

@@ -92,7 +92,7 @@ pub fn content_hash<'a>(
     xxh3_64_with_seed(&bytes, seed(lora, salt))
 }
 
-/// Hash seed for blocks with this adapter and salt; a test checks that it equals that of `kvatlas_index::hash`.
+/// Hash seed for blocks with this adapter and salt; a test checks that it equals the seed in `kvatlas_index::hash`.
 fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     let part = |name: Option<&str>, kind| match name {
         None | Some("") => 0,

@@ -276,7 +276,7 @@ fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
                     "seed {seed}, step {step}: listener {i} is too deep: {found} of {expected}"
                 );
             }
-            // Salts are shown once, so that of salted blocks that were announced before the beginning was known some
+            // Salts are shown once, so of the salted blocks that were announced before the beginning was known some
             // contents are guesses until they are asked for at the right moment.
             if wrote.contains_key(&names[names.len() - 1]) && sequence.salt.is_none() {
                 for (i, proved) in [(1, &proved[0]), (2, &proved[1]), (4, &proved[0])] {

@@ -1,7 +1,7 @@
 //! Meanings of the names in a snapshot, kept for a while after its blocks could not be proved to be held.
 //!
 //! The holdings may have changed since the snapshot, but an engine that computes names from the contents of blocks always gives
-//! the same block the same name. So when such an engine proves that it holds a name, the snapshot has the whole chain.
+//! the same block the same name. So when one of these engines proves that it holds a name, the snapshot has the whole chain.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -126,7 +126,7 @@ fn write(snapshots: &Snapshots, source: &dyn Source, directory: &Directory, unti
     }
 }
 
-/// Message shown instead of that of a panic.
+/// Message shown instead of a panic's own.
 const FAULT: &str = "an internal error, whose place is in the log";
 
 /// Result of `work`; `None` if it panicked, which the panic itself logs.

@@ -91,7 +91,7 @@ pub(super) struct LoggedWarnings {
 }
 
 impl Holdings {
-    /// Reports that blocks of another size than the index's were refused. `size`: the most frequent such size, in
+    /// Reports that blocks of another size than the index's were refused. `size`: the most frequent of these sizes, in
     /// tokens; `blocks`: number of refused blocks of that size.
     pub(super) fn note_other_size(&mut self, size: u32, blocks: u64) {
         let status = &self.stream.status;

@@ -124,7 +124,7 @@ pub(super) enum InlineSystem {
 }
 
 impl InlineSystem {
-    /// Tests a template's treatment of such a message. Engines test it without the functions that transformers adds to
+    /// Tests a template's treatment of that message. Engines test it without the functions that transformers adds to
     /// Jinja, so a template that needs one of them, or marks generated text, counts as one that refuses.
     pub(super) fn of(source: &str) -> Self {
         if syntax::without_marks(source) != source {

@@ -13,7 +13,7 @@
 //! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text differently.
 //!
 //! When several pieces are tokenized at once, they are separated in the output at the tokens that begin cuts: there
-//! must be as many of those as cuts, since a model may produce such a token from other text.
+//! must be as many of those as cuts, since a model may produce one of these tokens from other text.
 
 use std::ops::Range;
 
@@ -76,7 +76,7 @@ impl Cuts {
 
     /// Positions of the tokens before which texts are cut.
     pub(super) fn places(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
-        /// Number of ids compared at once: most such runs have no token before which texts are cut, and the ids of
+        /// Number of ids compared at once: most of these runs have no token before which texts are cut, and the ids of
         /// those are mostly adjacent.
         const RUN: usize = 64;
         let span = self.highest - self.lowest;

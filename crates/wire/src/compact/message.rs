@@ -423,7 +423,7 @@ impl Changes {
     /// [`Message::check`](super::Message::check), which refuses malformed changes and those of too many blocks.
     ///
     /// # Errors
-    /// The error that `change` returns, or that of malformed bytes; earlier changes have been passed by then.
+    /// The error that `change` returns, or the one for malformed bytes; earlier changes have been passed by then.
     pub fn read<E: From<FormatError>>(
         &mut self,
         bytes: &[u8],

@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
         self.rest.len()
     }
 
-    /// Bytes from this position to that of a later cursor over the same payload.
+    /// Bytes from this position to the position of a later cursor over the same payload.
     pub(crate) fn until(&self, later: &Self) -> &'a [u8] {
         &self.rest[..self.rest.len() - later.rest.len()]
     }

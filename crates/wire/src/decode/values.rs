@@ -60,7 +60,7 @@ pub(crate) fn names<N: BlockName>(cursor: &mut Cursor<'_>, into: &mut Vec<N>) ->
     Ok(())
 }
 
-/// Reads token ids into `into`, or pairs of token ids, the second of which are returned; `None` without pairs.
+/// Reads token ids into `into`, or pairs of token ids, whose second ids are returned; `None` without pairs.
 pub(crate) fn tokens(cursor: &mut Cursor<'_>, into: &mut Vec<u32>) -> Result<Option<Vec<u32>>, Fault> {
     into.clear();
     let count = match cursor.value()? {
