@@ -32,8 +32,8 @@ OWN: tuple[Tier, ...] = ("cpu", "disk", "external")
 class Pool:
     """A store that several workers share: its settings, and its blocks with the time of the last announcement.
 
-    `meant` has all names that it ever had. `known` has those whose meaning it still tells: of the blocks that it has, and
-    of blocks that were taken out while others continued them, as long as one of these is there.
+    `meant` has all names that it ever had. `known` has those whose meaning it still tells: of its blocks, and of
+    blocks that were taken out while others continued them, as long as one of these is there.
     """
 
     name: str
