@@ -1,9 +1,10 @@
 //! The exact index of every cached KV block across an LLM inference fleet.
 //!
-//! Engines cache the keys and values of prompts in blocks, and tell what they store and evict. A [`BlockIndex`] is
-//! told all that and answers, for a prompt, which worker holds how many of its leading blocks *right now*. It goes
-//! to memory, for each place where stored chains part, for a line of one table, a head of one line and the hashes to
-//! compare, which lie in sequence (for one line more where many levels meet); and for nothing per worker.
+//! Engines cache the keys and values of prompts in blocks, and announce which blocks they store and evict. A
+//! [`BlockIndex`] takes these events and answers, for a prompt, which worker holds how many of its leading blocks
+//! *right now*. For each place where stored chains part, a lookup reads one line of one table, the head of one run and
+//! the hashes to compare, which lie in sequence (and one line more where many levels meet); it reads nothing per
+//! worker.
 //!
 //! # The structure
 //!
