@@ -40,21 +40,21 @@ use crate::index::{BlockIndex, Config};
 use crate::stats::Counters;
 use crate::types::{BlockHash, Error, Tier};
 
-/// Copies of a block on all tiers at most.
+/// Largest total number of copies of a block on all tiers.
 const MOST_COPIES: u64 = 1 << 16;
 
-/// A rank's blocks, out of a snapshot.
+/// Blocks of one rank, read from a snapshot.
 #[derive(Debug, Default)]
 pub struct SavedBlocks {
-    /// Blocks with one copy on the device.
+    /// Blocks with exactly one copy, which is on the device.
     pub pieces: Vec<Piece>,
-    /// All others.
+    /// Blocks with other numbers of copies or on other tiers.
     pub others: Vec<UniformChain>,
 }
 
 impl DictionaryWriter {
-    /// Writes what a rank holds. Returns the number of blocks: names on the device and names elsewhere. `elsewhere`: its
-    /// runs are of another index than those of the other ranks.
+    /// Writes the blocks that a rank holds to `out`. Returns their number: block hashes on the device plus block hashes
+    /// elsewhere. `elsewhere`: the rank's runs belong to another index than those of other ranks.
     pub fn rank(&mut self, out: &mut Vec<u8>, mut rank: RankCopy, elsewhere: bool) -> u64 {
         let mut blocks = rank.blocks.len() as u64;
         let others = rank.uniform_chains();
@@ -89,10 +89,10 @@ impl DictionaryWriter {
 }
 
 impl SavedBlocks {
-    /// Reads what a rank holds.
+    /// Reads the blocks that a rank holds.
     ///
     /// # Errors
-    /// Words for what is wrong with it.
+    /// A description of what is wrong with the section.
     pub fn read(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<Self, String> {
         let mut it = Self::default();
         let count = cursor.count(2)?;
@@ -133,14 +133,14 @@ impl SavedBlocks {
         Ok(it)
     }
 
-    /// Blocks held: names on the device and names elsewhere.
+    /// Number of blocks held: block hashes on the device plus block hashes elsewhere.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
         pieces + self.others.iter().map(|chain| chain.names.len() as u64).sum::<u64>()
     }
 
-    /// Blocks held, each counted once for each of its copies.
+    /// Number of blocks held, each counted once for each of its copies.
     #[must_use]
     pub fn copies(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
@@ -150,7 +150,7 @@ impl SavedBlocks {
         pieces + self.others.iter().map(of).sum::<u64>()
     }
 
-    /// Tier, parent, names and content hashes of all that is to be stored, in order.
+    /// Tier, parent, block hashes and content hashes of each store that restores the blocks, in order.
     pub fn stores<'a>(
         &'a self,
         dictionary: &'a Dictionary,
@@ -170,8 +170,9 @@ impl SavedBlocks {
 }
 
 impl BlockIndex {
-    /// Everything held, the configuration and the counts so far, as bytes. The same on every machine. Writers go on
-    /// meanwhile: each rank is as it was at one moment, different ranks at different moments.
+    /// Serializes all blocks held, the configuration and the counts. The format is the same on every machine. Writers
+    /// may change the index meanwhile: each rank is saved as it was at one moment, different ranks at different
+    /// moments.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         // To write into memory does not fail.
@@ -211,7 +212,7 @@ impl BlockIndex {
         Ok(out.end()?.0)
     }
 
-    /// The index that a snapshot was made of.
+    /// Builds the index that a snapshot was made of.
     ///
     /// # Errors
     /// [`Error::Snapshot`] if the bytes are no snapshot of an index, of another version, cut off or altered,
@@ -245,9 +246,9 @@ impl From<ReadError> for Error {
     }
 }
 
-/// A snapshot, as far as it is read.
+/// Snapshot that is being read.
 struct PartialSnapshot {
-    /// The index, and the counts that it had.
+    /// The index, and the counts saved with it; None before the section of kind `INDEX`.
     index: Option<(BlockIndex, [u64; 6])>,
     dictionary: Dictionary,
 }
@@ -283,7 +284,7 @@ impl PartialSnapshot {
     }
 }
 
-/// Puts what one rank holds into the index.
+/// Stores the blocks of one rank in the index.
 fn restore(
     index: &BlockIndex,
     worker: &str,
