@@ -15,7 +15,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::stats::step;
 
-/// Average number of entries in a segment: those that are next to be divided have up to twice as many.
+/// Average number of entries in a segment; a segment that is about to be split has up to twice as many.
 const SEGMENT: usize = 1024;
 
 /// Hash table that grows and shrinks one segment at a time.

@@ -167,7 +167,7 @@ pub enum Error {
     /// A block size of 0.
     #[error("block_size must be at least 1, got {got}")]
     BlockSize {
-        /// Block size that was asked for.
+        /// Block size that was requested, in tokens.
         got: u64,
     },
     /// A store with lists of different lengths.
@@ -193,7 +193,7 @@ pub enum Error {
     /// A name that no tier has.
     #[error("unknown tier {name:?}: it is one of \"gpu\", \"cpu\", \"disk\", \"external\"")]
     UnknownTier {
-        /// Name that was given.
+        /// The unknown name.
         name: String,
     },
     /// Bytes that are no snapshot of an index.

@@ -46,7 +46,7 @@ pub(super) struct PoolPart {
     pub(super) pool: SharedPool,
     pub(super) name: Arc<str>,
     pub(super) names: Names,
-    /// Time of the last proof of each name, in seconds.
+    /// Time, in seconds, at which each block hash was last seen to be in the pool.
     pub(super) seen: Map<u64, f64>,
     /// Announcements in the order of time, if the pool's room is limited.
     pub(super) announced: AnnouncementOrder,
@@ -76,7 +76,7 @@ pub(crate) struct LoadBook {
 /// State of the book that is read and set without locking the book.
 #[derive(Default)]
 pub(crate) struct Outside {
-    /// The time in seconds, as the bits of a float.
+    /// Current time in seconds, as the bits of a float.
     now: AtomicU64,
     /// True if the book has ranks or pools.
     is_in_use: AtomicBool,

@@ -42,7 +42,7 @@ pub struct OffloadSettings {
     pub resets_keep: Option<bool>,
 }
 
-/// Workers that may load from a pool.
+/// Members of a pool: the workers that write to it and may load from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Members {
     /// All workers.

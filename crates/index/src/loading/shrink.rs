@@ -12,7 +12,7 @@ const SPARE: usize = 64;
 /// Announcements of a pool's blocks, the oldest first; empty for a pool without a limit.
 #[derive(Default)]
 pub(super) struct AnnouncementOrder {
-    /// Number and name of each; a block that was announced again is here more than once.
+    /// Sequence number and block hash of each announcement; a block that was announced again is here more than once.
     order: VecDeque<(u64, u64)>,
     /// Sequence number of the last announcement of each block.
     last: Map<u64, u64>,

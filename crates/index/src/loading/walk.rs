@@ -18,7 +18,7 @@ pub struct Segment {
     pub tier: Tier,
     /// Name of the pool that has the blocks; None if the worker itself has them.
     pub pool: Option<Arc<str>>,
-    /// True if its end would have been announced.
+    /// True if the removal of any of the blocks would have been announced.
     pub is_certain: bool,
     /// Seconds since the last announcement of the segment's oldest chunk; None outside pools.
     pub age: Option<f64>,

@@ -28,9 +28,9 @@ pub struct Dictionary {
 /// Chain in a dictionary.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// Place of its first block.
+    /// Index of the chain's first block.
     pub start: usize,
-    /// Number of its blocks.
+    /// Number of the chain's blocks.
     pub blocks: usize,
     /// Block hash of the block before the first; None at the start of a prompt.
     pub parent: Option<BlockHash>,
