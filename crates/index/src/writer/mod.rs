@@ -1,11 +1,12 @@
-//! The writer: all there is to know about who holds what.
+//! The writer: the index's data about which holder has which blocks, and the operations that change it.
 //!
-//! A holder's *regular* blocks are those reachable from the root whose positions it covers under one name; nearly all
-//! are. In each run they are a prefix, so a holder is one cutoff a run, kept in the run's levels. Whatever is not like
-//! that (blocks below a hole, orphans, second names of one position) is *irregular* and kept aside by name.
+//! A holder's *regular* blocks are those reachable from the root whose positions it covers under one block hash; nearly
+//! all are. In each run they are a prefix, so a holder is one cutoff per run, kept in the run's levels. All other
+//! blocks (below a hole, orphans, second block hashes of one position) are *irregular* and kept separately by block
+//! hash.
 //!
-//! Readers see only levels. They change from the root down when a holder gains and from the leaves up when it loses,
-//! so that at every moment what a reader sees of a holder is a prefix that it holds then.
+//! Readers see only levels. These change from the root down when a holder gains blocks and from the leaves up when it
+//! loses some, so that a reader always sees a prefix that the holder really has at that time.
 //!
 //! All of it is methods of one [`Writer`], in three folders, each of which uses only those above it in this table:
 //!

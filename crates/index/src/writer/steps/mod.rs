@@ -1,4 +1,4 @@
-//! Steps of the writer: what happens to holders and ranks, as methods of one [`Writer`].
+//! Steps of the writer: operations on holders and ranks, as methods of one [`Writer`].
 //!
 //! | file | what |
 //! |---|---|
@@ -35,20 +35,20 @@ pub(crate) use slices::{LargeCopy, Slice};
 pub(crate) use store::{Chain, Way};
 
 impl Writer {
-    /// Does an event's share of what is left to do.
+    /// Does an event's share of the pending work.
     #[inline]
     pub(crate) fn do_share(&mut self) {
         self.see_off();
         self.gather_names();
     }
 
-    /// Does up to `blocks` blocks of each kind of work that is left.
+    /// Does pending work on up to `blocks` blocks of each kind.
     pub(crate) fn do_some(&mut self, blocks: usize) {
         self.see_off_some(blocks);
         self.gather_some_names(blocks);
     }
 
-    /// True if anything is left to do, or to be freed that no reader can see any more.
+    /// True if any work is pending, or there is memory to free that no reader can see any more.
     pub(crate) fn has_more_to_do(&self) -> bool {
         !self.leaving.is_empty() || !self.gathering.is_empty() || self.has_garbage()
     }
