@@ -28,7 +28,7 @@ impl BlockIndex {
     ///
     /// `certain`: the contents are known to belong to the block hashes. Then a block that is held with another content
     /// gets this one, as the other was a guess: engines announce a salt only at the beginning of a prompt. Otherwise
-    /// such a block makes the result [`Adoption::Contrary`].
+    /// that block makes the result [`Adoption::Contrary`].
     ///
     /// # Errors
     /// Those of [`store`](Self::store).

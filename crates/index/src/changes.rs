@@ -151,7 +151,7 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// Stores a chain in parts, between which other writers have their turn. The result is that of one store, as a
+    /// Stores a chain in parts, between which other writers have their turn. The result equals one store, as a
     /// chain is stored block by block; before the first part, the index checks that there is room for all.
     #[inline]
     fn store_in_parts(

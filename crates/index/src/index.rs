@@ -38,7 +38,7 @@ pub(crate) const TURN: usize = 1024;
 /// Number of blocks freed before other writers have their turn: a fraction of a millisecond.
 const SLICE_OF_SETTLING: usize = 2048;
 
-/// Exact index of which rank holds which blocks. See the crate's documentation.
+/// Exact index of the blocks that each rank holds. See the crate's documentation.
 ///
 /// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) never waits.
 pub struct BlockIndex {

@@ -5,7 +5,7 @@
 //! removals two are merged (linear hashing, Litwin 1980).
 //!
 //! A growing `Vec` is copied: tens of milliseconds for a list of a million runs, unless the allocator can move it by
-//! its pages. The list here is a list of chunks of 4,096 elements, of which only the first is ever moved. Reading an
+//! its pages. The list here is a list of chunks of 4,096 elements, and only the first chunk is ever moved. Reading an
 //! element takes one step more, in a list of chunks that is short enough to stay in the cache.
 
 use std::hash::{BuildHasher, Hash};

@@ -1,6 +1,6 @@
 //! Sets of holders, one word each; equal sets are equal words.
 //!
-//! A word either contains the members or points to an object with them (`raw/set.rs`). Such an object is shared by all
+//! A word either contains the members or points to an object with them (`raw/set.rs`). This object is shared by all
 //! users of the set: it is found by the xor of its members' random words (Zobrist 1970), so that "this set and one
 //! more" is one look-up. Equal sets always have equal words.
 

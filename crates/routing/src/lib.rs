@@ -1,7 +1,7 @@
-//! Decisions: which worker takes a request. No I/O, no threads, no clock of its own: callers say what time it is.
+//! Decisions: the choice of a worker for each request. No I/O, no threads, no clock of its own: callers pass the time.
 //!
-//! A [`Policy`] picks one row of [`Candidates`] for a [`Request`]. What is behind a row is kept by the router: what it has
-//! sent there, what came back, what the engine reports, how fast it has proved to be.
+//! A [`Policy`] picks one row of [`Candidates`] for a [`Request`]. The router keeps the data behind each row: the
+//! requests it has sent there, what came back, what the engine reports, how fast it has proved to be.
 //!
 //! | file | what |
 //! |---|---|

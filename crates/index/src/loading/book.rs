@@ -1,7 +1,7 @@
 //! Book of all blocks that can be loaded: those of ranks that offload, and those of pools.
 //!
 //! A rank's part maps block hashes to blocks as the index does, where the device decides. A pool's part has the block
-//! hashes that its members stored there. The block behind such a hash is looked up first at the publisher's device,
+//! hashes that its members stored there. The block behind a hash is looked up first at the publisher's device,
 //! then in the pool, then on the publisher's other tiers, and last in the event, which may leave out a salt. Engines
 //! that share a pool use the same block hashes, so a block whose chain one holder cannot trace to the beginning of a
 //! prompt may be traced by another holder of the same pool.

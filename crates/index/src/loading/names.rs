@@ -1,6 +1,6 @@
 //! Block hashes of one holder, and their meaning: the prefix hash of the prompt's beginning that each one ends.
 //!
-//! A block's prefix hash follows from that of the preceding block. It is kept as long as the block is held on any tier,
+//! A block's prefix hash follows from the preceding block's. It is kept as long as the block is held on any tier,
 //! even if the preceding block goes, and updated with the preceding block's while that is held too.
 
 use smallvec::SmallVec;

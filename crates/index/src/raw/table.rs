@@ -63,7 +63,7 @@ pub(crate) struct Table {
 
 impl Table {
     /// Creates a table for `entries` entries at a load of at most four sevenths. Under churn, entries that once found
-    /// their line full stay where they are, and at a higher load such entries get far from their lines.
+    /// their line full stay where they are, and at a higher load these entries get far from their lines.
     pub(crate) fn with_room_for(entries: usize) -> Self {
         let lines = entries.div_ceil(FULL).max(1);
         #[cfg(loom)]

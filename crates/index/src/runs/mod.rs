@@ -228,7 +228,7 @@ impl Runs {
 
     /// Appends blocks to a run, as many as it can take, without holders yet. Returns their number.
     ///
-    /// `names`: block hashes shared by all holders; None without such. `more`: number of blocks that follow soon;
+    /// `names`: block hashes shared by all holders; None if there are none. `more`: number of blocks that follow soon;
     /// included in the new capacity if the run must be moved.
     pub(crate) fn append(
         &mut self,

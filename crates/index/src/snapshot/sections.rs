@@ -155,7 +155,7 @@ impl<'a> Sections<'a> {
     /// Reads the next section; None after the section that ends the snapshot, whose count of sections is checked.
     ///
     /// # Errors
-    /// A description of which section is damaged, and how.
+    /// A description of the damage, and of the section that has it.
     #[allow(clippy::should_implement_trait, reason = "it may fail, and then it must not go on")]
     pub fn next(&mut self) -> Result<Option<Section<'a>>, String> {
         loop {

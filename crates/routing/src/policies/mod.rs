@@ -1,6 +1,6 @@
-//! Plain policies, which belong to no project: each weighs one thing.
+//! Plain policies, which belong to no project: each considers one criterion.
 //!
-//! Each file says in words and symbols what its policy computes, and which routers have the same. Policies of other
+//! Each file says in words and symbols what its policy computes, and which routers have the same one. Policies of other
 //! projects, by their formulas, are in a crate of their own. `docs/reference/policies.md` lists all with their options.
 
 mod least_loaded;
@@ -12,7 +12,7 @@ mod sticky_least_loaded;
 
 use crate::policy::{PolicyEntry, boxed};
 
-/// The policies in here.
+/// Entries of the plain policies.
 pub(crate) const PLAIN: [PolicyEntry; 6] = [
     PolicyEntry { name: "random", make: |options, seed| boxed(random::Random::new(options, seed)) },
     PolicyEntry { name: "round-robin", make: |options, seed| boxed(round_robin::RoundRobin::new(options, seed)) },

@@ -32,9 +32,9 @@ impl Roots {
 /// Outcome of an adoption of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// Number of blocks that are held now and were not before.
+    /// Number of blocks that were added.
     Blocks(usize),
-    /// One of the names is held with another content. Nothing has changed.
+    /// A block is held with another content or parent. Nothing has changed.
     Contrary,
 }
 

@@ -4,7 +4,7 @@
 //! one, ignore it from then on. The old holder leaves its runs in steps, at the end of the following events: those
 //! farthest from the root first, as no run may be freed before those that continue it; then its private tables are
 //! freed, segment by segment. Meanwhile the old holder is still in sets but hinders nothing: a block hash whose block
-//! only such holders have can be given to another block.
+//! only departing holders have can be given to another block.
 //!
 //! If one tier of several is cleared, it depends on the other tiers, block by block, what the rank loses. So blocks go
 //! leaves first, a bounded part at a time, and between two parts other writers have their turn. Any other change of the

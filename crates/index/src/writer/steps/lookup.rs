@@ -122,7 +122,7 @@ impl Writer {
         names.iter().take_while(|&&name| ignores(name) && !self.concerns_branches(holder, name)).count()
     }
 
-    /// True if irregular blocks of the holder cover any position of a run: what happens there is not plain.
+    /// True if irregular blocks of the holder cover any position of a run, so that changes there need special care.
     #[inline]
     pub(in crate::writer) fn is_irregular_in(&self, holder: u32, run: u32) -> bool {
         self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_in(run))

@@ -1,5 +1,5 @@
 //! Slices: the blocks of a rank, copied in parts between which other writers change it, so that the result is the state
-//! of one moment, that of the last part.
+//! of one moment: the last part.
 //!
 //! First the blocks in the rank's runs are copied, run by run, then the other ones (irregular blocks, copies, other
 //! tiers), by block hash. By block hash, a rank is a plain map (to a block's parent, content and copies): an entry that
@@ -48,7 +48,7 @@ pub(crate) struct LargeCopy {
     touched: HashSet<u64>,
     /// Chains copied from runs, in one list per slice, as a long list is slow to grow.
     chains: Vec<Vec<Piece>>,
-    /// State of the block hashes that were looked up, which overrides the chains; in one list per slice, of which the
+    /// State of the block hashes that were looked up, which overrides the chains; in one list per slice; the
     /// latest is right.
     known: Vec<Vec<(u64, NameState)>>,
     rounds: usize,

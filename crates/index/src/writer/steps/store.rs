@@ -15,7 +15,7 @@ pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Where and when the store's first part was applied; None in the first part itself.
+    /// Rank and life for which the store's first part was applied; None in the first part itself.
     begun: Option<StoreStart>,
     /// Number of blocks in the parts that follow.
     promised: usize,
@@ -256,7 +256,7 @@ impl Writer {
         }
     }
 
-    /// Removes blocks of a rank from a tier. The caller counts the event, of which the blocks may be a part.
+    /// Removes blocks of a rank from a tier. The caller counts the event, as the blocks may be only a part of it.
     #[inline]
     pub(crate) fn remove(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         let Some(rank) = rank else {

@@ -328,7 +328,7 @@ impl Writer {
         }
     }
 
-    /// Updates a view's block with this block hash to that of the next narrower view.
+    /// Copies the block with this block hash, or its absence, from the next narrower view to a view.
     fn follow(&mut self, view: &NewView, name: u64) {
         match self.block(view.narrower, name) {
             Some((parent, content)) => drop(self.gain_one(view.holder, parent, name, content)),
