@@ -1,4 +1,4 @@
-//! Our own policy, `kvatlas`: the candidate of least expected harm, in seconds.
+//! Policy `kvatlas`: picks the candidate with the least expected harm, in seconds.
 //!
 //! ```text
 //! cost = wait               prompts before it there, and how late the first of them is
@@ -12,8 +12,9 @@
 //!      + settling           a new session and those that live there will delay each other
 //! ```
 //!
-//! A request of which nobody holds anything goes by the same sum, and a little away from where such a one went last.
-//! While every candidate has more than `hold` seconds queued, it waits in the router.
+//! A request with no block held by any engine goes by the same sum, with some preference for other engines than the one
+//! that took the last request of this kind. While every candidate has more than `hold` seconds queued, requests wait in
+//! the router.
 //!
 //! | file | what |
 //! |---|---|
