@@ -53,27 +53,27 @@ use books::Books;
 use harm::{Harm, NAMES, PromptParts, Scene, queue};
 use late::held;
 
-/// Costs that differ by less, in seconds, are equal: chance decides.
+/// Difference of costs, in seconds, below which two candidates count as equal and one is chosen at random.
 const EQUAL: f64 = 1e-9;
-/// Seconds for which a request waits before an engine computes what is on its way to another: the rest of its burst may be
-/// about to come, and other prompts with it.
+/// Seconds that a request waits before an engine computes a prompt that is on its way to another engine: further
+/// prompts of its burst, or other ones, may be about to come.
 const MOMENT: f64 = 0.02;
-/// A sum of seconds is that exact, and more so.
+/// Upper limit of the rounding error of a sum of seconds.
 const ROUNDING: f64 = 1e-6;
 
-/// The policy `kvatlas`.
+/// Policy `kvatlas`: see the module's documentation.
 pub(crate) struct Kvatlas {
     weights: Weights,
     rng: Rng,
     books: Books,
     costs: Vec<f64>,
-    /// The least of the costs and its row, after [`Kvatlas::assess_cheapest`].
+    /// The least cost and its row, after [`Kvatlas::assess_cheapest`].
     least: (f64, usize),
-    /// Seconds until each row would begin with the request.
+    /// Seconds until each row's engine would start the request.
     starts: Vec<f64>,
-    /// Seconds of computing again that are likely if each row takes the request.
+    /// Seconds of recomputation that are likely if each row takes the request.
     losses: Vec<f64>,
-    /// The part of each cost that later requests of a new session will cause.
+    /// Part of each cost that later requests of a new session will cause.
     settled: Vec<f64>,
 }
 
@@ -92,7 +92,7 @@ impl Kvatlas {
         })
     }
 
-    /// The row that takes a request.
+    /// Finds the row that takes a request.
     fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) -> usize {
         self.books.look(request, candidates, now);
         if self.weights.temperature > 0.0 {
@@ -108,7 +108,7 @@ impl Kvatlas {
         }
     }
 
-    /// Finds the costs of all rows.
+    /// Computes the costs of all rows.
     fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) {
         let mut costs = std::mem::take(&mut self.costs);
         let (mut starts, mut losses) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.losses));
@@ -125,9 +125,9 @@ impl Kvatlas {
         (self.costs, self.starts, self.losses, self.settled) = (costs, starts, losses, settled);
     }
 
-    /// Finds the costs of all rows that may be the cheapest. The others have a cost that is too small, and still more
-    /// than the least: what is foreseen at an engine, and where it pulls from, take longest to find, and change little for
-    /// most.
+    /// Computes the exact costs of the rows that may be the cheapest. The other rows get a lower bound that already
+    /// exceeds the least cost: the forecast at an engine, and the sources it pulls from, take longest to compute, and
+    /// matter little for most rows.
     fn assess_cheapest<const MOVES: bool>(
         &mut self,
         request: &Request<'_>,
@@ -208,7 +208,7 @@ impl Kvatlas {
         self.goes_or_waits(row, request, candidates, ways, now)
     }
 
-    /// Decides if a request goes to the row that was chosen, or waits in the router for its worker.
+    /// Decides whether a request goes to the worker of the chosen row, or waits in the router.
     fn goes_or_waits(
         &mut self,
         row: usize,
@@ -248,7 +248,7 @@ impl Kvatlas {
         if request.waited < patience * (cost - started) { Choice::WaitFor { row, instead } } else { Choice::Row(row) }
     }
 
-    /// The row of the least cost, by chance among equals.
+    /// Row with the least cost; among equals a random one.
     fn least(&mut self) -> usize {
         let (least, row) = self.least;
         let equal = |cost: &f64| *cost <= least + EQUAL;
@@ -260,7 +260,7 @@ impl Kvatlas {
         self.costs.iter().enumerate().filter(|(_, cost)| equal(cost)).nth(nth).map_or(0, |(row, _)| row)
     }
 
-    /// A row, the less often the more it costs.
+    /// Draws a random row; the more it costs, the less often.
     fn drawn(&mut self) -> usize {
         let least = self.costs.iter().copied().fold(f64::INFINITY, f64::min);
         let temperature = self.weights.temperature;
@@ -355,7 +355,7 @@ impl Policy for Kvatlas {
     }
 }
 
-/// The parts of the best way of a row.
+/// Parts of the prompt for the best way of a row.
 #[inline]
 fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, row: usize) -> PromptParts {
     match (ways, candidates.way(row)) {
@@ -365,33 +365,34 @@ fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'
     }
 }
 
-/// True if a request goes on from a prompt on its way, and has little more to compute: that one has had its turn.
+/// True if a request continues a prompt that is on its way, and has little more to compute, so that it need not wait
+/// for a turn of its own.
 fn follows(request: &Request<'_>, candidates: &Candidates) -> bool {
     let depths = candidates.predicted_blocks.iter().zip(&candidates.device_blocks);
     depths.filter(|(predicted, held)| predicted > held).any(|(predicted, _)| *predicted * 8 >= request.blocks() * 7)
 }
 
-/// Weights of the terms of the cost, which is in seconds. Each can be given as an option of the same name.
+/// Weights of the terms of the cost, which is in seconds. Each weight can be given as an option of the same name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// Weight of the seconds that it took to compute what the new blocks push out.
+    /// Weight of the seconds that it took to compute the blocks that new ones evict.
     pub evict: f64,
-    /// Weight of a second by which requests to come will wait longer for room in the cache.
+    /// Weight of a second by which future requests will wait longer for room in the cache.
     pub price: f64,
-    /// Weight of a second by which a new session, with all that it is expected to send, and the sessions that live at an
-    /// engine will delay each other. 0: the first request of a session is like any other.
+    /// Weight of a second by which a new session, with all the requests it is expected to send, and the sessions at an
+    /// engine will delay each other. 0: the first request of a session counts like any other.
     pub settle: f64,
-    /// Seconds within which an engine must begin with a request, or the request waits in the router. 0: none waits.
+    /// Seconds within which an engine must start a request, or the request waits in the router. 0: no request waits.
     pub hold: f64,
-    /// Longest wait for the best engine, as a multiple of what the best of those that begin soon would cost more. 0: none
-    /// waits for one engine.
+    /// Longest wait for the best engine, as a multiple of the additional cost of the best engine that would start soon.
+    /// 0: no request waits for one engine.
     pub patience: f64,
-    /// Difference between two costs, in seconds, at which the dearer engine is chosen e times less often. 0: the cheapest
-    /// is always chosen.
+    /// Difference between two costs, in seconds, at which the more expensive engine is chosen e times less often. 0:
+    /// the cheapest engine is always chosen.
     pub temperature: f64,
 }
 
-/// Names of former weights, with the text that says what replaced each.
+/// Names of former weights, with a text that says what replaced each.
 const LEARNT: [(&str, &str); 2] = [
     ("host", "what loads from host memory cost is learnt, and begins with the settings host_floor and host_token"),
     ("far", "what loads from disks and pools cost is learnt, and begins with the settings far_floor and far_token"),
@@ -404,10 +405,10 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// Takes the options that are weights.
+    /// Takes the weights from the options.
     ///
     /// # Errors
-    /// Code `bad_option` for one that is not a number or out of range.
+    /// Code `bad_option` for a weight that is not a number or out of range.
     pub(crate) fn take(options: &mut Options) -> Result<Self, Error> {
         for (name, settings) in LEARNT {
             options.refuse(name, settings)?;
