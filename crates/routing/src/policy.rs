@@ -28,13 +28,13 @@ pub enum Choice {
 /// Placed request, as reported to policies.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
-    /// The request's number.
+    /// Number of the request.
     pub number: u64,
-    /// The worker's number: [`Candidates::worker`].
+    /// Number of the worker: [`Candidates::worker`].
     pub worker: u32,
-    /// Prompt tokens that are not expected in its cache.
+    /// Prompt tokens that are not expected in the worker's cache.
     pub uncached: u32,
-    /// Blocks that no other request at the worker uses any more once it has ended; 0 until then.
+    /// Blocks that no other request at the worker uses any more when this one has ended; 0 until then.
     pub freed: u32,
 }
 

@@ -89,9 +89,9 @@ pub(super) struct Cache {
     pub(super) rate: f64,
     /// Seconds since the prompt at the head of the queue got there, if there was room for it.
     pub(super) elapsed: f64,
-    /// Seconds of prompts that others have sent there.
+    /// Seconds of prompts that other routers have sent to the engine.
     pub(super) others: f64,
-    /// Requests that run at once, at most, less those of other routers; infinite if nobody knows.
+    /// Largest number of requests that run at once, less those of other routers; infinite if unknown.
     pub(super) limit: f64,
 }
 

@@ -27,8 +27,8 @@ const COLD: f64 = 0.1;
 const FOREIGN: f64 = 0.5;
 /// Weight of a second by which further requests behind the same prompt make an answer longer.
 const BURST: f64 = 0.3;
-/// Weight of a token copied from another engine in what it pushes out, relative to one that is computed: the source keeps
-/// its own as long as any other, so that a prompt that moves on takes the room of two, and again with each move.
+/// Weight of evictions by a token copied from another engine, relative to a computed one: the source keeps its copy as
+/// long as any other block, so a prompt that moves takes twice the room, and again with each move.
 const COPIED: f64 = 3.0;
 /// Weight of a second of prefill of requests that wait in the router for the same engine.
 const AIMED: f64 = 0.5;
@@ -109,7 +109,7 @@ pub(super) struct PromptParts {
 }
 
 impl PromptParts {
-    /// The parts where nothing is known to be moved.
+    /// Parts if no transfers are considered.
     #[inline(always)]
     pub(super) fn computed(request: &Request<'_>, all: &Candidates, row: usize) -> Self {
         let reached = all.predicted_blocks[row].max(all.any_blocks[row]);

@@ -75,7 +75,7 @@ settings! {
     announced_within: f64 = 5.0, 0.0 to MOST;
     /// Largest number of blocks stored for prompts on their way.
     predicted_limit: usize = 4 << 20, 0.0 to MOST;
-    /// Seconds for which the requests of a session go to the worker of the last one. 0: sessions do not stick.
+    /// Seconds after a session's last request for which the next one goes to the same worker. 0: sessions do not stick.
     session_ttl: f64 = 0.0, 0.0 to MOST;
     /// Largest number of sessions remembered.
     session_limit: usize = 65_536, 1.0 to MOST;

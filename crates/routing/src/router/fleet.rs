@@ -70,8 +70,8 @@ impl Slot {
 pub(super) struct Fleet {
     /// Row of each slot.
     rows: Candidates,
-    /// For each row, since when: it is there, its engine last said something, the prompt at its head has its turn (`inf`
-    /// if there is none). Beside each other, as all are read for every request.
+    /// Time since which each row's worker is there; `reported`: of its engine's last report; `head_since`: since which
+    /// the prompt at the head of its queue is there (`inf` without one). Kept apart, as all are read for every request.
     joined: Vec<f64>,
     reported: Vec<f64>,
     head_since: Vec<f64>,

@@ -96,11 +96,11 @@ pub(super) struct PeerRequest {
 /// Time at which a prompt that leaves the queue was computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum ComputeTime {
-    /// The prompt is computed now: its first token has come.
+    /// Now: the prompt's first token has come.
     Now,
-    /// Some time after it was sent: the whole answer has come.
+    /// Some time after the prompt was sent: the whole answer has come.
     Before { sent: f64 },
-    /// If at all, nobody knows when.
+    /// Unknown, or never.
     Unknown,
 }
 

@@ -206,7 +206,7 @@ pub(super) fn known(own: &LearntLine, now: f64) -> Option<Line> {
 /// Number of samples kept, the newest ones.
 const KEPT: usize = 24;
 /// Number of samples from which on both floor and seconds per token are fitted. With fewer, only the floor is: seconds
-/// per token follow from a model's size and a link, but nothing else foretells a floor.
+/// per token follow from a model's size and a link, while a floor can only be measured.
 const ENOUGH: usize = 6;
 /// Factor by which the lengths of samples must differ for both to be fitted.
 const SPREAD: f64 = 1.5;

@@ -23,7 +23,7 @@ pub(super) const CLOSED: f64 = 300.0;
 /// Limits on pulls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guards {
-    /// Age in seconds that a source's last sign of life may have.
+    /// Largest age of a source's last sign of life, in seconds.
     pub(crate) heard_within: f64,
     /// Seconds for which a pair is excluded.
     pub(crate) out: f64,
@@ -84,9 +84,9 @@ pub(crate) struct Transfers {
     /// Index of each pair among its consumer's pairs, by source and consumer: searching for pairs would take most of a
     /// decision.
     places: Vec<Vec<u8>>,
-    /// Number of workers that have a group.
+    /// Number of workers that are in a group.
     grouped: usize,
-    /// Time of the next look at what is old.
+    /// Time of the next clean-up of outdated data.
     looks_at: f64,
     /// Pulls in flight: time from which on each is late, and its request.
     due: BinaryHeap<Reverse<(Time, u64)>>,
