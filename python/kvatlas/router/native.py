@@ -176,12 +176,12 @@ class Engines:
             self.left(engine, False)
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
-        """Update an engine with its ranks and block size, once it has answered."""
+        """Update an engine with the ranks and the block size that it has described."""
         name = engine.worker
         with self._lock:
             if found is not None:
                 about: dict[str, Any] = {"block_size": found.block_size, "model": found.model}
-                # # The ranks that requests may name can be configured.
+                # The ranks that requests may name can be configured.
                 if not isinstance(engine.ranks, tuple):
                     about["ranks"] = found.ranks
                 if found.rank_header is not None and engine.rank_header is None:

@@ -63,7 +63,7 @@ def start(config: dict[str, Any]) -> NativeService:
 
 
 def registration(worker: str, endpoint: str, *, source: str, **about: Any) -> str:
-    """Registration for the native service, in JSON: that of a client (`about`), with the source that it comes from."""
+    """Registration for the native service, in JSON: a client's form (`about`) and the source of the registration."""
     return json.dumps({**requests.registration(worker, endpoint, **about), "source": source})
 
 

@@ -185,10 +185,10 @@ def _is_ready(
                 return False
             said = _beginning(answer)
     except httpx.HTTPError as error:
-        # # The replica is gone, but the name server still has its address.
+        # The replica is gone, but the name server still has its address.
         logger.info("%s %s: another replica is asked", url, failure(error)[1])
         return False
-    # # A router is ready for requests before its index is complete.
+    # A router is ready for requests before its index is complete.
     with contextlib.suppress(ValueError, AttributeError):
         return json.loads(said).get("index_ready", True) is True
     return True

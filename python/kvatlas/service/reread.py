@@ -1,4 +1,4 @@
-"""Settings that are read again while a service or a router runs (SIGHUP), and words for those that need a restart."""
+"""Settings that can be read again while a service or a router runs (SIGHUP), and names of the others."""
 
 from __future__ import annotations
 

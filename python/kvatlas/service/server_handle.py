@@ -255,6 +255,6 @@ def registration_of(stream: Stream, config: Config) -> str:
 def _url_of(address: str, *, tls: bool) -> str:
     """URL, for this machine, of a server that listens at `address`, an IP address and a port."""
     host, _, port = address.rpartition(":")
-    # # A wildcard address cannot be connected to.
+    # A wildcard address cannot be connected to.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
     return f"{'https' if tls else 'http'}://{host}:{port}"

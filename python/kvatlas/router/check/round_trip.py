@@ -58,7 +58,7 @@ class RoundTrip:
             routing_group=config.routing_group,
         )
         try:
-            # # Engine settings that concern routers only are left out.
+            # Engine settings that concern routers only are left out.
             entries = [one.entry.as_followed() for one in followed]
             service = Service(engines=entries, config=plain)
         except ServiceError as error:
@@ -116,7 +116,7 @@ class RoundTrip:
         await self._tiers(one, client, before, text, chat=messages is not None)
 
     async def _connectors(self, one: CheckedEngine) -> None:
-        """Ask for its tiers again, if it has not shown any: engines do with their first step."""
+        """Ask an engine for its tiers again if no tier was found: tiers appear with the first step."""
         is_in_time = asyncio.get_running_loop().time() < one.until - _EVENTS
         if one.connectors.offloads or not is_in_time:
             return

@@ -202,7 +202,7 @@ class FleetKeeper:
             raise ConfigError(f"engine {engine.shown_url}: {setting} {why}")
 
     def _prune(self) -> None:
-        # # Orders are kept for engines of sources that have not answered yet.
+        # Orders are kept for engines of sources that have not answered yet.
         if self._discovery.knows_all_lists:
             self._orders.prune(self._discovery.listed, time.time())
 

@@ -209,6 +209,6 @@ def listed_as(member: Member | None) -> dict[str, Any] | None:
 
 
 def _table(member: Member) -> dict[str, Any]:
-    # # The entry is only compared, in files and at peers, so its key is left out.
+    # The entry is only compared, in files and at peers, so its key is left out.
     table = member.entry.table() if isinstance(member.entry, Engine) else {}
     return {name: value for name, value in table.items() if name != "key"}

@@ -33,9 +33,7 @@ class Watcher(Protocol):
     def listed(self, engine: Engine, ranks: Collection[int], drained: bool, /) -> None:
         """Record that an engine is listed, or that its entry has changed.
 
-        `ranks`: those whose streams are given by hand.
-
-        `drained`: whether an operator has drained the engine.
+        `ranks`: ranks whose streams are given by hand. `drained`: whether an operator has drained the engine.
         """
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
@@ -106,13 +104,13 @@ class Follower(ABC):
                 retry = min(retry * 2 or _FIRST_RETRY, max(self.config.discovery.interval, _FIRST_RETRY))
                 delay = retry
             except Exception as error:
-                # # One engine's unexpected answer must not end its follower.
+                # One engine's unexpected answer must not end its follower.
                 logger.debug("%s", self.shown, exc_info=error)
                 self._note(f"unexpected answer: {error!r}")
                 self._report("unusable", "bad_answer", self._problem)
                 self.settled.set()
                 delay = self.config.discovery.interval
-            # # Many engines are followed: this spreads the requests over time.
+            # Many engines are followed: this spreads the requests over time.
             if await self._woken_within(delay * random.uniform(0.9, 1.1)):
                 retry = 0.0
 
@@ -294,7 +292,7 @@ class EngineFollower(Follower):
 
     async def look(self) -> EngineDescription | None:
         size = await self._size_of_events()
-        # # After a failure, a restart or other events the whole description is read again: the engine may be another
+        # After a failure, a restart or other events the whole description is read again: the engine may be another
         # one.
         is_other = self._has_restarted or size != self._asked_size
         light, self._light = 0 if is_other else self._light, 0
@@ -317,7 +315,7 @@ class EngineFollower(Follower):
         self.wake()
 
     async def _size_of_events(self) -> int | None:
-        """The block size of most of its events, if it differs from the registered one and none is configured."""
+        """Block size of most of the engine's events if it differs from the registered one; None otherwise."""
         if self._found is None or self._is_size_set or not self.registers:
             return None
         return await asyncio.to_thread(self.native.other_block_size, self.name)
@@ -326,7 +324,7 @@ class EngineFollower(Follower):
         """Description to register, with the block size of the events instead of the announced one."""
         if self._said is None or self._is_size_set or not self.registers:
             return found
-        # # Events with the size that the engine announces say nothing about other engines of its model.
+        # Events with the size that the engine announces say nothing about other engines of its model.
         if self._found is not None and size not in (None, self._found.block_size, self._said.block_size):
             self._note_size(size, self._found, self._said)
         wanted = self._sizes.apply(self._said, self._group)

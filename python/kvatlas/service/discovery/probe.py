@@ -175,7 +175,7 @@ class Prober:
         """
         if self._rank_header is None or self._rank_header[0] != found.ranks:
             self._rank_header = None
-            # # If counted from 0, the highest rank number does not exist.
+            # If counted from 0, the highest rank number does not exist.
             status, words = await self._try_rank(found, found.ranks[-1])
             header = "global" if status < 300 else "local"
             if header == "local" and "out of range" not in words:

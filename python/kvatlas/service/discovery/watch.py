@@ -198,7 +198,7 @@ class Discovery:
                     await source.first.wait()
                 away = []
                 self._follow()
-                # # Engines that are not ready yet may need many minutes until they answer.
+                # Engines that are not ready yet may need many minutes until they answer.
                 first = [it.follower for it in self._followers.values() if it.follower.why_held is None]
                 await asyncio.gather(*(follower.settled.wait() for follower in first))
         except TimeoutError:

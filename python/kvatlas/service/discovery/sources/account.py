@@ -18,7 +18,7 @@ from kvatlas.service.replicas import url_at
 
 _HOST, _PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 _MAX_FILE = 1 << 20
-# # A machine that has failed does not close connections: this is noticed after about half a minute.
+# A machine that has failed does not close connections: this is noticed after about half a minute.
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -27,7 +27,7 @@ _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 
 
 class Account:
-    """Address and credentials. The files are read each time: the kubelet replaces them while they are valid."""
+    """Address and credentials of the API server, read each time, as the kubelet replaces the files."""
 
     def __init__(self, config: DiscoveryConfig, env: Mapping[str, str] | None = None) -> None:
         """Find the API server.

@@ -1,4 +1,4 @@
-"""Deletion costs of pods: a Deployment that is scaled down first ends the pods whose caches other pods have, too."""
+"""Deletion costs of pods: a Deployment that is scaled down first ends pods whose caches other pods hold, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SoleTokens(Protocol):
 
 
 class DeletionCosts:
-    """Writes how much would be lost with each pod into the annotation by which a ReplicaSet chooses the pods to end."""
+    """Writer of the annotation by which a ReplicaSet chooses the pods to end: the cached tokens lost with a pod."""
 
     def __init__(self, sources: Iterable[EnginesOfPods], every: float) -> None:
         """Create a writer, without writing yet.
@@ -58,7 +58,7 @@ class DeletionCosts:
         for pod, (workers, cost) in source.costs().items():
             known = [tokens[worker] for worker in workers if worker in tokens]
             wanted = min(sum(known), _HIGHEST)
-            # # The blocks of untrusted engines are unknown: their cost stays.
+            # The blocks of untrusted engines are unknown: their cost stays.
             if len(known) == len(workers) and (cost is None or abs(wanted - cost) > _SHARE * max(wanted, cost)):
                 wrong[pod] = wanted
         if not wrong:

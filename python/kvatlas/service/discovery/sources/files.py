@@ -122,7 +122,7 @@ class FileOfEngines(EngineSource):
             content = _read(path)
             if content == self._content:
                 self._say(None)
-            # # The same content must be read twice, so that a file that is being written is not used.
+            # The same content must be read twice, so that a file that is being written is not used.
             seen, self._seen = self._seen, content
             if content == self._content or content != seen:
                 return

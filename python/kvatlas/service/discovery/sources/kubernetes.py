@@ -125,7 +125,7 @@ class ObjectApi:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         else:
             query["resourceVersion"] = version
-        # # A quiet cluster sends no events for minutes.
+        # A quiet cluster sends no events for minutes.
         timeout = httpx.Timeout(self._timeout, read=None, pool=None)
         async with self._asked(http, query, timeout) as answer:
             if version is None and answer.status_code in (400, 422):

@@ -1,4 +1,4 @@
-"""The addresses of a name as engines, such as those of a headless Service: for those without rights in a cluster."""
+"""Engines at the addresses of a DNS name, such as a headless Service: for use without rights in a cluster."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class EnginesOfName(RemoteSource):
                     self.put(address, (Member(Engine(url_at(address, self._name.port))),))
                 self.only(addresses)
                 self.is_known_now()
-            # # Many replicas resolve names: this spreads their requests over time.
+            # Many replicas resolve names: this spreads their requests over time.
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.1))

@@ -89,14 +89,14 @@ class WatchedObjects(RemoteSource):
                     self.counts[error.code] += 1
                     continue
                 if error.code == GONE:
-                    # # Known objects stay in use until the new list is complete.
+                    # Known objects stay in use until the new list is complete.
                     self._version = None
                     self.counts[error.code] += 1
                     logger.info("%s: changes are lost (%s): asks for all again", self.shown, error)
                 else:
                     after = error.after
                     self.is_away(error.code, str(error))
-            # # A server that restarts is asked often, so that no change is missed; one that stays away is not.
+            # A server that restarts is asked often, so that no change is missed; one that stays away is not.
             if _now() - began > _LASTED:
                 pause, away = _FIRST_PAUSE, _now()
             await asyncio.sleep(max(after or 0.0, pause) * random.uniform(1, 1.2))
