@@ -38,7 +38,7 @@ class Header:
     _names: dict[tuple[object, int], int] = field(default_factory=dict)
 
     def global_ids(self, row: dict[str, Any], ids: Sequence[int]) -> tuple[int, ...]:
-        """True if ids mean the same in the whole trace."""
+        """Convert the block ids of a row, which may be private to its session, to ids of the whole trace."""
         if not self.local:
             return tuple(ids)
         names, scope = self._names, row.get("play_id", row.get("session_id"))

@@ -37,7 +37,7 @@ class Starts:
     """Start times of a trace's requests in the closed loop, in seconds from the first. Call `ended` at each end."""
 
     def __init__(self, requests: Sequence[TraceRequest], speedup: float = 1.0) -> None:
-        """`speedup` shortens the times between requests that wait for nothing; pauses stay as long as they are."""
+        """Compute start times. `speedup` divides the times between requests that wait for none, not the pauses."""
         known = {line.id: number for number, line in enumerate(requests) if line.id is not None}
         begin = min((line.timestamp for line in requests), default=0)
         # Who waits for a request to start, or to end, and how long after.

@@ -77,7 +77,7 @@ class Offload:
     # Storing
 
     def computed(self, request: Request, start: int, end: int) -> None:
-        """Copy the chunks that are complete now that blocks `start` to `end` are computed, and announce them."""
+        """Copy the chunks completed by blocks `start` to `end` of a request to the tiers, and announce the chunks."""
         k, host = self.config.chunk, self.host
         if self.config.prompt_only:
             end = min(end, request.prompt_tokens // self._size)
@@ -184,7 +184,7 @@ class Offload:
         return True
 
     def _time(self, load: Load, peer: PullSource | None, answer: PullAnswer | None, now: float) -> None:
-        """Set the time at which a load is done: its parts follow each other."""
+        """Compute the time at which a load is done. Transfers from different places follow each other."""
         if answer is not None:
             load.ready = max(load.ready, now + answer.delay)
         if peer is not None and (tokens := load.tokens["p2p"]):

@@ -104,7 +104,7 @@ class Scheduler(ABC):
         pool: BlockPool | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Create a scheduler. `pool`: a cache shared with others; None for its own. `offload`: the tiers behind it."""
+        """Create a scheduler. `pool`: shared cache; None: a new cache. `offload`: tiers behind the cache."""
         self.worker = worker
         self.config = config
         self.counters = Counters()
@@ -331,7 +331,7 @@ class Scheduler(ABC):
     # Blocks
 
     def _grow(self, request: Request, blocks: int, now: float) -> bool:
-        """Grow a request to `blocks` blocks, preempting others if needed. Returns False if it was preempted itself."""
+        """Extend a request to `blocks` blocks, preempting others if needed. False: the request itself is preempted."""
         missing = blocks - len(request.blocks)
         if missing <= 0:
             return True
