@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(adopt(&[]), Adoption::Blocks(1));
         assert_eq!(depth(&index, &[10, 20, 30, 40, 50]), 5);
         assert_eq!(index.missing_above("w", 0, &[], &names(&[5]), &mut roots), [None]);
-        // One copy of each, whatever it was asked for twice.
+        // One copy of each block, though the chain is adopted a second time.
         assert_eq!(adopt(&[]), Adoption::Blocks(0));
         index.remove("w", 0, Tier::Gpu, &names(&[3]));
         assert_eq!(depth(&index, &[10, 20, 30, 40, 50]), 2);
@@ -151,7 +151,7 @@ mod tests {
         assert!(!index.agrees("d", 0, 0), "another name");
     }
 
-    /// An adoption is a store of what was not held, on random streams.
+    /// On random streams, an adoption equals a store of the blocks that the rank lacked.
     #[test]
     fn equals_the_reference() {
         let mut adopted = 0;
@@ -160,7 +160,7 @@ mod tests {
             let (index, mut reference) = (index(), ReferenceIndex::new(true));
             let mut roots = Roots::default();
             for _ in 0..80 {
-                // Names that cover what is before them, as engines' do: a tree of two children each.
+                // Block hashes that depend on the blocks before, as engines' do: a tree with two children each.
                 let start = 1 + random.below(30);
                 let chain: Vec<u64> = (0..1 + random.below(4))
                     .scan(start, |name, _| {
@@ -214,7 +214,7 @@ mod tests {
                             .expect("lists of a length");
                     }
                 }
-                // What is missing is what the reference does not reach.
+                // The index lacks exactly the blocks that the reference does not reach.
                 let name = 1 + random.below(255);
                 let up: Vec<u64> = std::iter::successors(Some(name), |name| (*name > 1).then_some(name / 2)).collect();
                 let query: Vec<u64> = up.iter().rev().map(|name| name * 10).collect();

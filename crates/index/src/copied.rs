@@ -83,7 +83,7 @@ impl RankCopy {
         }
         let mut done = vec![false; blocks.len()];
         let mut chains = Vec::new();
-        // Then what goes in a circle, which has no beginning.
+        // Blocks in a cycle, which has no beginning, come last.
         let starts = (0..blocks.len()).filter(|at| !continues[*at]).chain(0..blocks.len());
         for start in starts {
             let CopiedBlock { parent, copies, .. } = blocks[start];

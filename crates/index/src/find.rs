@@ -254,8 +254,7 @@ impl OwnedMatch {
 }
 
 /// Calls `f` with a depth, 64 holders and the mask of those that are new at this depth and count in the view; deepest
-/// first. Holders that were met before cost one step for 64 of them, so that many levels of one large set are cheap to
-/// merge.
+/// first. Holders already passed to `f` are skipped 64 at a time, so that many levels of one large set are cheap.
 #[inline]
 fn each<'m>(
     reached: impl Iterator<Item = (u32, Members<'m>)>,

@@ -18,8 +18,8 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Summand of one block in its rank's fingerprint.
 #[inline]
 pub(crate) fn word(tier: Tier, name: u64) -> u64 {
-    // Both factors are made of the name, as names may be small numbers: with a constant, sums of them would be equal too
-    // easily. The halves are not added but mixed, so that sums of squares are not what comes out.
+    // Both factors depend on the block hash: with one constant factor, sums of small block hashes would often be equal.
+    // The halves are mixed, not added, as sums of squares would be equal too easily.
     let product = u128::from(name ^ KEYS[tier as usize]) * u128::from(name.rotate_left(29) ^ FACTOR);
     (product >> 64) as u64 ^ product as u64
 }

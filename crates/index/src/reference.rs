@@ -373,7 +373,7 @@ mod tests {
         store(&mut index, Tier::Disk, None, &[(1, 10)]);
         assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 0), (1, 1)));
         assert_eq!(index.replaced, 1);
-        // What it said holds for as long as any tier has the block.
+        // The device's content for a block hash stays valid while any tier holds the block.
         index.remove("w", 0, Tier::Gpu, &names(&[1]));
         index.remove("w", 0, Tier::Cpu, &names(&[1]));
         store(&mut index, Tier::Cpu, None, &[(1, 10)]);

@@ -105,7 +105,7 @@ impl Trash {
             reuse(garbage);
         });
         self.bytes -= freed;
-        // What no reader can hold is freed further at the next question.
+        // Items that no reader can hold are freed further at the next check.
         self.asked = left.then_some(if self.retired.is_ready() { MOST_QUESTIONS } else { 0 });
     }
 }

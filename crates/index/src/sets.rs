@@ -75,7 +75,7 @@ impl Members<'_> {
     }
 }
 
-/// Set of the numbers of holders or workers that were met so far in a match.
+/// Set of the numbers of holders or workers already visited in a match.
 pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
 
 impl NumberSet {

@@ -268,7 +268,7 @@ mod tests {
         assert!(!prompt(&mut speed, &mut fleet));
         let rates = [speed.rate(&fleet), Speed::new(&fleet).rate(&fleet)];
         assert!(rates.iter().all(|rate| (rate / 8000.0 - 1.0).abs() < 1e-9), "{rates:?}");
-        // Unless the worker says so, and then it can only be quicker.
+        // The worker's own reports still teach its rate, but only a higher one.
         assert!(!speed.learn_told(383.0, 0.01, &mut fleet) && !speed.learn_told(4000.0, 1.0, &mut fleet));
         let rates = [0.04, 0.02, 0.0].map(|seconds| {
             assert!(speed.learn_told(4000.0, seconds, &mut fleet));

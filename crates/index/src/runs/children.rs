@@ -103,7 +103,7 @@ impl Runs {
     /// enough that the next table can be built in time. A large table is built a few runs per call while readers use
     /// the old one, and shown to readers when it is complete; returns whether this call did so.
     pub(crate) fn reserve_children(&mut self, trash: &mut Trash) -> bool {
-        // Twice the runs that can come while all numbers of runs are gone through.
+        // Twice the number of runs that can be created while all numbers of runs are visited once.
         let least = if self.entries.len() <= FEW { 0 } else { self.entries.len() * 2 / PACE };
         let wanted = self.live.max(least);
         if self.next_children.is_none() {

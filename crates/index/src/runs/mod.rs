@@ -313,7 +313,7 @@ impl Runs {
             }
             Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, listed: true, page, forks: None }
         };
-        // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
+        // The run is linked by its own copy of the blocks, so that the caller's list is not read twice.
         let run = self.entries[id as usize].run.as_ref().expect("live");
         self.shown.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
         if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {

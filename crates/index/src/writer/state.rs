@@ -157,7 +157,7 @@ impl Writer {
                 Garbage::Children(children) => leaving.push(Table::Children(children.into_box())),
                 memory => drop(memory),
             });
-            // When the last run's number has come back, a small table of children will do.
+            // Once the last run's number is free, a small table of children is enough.
             if runs.len() != 0 || !runs.reserve_children(trash) {
                 break;
             }

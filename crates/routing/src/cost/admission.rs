@@ -268,7 +268,7 @@ impl Engine {
         let (mut begun, mut computed) = (0.0_f64, cache.others);
         let elapsed = if self.is_blocked(cache, step, now) { 0.0 } else { cache.elapsed };
         let lasts = answers.mean() * step;
-        // Of many that run somebody ends soon, though each is expected to go on for long.
+        // Among many running requests one ends soon, though each is expected to run for long.
         let turn = |before: usize| ((before + 1) as f64 - cache.limit).max(0.0) * lasts / cache.limit;
         for (nth, its) in self.queue.iter().enumerate() {
             let blocks = its.blocks * part;
@@ -323,7 +323,7 @@ impl Forecast {
 mod tests {
     use super::*;
 
-    /// Answers of 100 tokens, one each 0.1 s: 10 s, whatever they have had.
+    /// Answers of 100 tokens at 0.1 s each: 10 s in all.
     fn answers() -> Answers {
         let mut answers = Answers::default();
         for _ in 0..2_048 {
@@ -355,7 +355,7 @@ mod tests {
         close(forecast.wait_for_room(19.0, 100.0), 0.0);
         close(forecast.wait_for_room(30.0, 100.0), first);
         close(forecast.wait_for_room(61.0, 100.0), second);
-        // More than there is room for at all: when nobody is left.
+        // More blocks than there is room for: when no request runs any more.
         close(forecast.wait_for_room(500.0, 100.0), second);
     }
 
@@ -441,7 +441,7 @@ mod tests {
         let here = cache(135.0);
         engine.look(&here, 0.1, 3.0);
         let left = answers.left(30.0) * 0.1;
-        // The second cannot begin before the first has ended, and its turn has not come before: 3 s count for nothing.
+        // The second prompt cannot begin before the first has ended: the 3 s before count for nothing.
         let elapsed = engine.elapsed(3.0, 3.0);
         close(elapsed, 3.0);
         let forecast = engine.forecast(&Cache { elapsed, ..here }, &answers, 0.1, 3.0);

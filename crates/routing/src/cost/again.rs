@@ -62,7 +62,7 @@ mod tests {
             again.sent(&prompt(number << 32), 0, 0);
         }
         assert!(again.share() < 0.01, "{}", again.share());
-        // The same prompts again: held, so that nothing is computed; held by another; gone.
+        // The same prompts again: held by the worker, held by another one, and evicted.
         for number in 0..16 {
             again.sent(&prompt(number << 32), 512, 512);
             again.sent(&prompt(number << 32), 0, 512);

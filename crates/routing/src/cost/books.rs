@@ -54,7 +54,7 @@ impl Books {
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
         let most = request.max_tokens.map(f64::from);
-        // Where there is room for more like it, nobody pushes out what it leaves.
+        // Where there is room for more requests of this size, the blocks that this one leaves are not evicted.
         let may_matter = candidates.used_blocks[row] + blocks > SCARCE * candidates.capacity_blocks[row];
         let tail = if may_matter { Tail::of(request) } else { Tail::default() };
         self.block_size = f64::from(request.block_size.max(1));
@@ -208,7 +208,7 @@ impl Books {
         let mut average = if recent { self.averages.average } else { self.average(candidates, now).average }?;
         let engines = candidates.worker.iter().filter_map(|&worker| self.engines.get(worker as usize));
         let (there, ours): (u32, usize) = (candidates.requests.iter().sum(), engines.map(Engine::requests).sum());
-        // What other routers send is like what this one sends.
+        // Requests of other routers are assumed to be like those of this router.
         average.rate *= (f64::from(there) / ours.max(1) as f64).max(1.0);
         Some(Prices::new(&average))
     }
@@ -274,7 +274,8 @@ impl Books {
                 });
         }
         if !lacks_room {
-            // In the queue of an engine at its limit it has its turn, and nobody with less to compute goes before it.
+            // In the queue of an engine at its limit the request keeps its turn: no later request with less to compute
+            // overtakes it.
             let queue = queue(candidates, row, elapsed);
             outlook.starts = held(candidates, row, queue, elapsed) + late.held;
             outlook.queue = if is_full { outlook.queue } else { queue + late.cost };

@@ -167,7 +167,7 @@ mod tests {
         assert!((average.residence - 5.0).abs() < 1e-9, "{average:?}");
         let later = Average::of(workers.iter().map(|demand| (demand, 1e9)), 659.0).unwrap();
         assert!((later.rate / average.rate - (-1.0_f64).exp()).abs() < 1e-9, "{later:?}");
-        // The one that joined a minute ago counts for less than a minute.
+        // The worker that joined a minute ago counts for less than a minute.
         let joined = Average::of(workers.iter().zip([1e9, 60.0]), 599.0).unwrap();
         assert!(joined.rate > average.rate);
     }
@@ -194,10 +194,10 @@ mod tests {
                 < 1e-9
         );
         assert!(full > 5.0, "{full}");
-        // The more is in use the more it costs; next to nothing in an empty cache, and where nobody comes.
+        // The more is in use, the more room costs: next to nothing in an empty cache, and where no requests come.
         assert!(of(0.1, 0.9, 0.2) > of(0.1, 0.6, 0.2) && of(0.1, 0.6, 0.2) > of(0.1, 0.3, 0.2));
         assert!(of(0.001, 0.0, 0.05) < 1e-3);
-        // What takes nothing costs nothing, and so does what nobody knows.
+        // A request that takes no room costs nothing, and neither does one with unknown values.
         assert_eq!([of(0.1, 0.9, 0.0), of(0.1, f64::NAN, 0.1), of(0.1, 0.5, f64::NAN)], [0.0; 3]);
     }
 }

@@ -137,7 +137,7 @@ impl PromptParts {
         let (copied, saved) = (f64::from(least.pulled) * size, f64::from(least.reached - least.device) * size);
         let uncached = f64::from(request.tokens) - f64::from(least.reached) * size;
         let parts = Self { uncached, seconds: least.seconds, copied };
-        // What is saved counts as prefill and as what is pushed out, and may be pushed out as often as a copy counts.
+        // Saved tokens count as prefill and as evictions, and may be evicted as often as a copy.
         let worth = saved * (1.0 - (COPIED - 1.0) * weights.evict);
         if least.is_way || worth * all.weight[row] > least.seconds * all.prefill_rate[row] {
             parts
@@ -195,11 +195,11 @@ impl Harm {
             later += COLD * prefill * scene.cold / (scene.cold + ago).max(f64::MIN_POSITIVE);
         }
         let free = (all.capacity_blocks[row] - all.held_blocks[row]) * scene.block_size;
-        // Blocks that are pulled take room as those that are computed do; those that are loaded were there before.
+        // Pulled blocks take room like computed ones; loaded blocks were in the cache's share before.
         let new = if MOVES { uncached + copied } else { uncached };
-        // Not known: it is full, as caches are after a while.
+        // Unknown free room: the cache counts as full, as caches are after a while.
         let pushed = if free > 0.0 { (new - free).max(0.0) } else { new };
-        // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
+        // An engine fills its steps: short prompts before this one share a step with it.
         let same_step = (CHUNK * token - outlook.queue).max(0.0).min(prefill);
         // Those that follow a prompt on its way hardly have to compute anything, but all of them will run together.
         let follows = all.predicted_blocks[row] > all.device_blocks[row];

@@ -272,7 +272,7 @@ mod tests {
         idle.ended(1, Tail::of(&request(&one)), 30.0, 0.0);
         idle.ended(1, Tail::of(&request(&two)), 20.0, 0.1);
         assert_eq!((idle.blocks(0), idle.blocks(1), idle.blocks(9)), (0.0, 50.0, 0.0));
-        // Nobody knows yet that anybody comes back.
+        // No return of a client has been observed yet.
         assert_eq!(idle.loss(1, &request(&other), 40.0, 0.5, 0.1), 0.0);
         idle.asked(&request(&[1, 2, 3, 10, 11]), 0.2);
         assert_eq!(idle.loss(1, &request(&other), 10.0, 0.5, 0.2), 10.0);
@@ -280,7 +280,7 @@ mod tests {
         // Its own next turn, and any, where it is not.
         assert_eq!(idle.loss(1, &request(&[1, 2, 3, 10, 11]), 40.0, 0.5, 0.2), 0.0);
         assert_eq!(idle.loss(0, &request(&other), 40.0, 0.5, 0.2), 0.0);
-        // It has gone away and was not asked about any more.
+        // The next turn has not been queried for more than a second, and no longer counts as waiting.
         assert_eq!(idle.loss(1, &request(&other), 40.0, 0.5, 1.3), 0.0);
         idle.sent(&request(&[1, 2, 3, 10, 11]), 0.2);
         assert_eq!((idle.blocks(1), idle.count), (20.0, 1));
@@ -315,7 +315,7 @@ mod tests {
         }
         idle.ended(0, Tail::of(&request(&[5_000])), 5.0, 9.0);
         assert_eq!((idle.count, idle.blocks(0)), (1, 5.0));
-        // A prompt without a full block, and one that others still use whole, are none.
+        // A prompt without a full block is no idle prompt, and neither is one whose blocks others use.
         idle.ended(0, Tail::of(&request(&[])), 5.0, 9.0);
         idle.ended(0, Tail::of(&request(&[6_000])), 0.0, 9.0);
         idle.ended(3, Tail::of(&request(&[7_000])), 5.0, 9.0);

@@ -35,7 +35,7 @@ impl Delay {
         let late = (elapsed - head).max(0.0);
         let (waiting, age) = (all.reported_waiting[row], all.reported_age[row]);
         if age < REPORT_AGE && waiting == 0.0 && age < elapsed - head {
-            // No queue, and this one was late already.
+            // The engine has reported, since this prompt was late, that no other waits.
             return Self::default();
         }
         if age < REPORT_AGE && waiting > 0.0 {

@@ -69,7 +69,7 @@ impl RunningLimit {
 mod tests {
     use super::*;
 
-    /// Reports so many times, twenty a second, that so many run and one waits.
+    /// Makes `times` reports, twenty a second, of `running` running requests and one that waits.
     fn report(limit: &mut RunningLimit, times: u32, running: impl Fn(u32) -> f64, usage: f64) {
         let from = if limit.at.is_finite() { limit.at } else { 0.0 };
         for nth in 1..=times {
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(limit.get(), f64::INFINITY);
         report(&mut limit, 1, |_| 32.0, 0.5);
         assert_eq!(limit.get(), 32.0);
-        // The same report again tells nothing, nor does one without a request that waits.
+        // A repeated report teaches nothing, nor does one without a waiting request.
         let before = limit.score;
         limit.report(31.0, 1.0, 0.5, limit.at);
         limit.report(20.0, 0.0, 0.5, limit.at + 1.0);
@@ -103,7 +103,7 @@ mod tests {
         let mut limit = RunningLimit::default();
         report(&mut limit, 1_000, |_| 6.0, 0.95);
         assert_eq!(limit.get(), f64::INFINITY);
-        // A long prompt is computed, and nobody begins or ends meanwhile.
+        // A long prompt is computed, and no request starts or ends meanwhile.
         let mut limit = RunningLimit::default();
         (1..1_000).for_each(|nth| limit.report(6.0, 1.0, 0.5, 0.05 * f64::from(nth)));
         assert_eq!(limit.get(), f64::INFINITY);

@@ -1,33 +1,33 @@
 //! Policy `kvatlas`: picks the candidate with the least expected harm, in seconds.
 //!
 //! ```text
-//! cost = wait               prompts before it there, and how late the first of them is
+//! cost = wait               prompts before it there, and the delay of the first of them
 //!      + wait for room      until enough of the running requests have ended
 //!      + transfer           loads and pulls, as far as they take longer than the wait
-//!      + prefill            its own tokens that are not in that cache
-//!      + others delayed     requests that generate there wait while it is computed, and prompts in the same step
-//!      + later delayed      what it computes, nobody else computes: the more wait in the fleet, the worse
-//!      + pushed out         what its new blocks push out has to be computed again some day
-//!      + room taken         requests to come wait longer for room, because this one is there
-//!      + settling           a new session and those that live there will delay each other
+//!      + prefill            the request's tokens that are not in the cache there
+//!      + others delayed     running requests wait while it is computed, and so do prompts in the same step
+//!      + later delayed      the engine computes nothing else meanwhile: worse the more requests wait in the fleet
+//!      + pushed out         blocks that its new blocks evict have to be computed again some day
+//!      + room taken         later requests wait longer for room because of this one
+//!      + settling           a new session and the sessions at that engine will delay each other
 //! ```
 //!
-//! A request with no block held by any engine goes by the same sum, with some preference for other engines than the one
+//! A request with no block held by any engine has the same cost, with some preference for other engines than the one
 //! that took the last request of this kind. While every candidate has more than `hold` seconds queued, requests wait in
 //! the router.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes and for how long, and what room costs those that come |
-//! | `sessions.rs` | where sessions live, and how much a new one is expected to bring |
-//! | `again.rs` | how much of what is computed was computed before |
-//! | `slowness.rs` | how much longer an engine takes the more requests run there |
-//! | `admission.rs` | when an engine will begin with a prompt |
-//! | `late.rs` | what a prompt that is late says of its engine |
-//! | `idle.rs` | what ended a moment ago, and may be gone on from in another |
-//! | `limit.rs` | how many requests an engine runs at once |
-//! | `harm.rs` | the terms of a candidate |
-//! | `books.rs` | all that is kept of the workers |
+//! | `answers.rs`, `demand.rs` | statistics: the lengths of answers; the rate of requests, the room that each takes and for how long, and the price of room |
+//! | `sessions.rs` | the engine of each session, and the requests that a new session is expected to send |
+//! | `again.rs` | the share of computed tokens that were computed before |
+//! | `slowness.rs` | the delay of an engine's steps by its running requests |
+//! | `admission.rs` | the time at which an engine will begin with a prompt |
+//! | `late.rs` | the conclusions about an engine from a late prompt |
+//! | `idle.rs` | prompts whose requests have just ended, and the chance of a next turn |
+//! | `limit.rs` | the number of requests that an engine runs at once |
+//! | `harm.rs` | the terms of a candidate's cost |
+//! | `books.rs` | all data about the workers |
 
 mod admission;
 mod again;
@@ -218,7 +218,7 @@ impl Kvatlas {
         now: f64,
     ) -> Choice {
         let Weights { hold, patience, .. } = self.weights;
-        // What goes on from a prompt on its way there is computed with it: one of a burst gains nothing by waiting here.
+        // A request that continues a prompt on its way is computed together with it: waiting here would gain nothing.
         let follows = candidates.predicted_blocks[row] > candidates.device_blocks[row];
         if patience <= 0.0 || hold <= 0.0 || follows {
             return Choice::Row(row);
@@ -226,7 +226,7 @@ impl Kvatlas {
         if request.waited < MOMENT && self::follows(request, candidates) {
             return Choice::Wait;
         }
-        // What it would push out is likely to be gone on from in a moment.
+        // The blocks that the request would evict are likely to be used by a next turn in a moment.
         if request.waited < patience * self.losses[row] {
             return Choice::WaitFor { row, instead: row };
         }

@@ -376,7 +376,7 @@ mod tests {
         };
         assert_eq!(used(&mut way, &[1, 2, 3, 9]), [3, 3]);
         assert_eq!(used(&mut way, &[1, 2, 5, 7]), [3, 2]);
-        // Long after their time is over what they use is still in use.
+        // Blocks in use stay in use long after their time is over.
         way.expire(9.0);
         assert_eq!(way.release(one.leaf.unwrap(), 0), 2);
         assert_eq!(used(&mut way, &[1, 2, 3, 4]), [2, 4]);

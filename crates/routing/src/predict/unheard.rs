@@ -280,7 +280,7 @@ mod tests {
     }
 
     proptest! {
-        /// A search by halves is right: whatever is held of a chain is a prefix of it. And nothing is kept for ever.
+        /// The blocks held of a chain are always a prefix, so binary search is right; and no block is kept for ever.
         #[test]
         fn holdings_are_prefixes(
             steps in prop::collection::vec((0u64..3, 1u64..8, any::<bool>(), 0usize..5, 0.0..4.0), 1..80),

@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(expected(&mut router, 200), (8, Some(8)));
         router.set_belief(worker, Belief { shortfall: 1, share: 1.0 });
         assert_eq!(expected(&mut router, 200), (7, Some(8)));
-        // The last block that can be used is the one that is dropped.
+        // The dropped block is the last block that could be used.
         assert_eq!(expected(&mut router, 96), (4, Some(5)));
         router.set_belief(worker, Belief { shortfall: 0, share: 0.5 });
         assert_eq!(expected(&mut router, 200), (4, Some(8)));

@@ -198,7 +198,7 @@ impl Fleet {
             self.reported[at] = now;
         }
         let set = |column: &mut f64, value: Option<f64>| *column = value.unwrap_or(*column);
-        // An engine that has not allocated its cache yet says 0: its room is not known.
+        // An engine that has not allocated its cache yet reports 0: its room is unknown.
         set(&mut rows.capacity_blocks[at], load.capacity_blocks.filter(|blocks| *blocks > 0.0 && blocks.is_finite()));
         set(&mut rows.held_blocks[at], load.held_blocks.filter(|blocks| *blocks >= 0.0 && blocks.is_finite()));
     }
@@ -233,7 +233,7 @@ impl Fleet {
             rows.last_cold[at] = now;
         }
         let slot = &mut self.slots[at];
-        // It goes before prompts whose transfers end later.
+        // The prompt is placed before prompts whose transfers end later.
         let place = slot.queue.partition_point(|its| its.ready <= ready);
         if place == 0 {
             slot.speed.begins(now);
@@ -249,7 +249,7 @@ impl Fleet {
         let at = at as usize;
         let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
         let head = slot.queue.front().is_some_and(|first| first.request == request);
-        // The end of a transfer is not known, so neither is the time at which the prompt began to be computed.
+        // The end of a transfer is unknown, and so is the time at which the prompt began to be computed.
         let mut is_measured = true;
         if let Some(place) = slot.queue.iter().position(|its| its.request == request) {
             is_measured = slot.queue.iter().take(place + 1).all(|its| !its.moves);
@@ -358,8 +358,8 @@ impl Fleet {
     }
 
     fn publish(&mut self, at: usize) {
-        // At first each sample changes what the fleet is taken for by much; whoever has not worked yet must not look slow
-        // beside the first who has.
+        // At first each sample changes the fleet's estimate by much. Workers without samples must not look slow beside
+        // the first worker with some.
         if self.speed.fresh < REFRESH && self.speed.is_settled() {
             self.publish_speed(at);
             return;

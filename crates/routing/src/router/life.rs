@@ -122,14 +122,14 @@ impl Router {
         let now = self.at(now);
         let generated = self.placed.get(&id.0).map(|its| (its.share.generated, its.first_token.is_some()))?;
         if !generated.1 && usage.output_tokens != Some(0) {
-            // An answer that was not streamed: its first token came, nobody knows when.
+            // An answer that was not streamed: the time of its first token is unknown.
             self.released_unseen(id, now);
         }
         if let Some(unheard) = &mut self.unheard {
             let output = usage.output_tokens.map_or(generated.0, f64::from) as usize;
             unheard.ended(id.0, output / self.config.block_size.max(1) as usize, now);
         }
-        // A caller that tells neither tokens nor their number teaches nothing.
+        // A caller that reports neither tokens nor their number teaches nothing.
         let told = (generated.0 > 0.0).then_some(generated.0 + 1.0);
         let output = usage.output_tokens.map(f64::from).or(told);
         if let (Some(its), Some(output)) = (self.placed.get(&id.0), output) {

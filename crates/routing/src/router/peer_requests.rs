@@ -277,7 +277,7 @@ mod tests {
         decision
     }
 
-    /// One router tells another all that has changed.
+    /// Passes all changes of one router to another.
     fn tell(from: &Router, told: &mut RequestReport, to: &mut Router, now: f64) -> RequestChanges {
         let changes = from.changes_since(told, usize::MAX);
         to.hear_changes(7, &changes, now + 2.0, now);
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(two.peer_requests(), (nth, 0));
         }
         assert!(one.changes_since(&mut told, 20).is_empty());
-        // More than fits is told alone.
+        // A prompt that exceeds the limit is reported alone.
         assert_eq!(one.changes_since(&mut RequestReport::default(), 5).sent.len(), 1);
     }
 
@@ -456,7 +456,7 @@ mod tests {
         send(&mut one, &chain(1, 100), 0.0);
         let changes = tell(&one, &mut told, &mut two, 0.1);
         assert_eq!(two.rows().used_blocks.iter().sum::<f64>(), 100.0);
-        // The same again counts once, and so does what is of another worker or of nobody.
+        // A repeated report counts once; requests at unknown workers do not count.
         assert_eq!(two.hear_changes(7, &changes, 2.1, 0.2), 0);
         let nowhere = SentRequest { worker: WorkerId(9), number: 99, ..changes.sent[0].clone() };
         let unknown = RequestChanges { sent: vec![nowhere], begun: vec![98], ended: vec![97] };

@@ -241,7 +241,7 @@ impl Router {
         expected.clear(fleet.slots.len());
         expected.usable = request.usable_blocks();
         let ExpectedBlocks { held: predicted, used, .. } = expected;
-        // What an index that cannot be trusted says announces nothing.
+        // Blocks in an index that is not trusted do not count as announced.
         let trusted = |worker: u32| fleet.rows().trusted.get(worker as usize).is_some_and(|trusted| *trusted);
         let held = |worker| if trusted(worker) { depths.get(worker).device } else { 0 };
         let raise = |column: &mut [u32], worker: u32, depth: u32| {
@@ -295,7 +295,7 @@ impl Router {
         {
             let who = (!self.who.is_empty()).then_some(&self.who[..]);
             let is_noted = self.fleet.same_candidates(who).way.is_some_and(|(noted, _)| noted == row);
-            // Other workers are named by what they would have to compute.
+            // The ways of other workers are needed to sort them by what each would have to compute.
             if !is_noted || self.others > 0 {
                 self.note_ways(request, depths, (self.others == 0).then_some(row), now);
             }
@@ -406,7 +406,7 @@ impl Router {
         let worker = candidates.worker[row];
         let way = candidates.way(row).copied();
         let depth = candidates.reached(row);
-        // The index knows the blocks that are loaded or pulled, too.
+        // The index also has the blocks that are loaded or pulled.
         let known = if way.is_some_and(|way| way.reached > way.device) { depth } else { candidates.any_blocks[row] };
         let held = candidates.predicted_blocks.iter().chain(&candidates.any_blocks);
         let cold = held.copied().all(|blocks| blocks == 0);
@@ -435,7 +435,7 @@ impl Router {
         let deadline = now + self.config.first_token_timeout;
         let Insertion { leaf, depth, own } =
             self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
-        // Of a prompt without hashes nobody knows what it shares.
+        // For a prompt without hashes, the blocks that it shares are unknown.
         let hashed = !request.content_hashes.is_empty();
         let nameless = if hashed { f64::from(request.blocks().saturating_sub(depth)) } else { 0.0 };
         self.fleet.add_used(worker, f64::from(own) + nameless);
@@ -470,7 +470,7 @@ impl Router {
         self.note_sent_transfer(&reservation, request.number, now);
         self.placed.insert(request.number, reservation);
         if self.first_tokens == 0 && self.counts.finished > 0 {
-            // Nobody tells here.
+            // Callers report no first tokens.
             self.comes_whole(RequestId(request.number), now);
         }
         if let Some(session) = request.session.filter(|_| self.config.session_ttl > 0.0) {

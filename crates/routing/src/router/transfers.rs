@@ -62,7 +62,7 @@ impl Fleet {
             None if way.loaded > way.device => TransferAction::Load,
             None => TransferAction::Compute,
         };
-        // Engines count tokens to load from the end of what is on their device.
+        // Engines count the tokens to load from the end of their device's part.
         let device = candidates.device_blocks[row].min(way.loaded);
         Transfer {
             action,

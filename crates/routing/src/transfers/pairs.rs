@@ -194,7 +194,7 @@ impl Transfers {
         if let Some(pair) = pairs.iter_mut().find(|pair| pair.source == source) {
             pair.used = now;
         } else {
-            // The place of the connection that was closed first, if there are as many as there may be.
+            // If the list is full, the new pair replaces the one whose connection was closed first.
             let is_full = pairs.len() >= self.guards.most_sources;
             let closed = pairs.iter().enumerate().filter(|(_, pair)| is_full && !pair.is_open(now));
             let oldest = closed.min_by(|(_, a), (_, b)| a.used.total_cmp(&b.used)).map(|(place, _)| place);

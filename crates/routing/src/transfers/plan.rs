@@ -172,7 +172,7 @@ impl Ways<'_> {
         let own = self.own(all, row);
         let (worker, transfers) = (all.worker[row], self.transfers);
         let peer = transfers.peers.get(worker as usize).filter(|peer| self.tells && peer.group != 0);
-        // One that is not told how much loads all that it can.
+        // A worker that cannot be told how much to load loads all that it can.
         let Some(peer) = peer else { return own.all };
         let OwnWay { mut best, all: way, mut least, usable, .. } = own;
         if peer.may_pull(self.now) {

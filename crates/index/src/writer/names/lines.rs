@@ -265,8 +265,8 @@ impl<L: Line> Lines<L> {
         shift: impl Fn(usize) -> u32,
         mut to: impl FnMut(LineMove<'_, L>, &mut Side<L>),
     ) {
-        // Growing has time until as many have come as there is room for: what goes meanwhile need not hurry it, unless so
-        // much has gone that all of it was for nothing.
+        // Growing must be complete only when as many entries were added as there is room for. Removals need not hurry
+        // it, unless so many entries are removed that the larger table is not needed any more.
         let is_growing = self.sides[LOWER].lines > self.sides[UPPER].lines && !self.is_too_large_for(len + more);
         let mut due = if is_growing { L::PACE * more } else { SHRINKING_PACE * (more + changed) };
         loop {

@@ -182,7 +182,8 @@ mod tests {
         let old: Vec<u64> = (1..1_000).collect();
         assert_eq!(add(&mut runs, &mut table, 1 << 32, &old).1, old.len());
         let fresh = |content: u64| (0..1_000).map(|i| content << 32 | i).collect::<Vec<u64>>();
-        // There already; more of them than are compared at once; and one that the list itself has twice.
+        // Block hashes that are there already, that have more duplicates than are compared at once, or that occur
+        // twice.
         let is_there: &dyn Fn(&mut Vec<u64>, usize) = &|names, at| names[at] = old[at];
         let are_there = &|names: &mut Vec<u64>, at: usize| names[at..].copy_from_slice(&old[at - 1..]);
         let is_twice = &|names: &mut Vec<u64>, at: usize| names[at] = names[at / 2];

@@ -297,15 +297,14 @@ mod tests {
                 assert!(table.remove(u64::from(v)));
                 table.make_ready(0, 1);
             }
-            // What is left goes back in as many steps as it was made for.
+            // The remaining lines are freed in as many steps as they had room for entries.
             (0..2 * room + 10_000).for_each(|_| table.make_ready(0, 1));
             assert!(table.is_counted() && table.bytes() < 200, "{} bytes", table.bytes());
             assert!(table.lines.iter().all(|line| line.names == [NO_NAME; SLOTS] && line.overflow == 0));
             assert!(longest <= 2 * 96, "{longest} lines moved at once, whatever the size of all");
         }
     }
-    /// Names that stay are found by who looks at a few lines at a time, while the rest comes and goes and the table
-    /// moves.
+    /// Entries that stay are found by a reader of a few lines at a time, while others come and go and the table moves.
     #[test]
     fn what_stays_is_found_in_slices() {
         for (most, pace) in [(300, 3), (5_000, 20), (5_000, 400)] {

@@ -185,7 +185,7 @@ impl Writer {
         }
         let mut pairs = 0;
         for (name, block) in holder.irregular.iter().flat_map(|irregular| irregular.blocks()) {
-            // What only holders on their way out have says nothing.
+            // Blocks that only departing holders have are no evidence.
             if let Some(at) = self.find_shared(name).filter(|at| self.is_linked(*at)) {
                 let parent = self.runs.parent(at).map(|parent| self.runs.name(parent));
                 if (parent, self.runs.content(at)) != (block.parent, block.content) {

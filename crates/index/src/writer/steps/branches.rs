@@ -90,7 +90,7 @@ impl Writer {
     /// special cases that a branch cannot represent.
     pub(in crate::writer) fn branch_off(&mut self, holder: u32, at: Position, name: u64) -> bool {
         let it = &self.holders[holder as usize];
-        // Few blocks are seen to be few without a look at what is below.
+        // A small number of blocks is recognized without a search below the hole.
         let has_shared_names = it.private.is_none() && it.coming.is_none();
         let is_plain = has_shared_names && it.irregular.as_ref().is_none_or(|it| it.unlinked() == it.len());
         if !is_plain || it.blocks <= self.least_branch {
@@ -118,7 +118,7 @@ impl Writer {
         let number = self.new_holder();
         self.holders[number as usize].is_hidden = true;
         self.roster.one_leaves();
-        // Before any reader meets it.
+        // The roster is published before any reader finds the new holder.
         self.publish_roster();
         let mut before = self.runs.origin(at.run);
         while before.before().is_some() {

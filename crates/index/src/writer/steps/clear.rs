@@ -34,7 +34,7 @@ impl Writer {
                 self.loading.write().clear(rank, tier);
             }
             match tier {
-                // It all goes.
+                // All tiers are cleared.
                 None => self.rank_mut(rank).clearing = None,
                 Some(_) => self.finish_clearing(rank),
             }

@@ -248,7 +248,7 @@ impl Writer {
 /// before and after; sets that stay are not touched.
 pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to: u32, gains: bool, sets: &mut Sets) {
     if gains && levels.last().is_none_or(|last| last.end < to) {
-        // Beyond what anyone held.
+        // Blocks beyond those that any holder has.
         levels.push(Level { end: to, set: SetWord::EMPTY });
     }
     let mut at = levels.iter().position(|level| level.end > from).unwrap_or(levels.len());
@@ -266,7 +266,7 @@ pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to:
         sets.release(old);
         at += 1;
     }
-    // Only the neighbours of those that changed can be equal now.
+    // Only the neighbours of changed levels can have become equal.
     for at in (first..=at.min(levels.len() - 1)).rev() {
         if at > 0 && levels[at - 1].set == levels[at].set {
             sets.release(levels[at].set);

@@ -24,7 +24,7 @@ impl Writer {
         }
         while done < names.len() {
             let parent = if done == 0 { parent } else { Some(names[done - 1]) };
-            // In this order: a chain without a known parent must not look at all its names for each of them.
+            // This order avoids a search of all block hashes for each block of a chain without a known parent.
             let after =
                 self.holders[holder as usize].tails.of(parent).and_then(|at| self.after_tail(holder, at, parent));
             if let Some(place) = after.or_else(|| self.place_after(holder, parent))
@@ -202,7 +202,7 @@ impl Writer {
     /// Raises the holder's cover to `end` and takes back the added blocks beyond; returns the number of blocks gained.
     fn keep_blocks(&mut self, holder: u32, run: u32, start: u32, end: u32) -> usize {
         if end == 0 {
-            // A run of nothing: it goes as it would if its last holder left.
+            // An empty run is removed like a run that its last holder has left.
             self.runs.publish(run, &[], &mut self.trash);
             return 0;
         }
@@ -234,7 +234,7 @@ impl Writer {
         } else {
             Gain::New
         };
-        // The block, and then those that waited for it, and so on.
+        // The block, then the blocks that waited for it, and so on.
         let mut todo = Vec::new();
         self.touch(holder, [name]);
         self.link(holder, parent, name, content, &mut todo);

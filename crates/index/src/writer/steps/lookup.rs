@@ -34,7 +34,8 @@ impl Writer {
             return private.find(name, &self.runs);
         }
         let at = self.find_shared(name)?;
-        // The name speaks for a holder only if that covers the position, and not by irregular blocks alone.
+        // The shared block hash is the holder's own only if the holder covers the position, and not only by irregular
+        // blocks.
         (self.covers(holder, at) && !it.covers_irregularly(at)).then_some(at)
     }
 

@@ -129,7 +129,7 @@ impl Writer {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
         }
-        // The runs may be gone afterwards, but not what they hang off.
+        // The runs may be removed below, but not the parents that they continue.
         let up = stretches.last().and_then(|last| match last.low.checked_sub(1) {
             Some(offset) => Some(Position { run: last.run, offset }),
             None => self.runs.origin(last.run).before(),
@@ -293,7 +293,7 @@ impl Writer {
         let mut found = Vec::new();
         let it = &self.holders[holder as usize];
         let mut todo = vec![at];
-        // Children that are not listed are found among what the holder is in, by their parents.
+        // Unlisted children are found among the runs that the holder has entered, by their parents.
         let mut unlisted: Option<HashMap<u32, Vec<u32>>> = None;
         while let Some(from) = todo.pop() {
             step();

@@ -141,7 +141,7 @@ impl Writer {
         // Other views may have replaced names, too.
         self.replaced_words = 0;
         self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
-        // All that is held under these names now, less what was held under them before.
+        // Sum over all blocks held under these block hashes now, minus the sum over those held before.
         let new = words(Tier::Gpu, names);
         let held = words(Tier::Gpu, &same).wrapping_add(self.replaced_words);
         let sum = &mut self.rank_mut(rank).device_word;

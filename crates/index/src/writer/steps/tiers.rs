@@ -258,7 +258,7 @@ impl Writer {
         let holder = self.new_holder();
         self.holders[holder as usize].is_hidden = true;
         self.roster.one_leaves();
-        // Before any reader meets it.
+        // The roster is published before any reader finds the new holder.
         self.publish_roster();
         let (at, touched, rounds) = (None, HashSet::new(), 0);
         let view = NewView { number, holder, narrower, watch, runs, at, names, touched, rounds };
