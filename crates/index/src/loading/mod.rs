@@ -1,22 +1,22 @@
-//! Blocks that engines can load: offloaded ones of their own, and those in pools that several engines share.
+//! Blocks that engines can load: their own offloaded blocks, and blocks in pools that several engines share.
 //!
-//! Engines that offload look for a prompt's continuation from where their device has no more of it, chunk by chunk: a
-//! chunk is some consecutive blocks, kept and moved as one, and it begins at a multiple of their number. Each chunk is
-//! looked for in host memory first, then in the other tiers. Names include all that comes before a block, so a chunk is
-//! held where the name of its last block is, and what an engine holds below a hole of its device counts if it can get
-//! there by chunks.
+//! An engine that offloads looks for the continuation of a prompt after the part on its device, chunk by chunk. A chunk
+//! is a fixed number of consecutive blocks, stored and moved as one; it begins at a multiple of that number. The engine
+//! looks for each chunk in host memory first, then in the other tiers. As block hashes cover all blocks before, a chunk
+//! is held where the block hash of its last block is held. Blocks below a hole of the device count if chunks lead to
+//! them.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `names.rs` | the names that one holder has, and which beginning of a prompt each one ends |
-//! | `book.rs` | all holders that offload and all pools: what events change |
-//! | `shrink.rs` | blocks of pools that go unannounced: for want of room, or as a look at the store shows |
-//! | `walk.rs` | a look-up, and its answer |
+//! | `names.rs` | the block hashes of one holder, each with the beginning of a prompt that it ends |
+//! | `book.rs` | all holders that offload and all pools, as changed by events |
+//! | `shrink.rs` | blocks that leave pools without an announcement: for lack of room, or missing in a listing of the store |
+//! | `walk.rs` | lookups and their results |
 //!
-//! What operators say of engines and pools, and blocks of pools as a snapshot has them, are in this file.
+//! Settings of engines and pools, and pools' blocks in a snapshot, are in this file.
 //!
-//! Only ranks that have offloaded something, or that may load from a pool, are in the book; of the others it costs a
-//! look at a flag in each event.
+//! Only ranks that have offloaded blocks, or that may load from a pool, are in the book; for other ranks each event
+//! checks one flag.
 
 mod book;
 mod names;

@@ -1,13 +1,13 @@
-//! Boxes whose content readers look at: the writer replaces a content as a whole, and frees it when no reader can have
-//! it.
+//! Boxes whose content readers access: the writer replaces a content as a whole, and frees it when no reader can have
+//! it any more.
 //!
-//! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as a [`SharedBox`],
-//! which it retires. A reader loads the pointer under a [`Guard`] and uses what it finds while the guard lives, or keeps
-//! it beside its guard as a [`GuardedPointer`].
+//! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as a
+//! [`SharedBox`], which it retires. A reader loads the pointer under a [`Guard`] and uses the content while the guard
+//! lives, or keeps the pointer together with the guard as a [`GuardedPointer`].
 //!
-//! **Invariants.** The pointer is never null and always made by `Box`; content is never changed while it is linked,
-//! but by its own atomics; a `SharedBox` is dropped by the writer alone, after [`super::RetiredList`] handed it back
-//! (rules 1 and 2 of the room). A guard or a token of another index protects nothing here, and is refused by a panic.
+//! **Invariants.** The pointer is never null and always made by `Box`; linked content is never changed, except its own
+//! atomics; only the writer drops a `SharedBox`, after [`super::RetiredList`] has handed it back (rules 1 and 2 of
+//! `raw/mod.rs`). A guard or a token of another index protects nothing here, and is refused by a panic.
 //!
 //! **Checked by** the tests and the loom model below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
 //! under Valgrind and the address sanitizer (`make sanitize`).

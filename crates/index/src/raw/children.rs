@@ -1,11 +1,11 @@
 //! Table of children: (parent run, fork, first content hash) to the run that continues there.
 //!
-//! **Protocol.** The table holds addresses of runs, and no keys: a reader that finds an address compares the run's own
-//! key. Readers do so under a guard, beside the one writer that links, moves and unlinks.
+//! **Protocol.** The table contains addresses of runs, and no keys: a reader that finds an address compares the key in
+//! the run. Readers do so under a guard, while the one writer links, moves and unlinks runs.
 //!
-//! **Invariants.** Every address in the table leads to a run that is alive, or was retired since the caller came; a
-//! run has its first content hash before it is linked, and the head's `parent` and `fork` never change. An empty slot
-//! is never offered (`table.rs`), as what it last held may be freed.
+//! **Invariants.** Every address in the table leads to a run that is alive, or was retired since the reader took its
+//! guard; a run has its first content hash before it is linked, and `parent` and `fork` of its head never change. An
+//! empty slot is never offered (`table.rs`), as its last value may be freed.
 //!
 //! **Checked by** the loom model and the test of `table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under
 //! Valgrind and the address sanitizer (`make sanitize`).

@@ -1,9 +1,10 @@
 //! Wrappers of processor instructions: prefetching a cache line, and comparing eight tags at once.
 //!
-//! **Invariant.** Both are total functions of their arguments: whatever the arguments, nothing is read but what they
-//! refer to. On other processors than x86-64 safe code does the same.
+//! **Invariant.** Both are defined for all arguments, and read nothing but what the arguments refer to. On processors
+//! other than x86-64, safe code does the same.
 //!
-//! **Checked by** the test below, which compares the lanes with a loop; the tests of `writer/slots.rs` stand on it.
+//! **Checked by** the test below, which compares the lanes with a loop; the tests of `writer/names/slots.rs` depend on
+//! it.
 
 /// Prefetches a cache line; has no other effect.
 #[inline]

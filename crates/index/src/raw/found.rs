@@ -1,12 +1,13 @@
 //! Results of a lookup, kept together with the guard that protects them.
 //!
-//! **Protocol.** A lookup goes under a guard, walks, and notes the sets that it found as words. The answer keeps them
-//! together with the guard, so that who wants the members can have them for as long as the answer lives. Who a holder
-//! is must be known as of the walk: what says so is loaded before it and looked at again after it, and the walk is
-//! repeated if it was replaced meanwhile (a worker came or went, or first offloaded).
+//! **Protocol.** A lookup takes a guard, walks the runs, and keeps the sets that it found as words. The result keeps
+//! them together with the guard, so that their members can be read for as long as the result lives. The workers behind
+//! the holders' numbers must be those at the time of the walk: the roster is loaded before the walk and compared
+//! afterwards, and the walk is repeated if the roster was replaced meanwhile (a worker came or went, or first
+//! offloaded).
 //!
-//! **Invariants.** The words in a [`WalkResult`] were linked while its guard lived, as was what says who is who. The types see
-//! to that: a walk can note only a [`SetRef`] of its own `'p`, whatever other guards there are.
+//! **Invariants.** The words in a [`WalkResult`] were linked while its guard lived, and so was the roster. The types
+//! ensure this: a walk can keep only a [`SetRef`] of its own `'p`, whatever other guards there are.
 //!
 //! **Checked by** the loom model below (`make loom`), and by `tests/concurrency.rs` under Valgrind and the address
 //! sanitizer (`make sanitize`).

@@ -1,23 +1,23 @@
 //! Head of a run: its levels, read under a sequence number.
 //!
-//! **Protocol** (a sequence lock, Boehm 2012, without waiting). A reader copies the levels between two looks at the
-//! version, and comes again if that has changed. Up to [`INLINE`] levels are in the head itself; a longer list is a box of
-//! its own, replaced as a whole. The writer has two ways to change them:
+//! **Protocol** (a sequence lock, Boehm 2012, without waiting). A reader copies the levels between two reads of the
+//! version, and tries again if the version has changed. Up to [`INLINE`] levels are in the head itself; a longer list
+//! is in memory of its own, replaced as a whole. The writer changes levels in one of two ways:
 //!
-//! - *By one word*, which is most changes: one level's end or set, how many levels there are, or another list. What only
-//!   the new word makes visible is written before it, and the next version is told after it. A reader that finds the
-//!   new word under the old version has the levels of after the change, else those of before.
-//! - *By several words*. The levels from before go to the index's one record ([`super::levels::ChangeRecord`]). Then the
-//!   version becomes odd, the words are written, and the version becomes even. A reader that meets an odd version takes
-//!   the levels from the record: the change is not done yet.
+//! - *By one word*, in most cases: the end or set of one level, the number of levels, or another list. Data that only
+//!   the new word makes visible is written before it, and the next version after it. A reader that finds the new word
+//!   under the old version has the levels after the change, otherwise those before.
+//! - *By several words*. The old levels are copied to the index's one record ([`super::levels::ChangeRecord`]). Then
+//!   the version becomes odd, the words are written, and the version becomes even. A reader that finds an odd version
+//!   takes the levels from the record, as the change is not complete.
 //!
-//! So a reader comes again only if the writer has finished a change of this head in the meantime; behind a writer that has
-//! lost its processor it waits for nothing.
+//! So a reader tries again only if the writer has completed a change of this head in the meantime; it never waits for a
+//! writer whose thread is suspended.
 //!
-//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a spilled list
-//! is immutable, and is retired, not freed, when it is replaced, and after its change is done. A reader that sees a word
-//! of a change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd
-//! version, and a reader that sees it odd finds the record at that change or a later one.
+//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour. A list in
+//! memory of its own is immutable; when it is replaced, it is retired, not freed, after the change is complete. A
+//! reader that sees a word of a change sees the versions of all changes before. As there is one writer, one head at a
+//! time has an odd version, and a reader that sees an odd version finds the record at that change or a later one.
 //!
 //! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
 //! under Valgrind and the address sanitizer (`make sanitize`).

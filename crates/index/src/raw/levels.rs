@@ -1,10 +1,10 @@
 //! Levels of a run as words that are written one by one, and the record of levels that are being changed.
 //!
-//! Both belong to the protocol of `head.rs`, which says in what order the words are written and read. The record lies here,
-//! below the guard of a reader and the token of the writer, since each of them leads to it.
+//! Both belong to the protocol of `head.rs`, which defines the order in which the words are written and read. The
+//! record is in this file, as a reader's guard and the writer's token both lead to it.
 //!
-//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a reader that copies
-//! one compares versions before it uses it.
+//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a reader
+//! compares versions before it uses a copy.
 //!
 //! **Checked by** the tests and the loom models of `head.rs`.
 

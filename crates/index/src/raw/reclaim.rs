@@ -1,20 +1,20 @@
 //! Reclamation: decides when memory that readers could still see may be freed.
 //!
-//! **Protocol.** Readers announce themselves in a counter before they follow a pointer and take themselves back after; they wait
-//! for no other thread and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been
-//! seen at zero at some moment after that: every reader that could have seen the thing has left. This is the idea of
-//! sleepable RCU (McKenney 2006): counters come in two parities and new readers are steered to the other one, so that each
-//! counter gets its quiet moment under any load. Counters are striped by thread, each on a cache line of its own, so that
-//! readers do not fight for one.
+//! **Protocol.** Readers count themselves in a counter before they follow a pointer, and subtract themselves after the
+//! last use; they wait for no other thread and never free memory. The writer unlinks an item, *retires* it, and frees
+//! it once every counter has been seen at zero at some moment after that: every reader that could have seen the item
+//! has left. This is the idea of sleepable RCU (McKenney 2006): counters come in two parities, and new readers are
+//! directed to the other one, so that each counter reaches zero under any load. Counters are striped by thread, each on
+//! a cache line of its own, so that readers do not contend for one.
 //!
-//! **Invariants.** A thing is unlinked before it is retired, so no reader that comes later finds it; a reader is counted
-//! before it follows its first pointer; a thing is freed only after each counter was seen at zero since it was retired.
-//! All of it is safe code, but the `unsafe` of this room stands on it.
+//! **Invariants.** An item is unlinked before it is retired, so no later reader finds it; a reader is counted before it
+//! follows its first pointer; an item is freed only after each counter was seen at zero since it was retired. This file
+//! is safe code, but the `unsafe` code of this folder relies on it.
 //!
 //! **Checked by** the tests and the loom models below (`make loom`), and by Miri (`make miri`).
 //!
-//! Why not a crate: the general collectors let readers run other people's destructors now and then, which is where
-//! their lookup tail comes from. Here all freeing is the writer's.
+//! No crate is used, as the general collectors sometimes let readers run other threads' destructors, which is the
+//! reason for the slowest of their lookups. Here only the writer frees memory.
 
 use std::mem;
 use std::sync::Arc;

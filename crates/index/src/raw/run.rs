@@ -1,11 +1,11 @@
 //! Run: its head, its content hashes and its block hashes in one piece of memory.
 //!
-//! **Protocol.** The writer appends behind the last block and publishes a level that reaches there afterwards; a reader
-//! reads the levels first and then no further than the last one's end. Blocks that are lost are only forgotten: the
-//! next ones to come may stay in this memory if they are the same, otherwise the run moves and the old memory is retired.
+//! **Protocol.** The writer appends after the last block, and afterwards publishes a level that reaches there; a reader
+//! reads the levels first, and then no further than the end of the last level. Lost blocks stay in this memory: if the
+//! next blocks are the same, they are used again, otherwise the run moves and the old memory is retired.
 //!
 //! **Invariants.** `len <= written <= room`. Content hashes below `written` never change (rule 3); no level that was
-//! published from this memory reaches beyond `written`. The block hashes are the writer's own and no reader's.
+//! published from this memory reaches beyond `written`. Only the writer accesses the block hashes.
 //!
 //! **Checked by** `tests/random_streams.rs` and `tests/concurrency.rs`, both under Valgrind and the address sanitizer
 //! (`make sanitize`), and by the tests below under Miri (`make miri`).

@@ -1,10 +1,10 @@
 //! Set of holders: a word that contains the members, or points to them.
 //!
-//! Most sets are small or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
+//! Most sets are small, or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
 //! to three holders of any number below 2^20. Any other word is the address of a set in memory of its own ([`SetBox`]).
 //!
-//! **Protocol.** The writer counts the references to a set and retires it with the last; readers get at it by words
-//! that they found under their guard.
+//! **Protocol.** The writer counts the references to a set, and retires the set with the last one; readers access a set
+//! by words that they found under their guard.
 //!
 //! **Invariants.** Words of objects are made of the address of a [`SetBox`], whose key and members never change. A
 //! word is used either under the guard it was found under (rule 2), which [`SetRef`] and [`super::Found`] see to, or by

@@ -1,17 +1,17 @@
 //! Hash table whose probes each read one cache line and whose entries never move.
 //!
 //! **Protocol.** One writer inserts, replaces and removes by single stores of words while any number of readers probe.
-//! A line holds seven 64-bit values, a tag byte for each, and a count of the entries that wanted this line and found
-//! it full (the layout idea of folly's F14, with the overflow count instead of tombstones). Keys are not stored: the
-//! caller says whether a value is the one it means, which it must look at anyway. Because entries never move and a
-//! removal leaves no mark, readers may probe while the one writer inserts and removes: an entry that is there all the
-//! while is always found.
+//! A line holds seven 64-bit values, a tag byte for each, and the number of entries that belong to this line but found
+//! it full (the layout of folly's F14, with this overflow count instead of tombstones). Keys are not stored: the caller
+//! decides whether a value is the wanted one, which it has to read anyway. Entries never move and a removal leaves no
+//! mark, so readers may probe while the writer inserts and removes: an entry that is there all the time is always
+//! found.
 //!
 //! The table does not grow by itself: its owner builds a larger one.
 //!
-//! **Invariants.** An empty slot is never offered to a reader: what it last held may be freed. A value is in its slot
-//! before its tag is in the line, and its tag is gone before the value may be freed. An overflow count is never less
-//! than the number of entries that went past its line, and exact when the writer has returned. Only the holder of the
+//! **Invariants.** An empty slot is never offered to a reader: its last value may be freed. A value is in its slot
+//! before its tag is in the line, and its tag is removed before the value may be freed. An overflow count is never less
+//! than the number of entries that passed its line, and is exact when the writer has returned. Only the holder of the
 //! writer's token changes a table.
 //!
 //! **Checked by** the tests and the loom models below (`make loom`), and by Miri (`make miri`).

@@ -1,10 +1,11 @@
 //! Header and list in one piece of memory behind a thin pointer, so that readers can reach both by one word.
 //!
-//! **Protocol.** Whole before it is linked, and never changed after, but by atomics in the header; unlinked and retired
-//! like a box.
+//! **Protocol.** The memory is complete before it is linked, and never changed afterwards, except atomics in the
+//! header; it is unlinked and retired like a box.
 //!
-//! **Invariants.** A [`ThinRef`] points to memory that [`ThinBox::new`] made: a header, the length, and that number of items, all
-//! written. It is followed only while that box lives, or while the reader's guard keeps it from being freed.
+//! **Invariants.** A [`ThinRef`] points to memory made by [`ThinBox::new`]: a header, the length, and that number of
+//! items, all written. It is followed only while that box lives, or while a reader's guard keeps the memory from being
+//! freed.
 //!
 //! **Checked by** the test below, and with the sets and levels that are kept in them: `tests/random_streams.rs` and
 //! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).

@@ -1,4 +1,4 @@
-//! Router: keeps the state of the workers, asks a policy, and reserves in the same step.
+//! Router: keeps the state of the workers, asks a policy for a worker, and reserves that worker in the same step.
 
 mod belief;
 mod bind;

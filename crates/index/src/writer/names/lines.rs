@@ -266,7 +266,7 @@ impl<L: Line> Lines<L> {
         mut to: impl FnMut(LineMove<'_, L>, &mut Side<L>),
     ) {
         // Growing must be complete only when as many entries were added as there is room for. Removals need not hurry
-        // it, unless so many entries are removed that the larger table is not needed any more.
+        // it, unless they leave too few entries for the larger table.
         let is_growing = self.sides[LOWER].lines > self.sides[UPPER].lines && !self.is_too_large_for(len + more);
         let mut due = if is_growing { L::PACE * more } else { SHRINKING_PACE * (more + changed) };
         loop {

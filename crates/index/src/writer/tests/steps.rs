@@ -156,7 +156,7 @@ fn what_is_below_a_hole_goes_run_by_run() {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         for worker in ["w", "other"] {
             store(&index, worker, None, 0..blocks);
-            // Two conversations, one of which continues the missing block.
+            // Two conversations: one continues the missing block, the other a later one.
             store(&index, worker, Some(10), (0..4).map(|at| 1 << 40 | at));
             store(&index, worker, Some(50), (0..4).map(|at| 1 << 41 | at));
         }
