@@ -5,10 +5,9 @@
 //! holder covers. It is irregular because its chain to the root is broken (a hole, an orphan), or because its position
 //! already has a block of the same holder under another block hash. Chains are linked by block hash, as announced by
 //! the engine, exactly as in the reference model.
-//! the letter.
 //!
-//! Parents of regular blocks are regular; an irregular block whose chain becomes complete turns regular if its position is
-//! free.
+//! Parents of regular blocks are regular. An irregular block whose chain becomes complete turns regular if its position
+//! is free.
 
 use smallvec::SmallVec;
 

@@ -1,8 +1,8 @@
 //! Block hash to position, for one holder: a hash table that contains the block hashes.
 //!
-//! A line is a cache line: five block hashes, the numbers of their positions, and a count of the entries that wanted
-//! this line and found it full; those are in the next line that had room. The count goes down again, so there are no
-//! tombstones.
+//! A line is a cache line: five block hashes, the numbers of their positions, and the number of entries that belong to
+//! this line but found it full; those are in the next line that had room. The number decreases again when one of them
+//! is removed, so there are no tombstones.
 //!
 //! The shared table leaves the block hashes to the runs, where they are beside the data that a look-up needs next. The
 //! block hashes of one holder are nowhere else, and storing them outside the table would cost three cache misses more.

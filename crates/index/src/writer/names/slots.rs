@@ -1,16 +1,16 @@
 //! Hash table for the writer alone: ten 32-bit words in a cache line.
 //!
-//! A line has a tag for each word and a count of the entries that wanted this line and found it full; those are in the next
-//! line that had room. Look-ups go on to the next line only where that count is not zero: at the highest load, kept up
-//! under any churn, one in two does.
+//! A line has a tag for each word, and the number of entries that belong to this line but found it full; those are in
+//! the next line that had room. Look-ups go on to the next line only if that number is not zero: at the highest load,
+//! after any changes, one in two does.
 //!
-//! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
-//! wide enough to make it rarely in vain.
+//! Keys are not stored: the caller decides whether a word is the wanted one. That costs a few cache misses, so tags are
+//! wide enough to make wrong candidates rare.
 //!
 //! A tag is fifteen bits of the hash; its first two to seven are among those that choose the line. So a line and a tag
-//! together tell more of a hash than which line it has in a larger table, and entries move to one without a look at their
-//! keys. With each doubling one bit less of the tag tells the entries of a line apart; once in six doublings the keys are
-//! looked at, and tags begin farther on.
+//! together determine the entry's line in a larger table, and entries move there without a look at their keys. With
+//! each doubling, one bit less of the tag distinguishes the entries of a line; once in six doublings the keys are read,
+//! and tags start at a later bit.
 
 use super::lines::{LineMove, Lines, Side, first_of};
 use super::slot_lines::{ALL, FAR, FAR_AWAY, LATE, Line, OVERFLOW, SLOTS, insert, locate, slot, take};
