@@ -1,15 +1,15 @@
-//! For a service that began late: what it has not heard of, and what it learns of it by other ways. `kvatlas-adopt` says
-//! when that is right.
+//! Support for a service that started after its engines: which announcements it has missed, and blocks that it learns
+//! of in other ways. `kvatlas-adopt` decides when to use them.
 
 use crate::index::BlockIndex;
 use crate::types::{BlockHash, Error};
 use crate::writer::{Adoption, Chain, Roots};
 
 impl BlockIndex {
-    /// Finds, for each of `names`, the first block missing from a rank's device on the way up from it to the
-    /// beginning of the prompt; None if the rank holds them all.
+    /// Finds, for each of `names`, the block nearest to the beginning of the prompt that is missing from the rank's
+    /// device in the chain that ends with this block; None if the rank holds the whole chain.
     ///
-    /// `removed`: names that were removed since the last call with these `roots`.
+    /// `removed`: block hashes that were removed since the last call with these `roots`.
     #[must_use]
     pub fn missing_above(
         &self,
@@ -22,16 +22,16 @@ impl BlockIndex {
         self.write(|writer| writer.missing_above(worker, rank, removed, names, roots))
     }
 
-    /// Adopts the first blocks of a prompt as held on a rank's device, with these names and contents, but for those that are
-    /// `gone`. One copy of each that it did not hold is held from now on; what it held stays as it is, and what waited
-    /// for any of them is linked.
+    /// Stores the first blocks of a prompt on a rank's device, with these block hashes and contents, except those
+    /// marked as `gone`, without an announcement. Blocks that the rank held stay as they are, the others are held with
+    /// one copy, and blocks that waited for one of them are linked.
     ///
-    /// `certain`: the contents are known to be those of the names. Then a block that is held with another content gets
-    /// this one: that was a guess, because engines show a salt at the beginning of a prompt only. Else that block is
-    /// contrary.
+    /// `certain`: the contents are known to belong to the block hashes. Then a block that is held with another content
+    /// gets this one, as the other was a guess: engines announce a salt only at the beginning of a prompt. Otherwise
+    /// that block makes the result [`Adoption::Contrary`].
     ///
     /// # Errors
-    /// As [`store`](Self::store).
+    /// Those of [`store`](Self::store).
     pub fn adopt(
         &self,
         worker: &str,
@@ -45,21 +45,21 @@ impl BlockIndex {
         self.write(|writer| writer.adopt(worker, rank, &chain, gone, certain))
     }
 
-    /// Tells for each block whether a rank holds it on its device.
+    /// For each block hash, true if the rank holds the block on its device.
     #[must_use]
     pub fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
         self.write(|writer| writer.held(worker, rank, names))
     }
 
-    /// The blocks from the beginning of a prompt up to the one of this name, as the ranks that share names have it:
-    /// names and contents. None if no rank holds it.
+    /// Block hashes and content hashes of the blocks from the beginning of a prompt up to `name`, as held by ranks with
+    /// shared block hashes. None if no rank holds the block.
     #[must_use]
     pub fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         self.write(|writer| writer.chain_of(name))
     }
 
-    /// True if a rank has shown that it names blocks as others do: `enough` blocks that it announced have the same
-    /// name, parent and content for others, and none another.
+    /// True if a rank has shown that it uses the same block hashes as others: at least `enough` blocks that it
+    /// announced have the same block hash, parent and content at other ranks, and none differs.
     #[must_use]
     pub fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
         self.write(|writer| writer.agrees(worker, rank, enough))
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(adopt(&[]), Adoption::Blocks(1));
         assert_eq!(depth(&index, &[10, 20, 30, 40, 50]), 5);
         assert_eq!(index.missing_above("w", 0, &[], &names(&[5]), &mut roots), [None]);
-        // One copy of each, whatever it was asked for twice.
+        // One copy of each block, though the chain is adopted a second time.
         assert_eq!(adopt(&[]), Adoption::Blocks(0));
         index.remove("w", 0, Tier::Gpu, &names(&[3]));
         assert_eq!(depth(&index, &[10, 20, 30, 40, 50]), 2);
@@ -151,7 +151,7 @@ mod tests {
         assert!(!index.agrees("d", 0, 0), "another name");
     }
 
-    /// An adoption is a store of what was not held, on random streams.
+    /// On random streams, an adoption equals a store of the blocks that the rank lacked.
     #[test]
     fn equals_the_reference() {
         let mut adopted = 0;
@@ -160,7 +160,7 @@ mod tests {
             let (index, mut reference) = (index(), ReferenceIndex::new(true));
             let mut roots = Roots::default();
             for _ in 0..80 {
-                // Names that cover what is before them, as engines' do: a tree of two children each.
+                // Block hashes that depend on the blocks before, as engines' do: a tree with two children each.
                 let start = 1 + random.below(30);
                 let chain: Vec<u64> = (0..1 + random.below(4))
                     .scan(start, |name, _| {
@@ -214,7 +214,7 @@ mod tests {
                             .expect("lists of a length");
                     }
                 }
-                // What is missing is what the reference does not reach.
+                // The index lacks exactly the blocks that the reference does not reach.
                 let name = 1 + random.below(255);
                 let up: Vec<u64> = std::iter::successors(Some(name), |name| (*name > 1).then_some(name / 2)).collect();
                 let query: Vec<u64> = up.iter().rev().map(|name| name * 10).collect();

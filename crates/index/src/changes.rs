@@ -1,4 +1,4 @@
-//! Many changes by one who has waited for the others once.
+//! Many changes of an index under one lock.
 
 use std::sync::atomic::Ordering;
 
@@ -9,9 +9,9 @@ use crate::index::{BlockIndex, Config};
 use crate::types::{BlockHash, Error, Event, Tier};
 use crate::writer::{Chain, Way, Writer};
 
-/// Changes of an index, one after the other. From the first on, others who want to change something wait until this is
-/// dropped, or until 1,024 blocks were changed: then they have their turn, also in the middle of a long store or removal.
-/// Readers see each change as it is made.
+/// Series of changes of an index. From the first change on, other writers wait until this is dropped, or until 1,024
+/// blocks were changed: then they have their turn, also in the middle of a long store or removal. Readers see each
+/// change as it is made.
 pub struct Changes<'i> {
     index: &'i BlockIndex,
     writer: Option<MutexGuard<'i, Writer>>,
@@ -27,16 +27,16 @@ impl<'i> Changes<'i> {
         Self { index, writer: None, turn, left: turn }
     }
 
-    /// Configuration that the index was made with.
+    /// Configuration that the index was created with.
     #[must_use]
     pub fn config(&self) -> Config {
         self.index.config()
     }
 
-    /// As [`BlockIndex::store`].
+    /// Stores blocks like [`BlockIndex::store`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`BlockIndex::store`].
     pub fn store(
         &mut self,
         rank: &impl RankRef,
@@ -50,10 +50,10 @@ impl<'i> Changes<'i> {
         self.store_in_parts(chain, |writer, chain| writer.store(rank, tier, chain))
     }
 
-    /// As [`BlockIndex::store_once`].
+    /// Stores blocks like [`BlockIndex::store_once`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`BlockIndex::store_once`].
     pub fn store_once(
         &mut self,
         rank: &impl RankRef,
@@ -67,7 +67,7 @@ impl<'i> Changes<'i> {
         self.store_in_parts(chain, |writer, chain| writer.without_copies(|writer| writer.store(rank, tier, chain)))
     }
 
-    /// As [`BlockIndex::store_known`].
+    /// Stores copies of known blocks like [`BlockIndex::store_known`].
     pub fn store_known(&mut self, rank: &impl RankRef, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
         self.prepare(rank, tier, !block_hashes.is_empty());
@@ -77,8 +77,9 @@ impl<'i> Changes<'i> {
         unknown
     }
 
-    /// As [`BlockIndex::remove`]. A long removal is made in parts, leaves first: so there is no hole on the way above what
-    /// goes in another part. The order of the names does not matter otherwise.
+    /// Removes blocks like [`BlockIndex::remove`]. A long removal is made in parts, leaves first, so that between two
+    /// parts no hole is above blocks that are still to be removed. The order of the block hashes does not matter
+    /// otherwise.
     #[inline]
     pub fn remove(&mut self, rank: &impl RankRef, tier: Tier, block_hashes: &[BlockHash]) {
         self.prepare(rank, tier, false);
@@ -100,7 +101,7 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// As [`BlockIndex::clear`].
+    /// Removes blocks like [`BlockIndex::clear`].
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let turn = self.turn;
         for rank in self.write(turn, true, |writer| writer.clear(worker, rank, tier)) {
@@ -108,7 +109,7 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// True if it is known of a worker that a reset leaves what is offloaded.
+    /// True if resets of the worker's engine are known to keep offloaded blocks.
     #[must_use]
     pub fn resets_keep(&self, worker: &str) -> bool {
         self.index.resets_keep(worker)
@@ -120,12 +121,12 @@ impl<'i> Changes<'i> {
         self.index.is_in_pool(worker, tier)
     }
 
-    /// As [`BlockIndex::learn_chunk`].
+    /// Records a chunk length like [`BlockIndex::learn_chunk`].
     pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
         self.index.learn_chunk(worker, rank, tier, blocks);
     }
 
-    /// As [`BlockIndex::reset`].
+    /// Applies a reset like [`BlockIndex::reset`].
     pub fn reset(&mut self, worker: &str, rank: Option<u32>) {
         let turn = self.turn;
         for rank in self.write(turn, true, |writer| writer.reset(worker, rank)) {
@@ -133,20 +134,21 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// As [`BlockIndex::dump_rank`], which would wait for this for ever.
+    /// Events that store all blocks of one rank, like [`BlockIndex::dump_rank`], which would deadlock during this
+    /// series.
     pub fn dump_rank(&mut self, worker: &str, rank: u32) -> Vec<Event> {
         self.write(self.turn, false, |writer| writer.copy_rank(worker, rank)).events(worker, rank)
     }
 
-    /// Does work in parts, between which other writers have their turn; `part` does about as much as is done in a turn, and
-    /// returns whether there is more.
+    /// Does work in parts, between which other writers have their turn. `part` does about one turn's work and returns
+    /// whether more is left.
     fn in_turns(&mut self, part: impl Fn(&mut Writer) -> bool) {
         while self.write(1, false, &part) {
             self.left = 0;
         }
     }
 
-    /// Makes a rank ready for blocks that come to a tier, or go.
+    /// Prepares a rank for a store on a tier or a removal from there: finishes what must be done before.
     #[inline]
     fn prepare(&mut self, rank: &impl RankRef, tier: Tier, stores: bool) {
         if tier != Tier::Gpu {
@@ -155,8 +157,8 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// Makes a store in parts, between which others have their turn. A chain is stored block by block, so these make the
-    /// same; that there is room for all is seen to before the first.
+    /// Stores a chain in parts, between which other writers have their turn. The result equals one store, as a
+    /// chain is stored block by block; before the first part, the index checks that there is room for all.
     #[inline]
     fn store_in_parts(
         &mut self,

@@ -1,65 +1,67 @@
-//! Copies of what ranks hold, as plain data.
+//! Copies of the blocks that ranks hold, as plain data.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::types::{BlockHash, Event, Tier};
 
-/// Blocks of a rank that are one chain, as the index keeps them.
+/// Chain of a rank's blocks, as the index keeps it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopiedChain {
-    /// Number of the run in which the index keeps the chain: chains of other ranks with the same number are often the
-    /// same blocks, or more or fewer of them. A hint: compare before you believe it.
+    /// Number of the run in which the index keeps the chain. Chains of other ranks with the same number often have the
+    /// same blocks, or more or fewer of them; this is only a hint, so compare the blocks.
     pub run: u32,
-    /// The block before the first, or none at the start of a prompt.
+    /// Block hash of the block before the first; None at the start of a prompt.
     pub parent: Option<BlockHash>,
-    /// The engine's names, in order.
+    /// The engine's block hashes, in order.
     pub names: Vec<BlockHash>,
-    /// The content hash of each.
+    /// The content hash of each block.
     pub contents: Vec<u64>,
-    /// Ranges of the blocks that the rank holds with one copy on the device each. All about the others is in
-    /// [`RankCopy::blocks`].
+    /// Ranges of the chain's blocks that the rank holds with exactly one copy, which is on the device. The other blocks
+    /// are in [`RankCopy::blocks`].
     pub plain: Vec<Range<usize>>,
 }
 
-/// A block of a rank by itself: below a hole, with several copies, or on another tier.
+/// Single block of a rank: below a hole, with several copies, or on another tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CopiedBlock {
-    /// The engine's name.
+    /// The engine's block hash.
     pub name: BlockHash,
-    /// The block before it, known or not.
+    /// Block hash of the preceding block, known or not; None at the start of a prompt.
     pub parent: Option<BlockHash>,
     /// Content hash of the block.
     pub content: u64,
-    /// Copies on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL): on the device, or on others, not both.
+    /// Number of copies on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL): either on the device or on other
+    /// tiers.
     pub copies: [u32; 4],
 }
 
 /// Consecutive blocks of a rank with the same number of copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UniformChain {
-    /// The block before the first, known or not; none at the start of a prompt.
+    /// Block hash of the block before the first, known or not; None at the start of a prompt.
     pub parent: Option<BlockHash>,
-    /// The engine's names, in order.
+    /// The engine's block hashes, in order.
     pub names: Vec<BlockHash>,
-    /// The content hash of each.
+    /// The content hash of each block.
     pub contents: Vec<u64>,
-    /// Copies of each block on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL).
+    /// Number of copies of each block on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL).
     pub copies: [u32; 4],
 }
 
-/// Copy of what one rank held at one moment.
+/// Copy of the blocks that one rank held at one moment.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct RankCopy {
-    /// Chains, a chain's beginning before what continues it.
+    /// Chains, parents before the chains that continue them.
     pub chains: Vec<CopiedChain>,
-    /// All other blocks: those on the device, then those elsewhere, by name each. The same name may come in both parts.
+    /// All other blocks: those on the device, then those on other tiers, each sorted by block hash. A block hash may be
+    /// in both parts.
     pub blocks: Vec<CopiedBlock>,
 }
 
 impl RankCopy {
-    /// Returns [`blocks`](Self::blocks) in chains as long as can be. Those on the device come first, as they say what
-    /// their names mean.
+    /// Groups [`blocks`](Self::blocks) to chains as long as possible. Chains on the device come first, as they define
+    /// what their block hashes mean.
     #[must_use]
     pub fn uniform_chains(&self) -> Vec<UniformChain> {
         let blocks = &self.blocks[..];
@@ -81,7 +83,7 @@ impl RankCopy {
         }
         let mut done = vec![false; blocks.len()];
         let mut chains = Vec::new();
-        // Then what goes in a circle, which has no beginning.
+        // Blocks in a cycle, which has no beginning, come last.
         let starts = (0..blocks.len()).filter(|at| !continues[*at]).chain(0..blocks.len());
         for start in starts {
             let CopiedBlock { parent, copies, .. } = blocks[start];
@@ -101,7 +103,7 @@ impl RankCopy {
         chains
     }
 
-    /// Returns events after which a rank of an empty index holds the same.
+    /// Events that store the same blocks in a rank of an empty index.
     #[must_use]
     pub fn events(&self, worker: &str, rank: u32) -> Vec<Event> {
         let store = |tier, parent, names: &[BlockHash], contents: &[u64]| Event::Store {

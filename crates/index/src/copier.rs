@@ -1,5 +1,5 @@
-//! Copies of what a rank holds, made while others change the index, and dumps of all ranks as events that make an equal
-//! index.
+//! Copies of the blocks that a rank holds, made while other writers change the index, and dumps of all ranks as events
+//! that build an equal index.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -12,22 +12,22 @@ use crate::index::BlockIndex;
 use crate::types::Event;
 use crate::writer::{LargeCopy, Slice};
 
-/// State of a copy.
+/// State of a copy after a step.
 #[derive(Debug)]
 pub enum CopyState<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
-    /// Unfinished: more is to be copied.
+    /// The copy is incomplete: call [`step`](RankCopier::step) again.
     More(RankCopier<I>),
-    /// The copy is complete: what was held at the moment of the last step.
+    /// The copy is complete: the blocks held at the time of the last step.
     Done(CopyDone),
 }
 
-/// A copy that is complete, but not in order yet: [`sorted`](Self::sorted) does that, and needs no lock.
+/// A copy that is complete, but not sorted yet: [`sorted`](Self::sorted) does so without a lock.
 pub struct CopyDone {
     large: Option<LargeCopy>,
     pub(crate) spent: usize,
 }
 
-/// Copies one rank's blocks in steps between which the index is free for others.
+/// Copies one rank's blocks in steps, between which other writers may change the index.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -50,12 +50,12 @@ pub struct RankCopier<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
     worker: Box<str>,
     rank: u32,
     large: Option<LargeCopy>,
-    /// Number of times that the copy was begun again.
+    /// Number of times the copy was started again.
     again: usize,
     spent: usize,
 }
 
-/// Clears during a copy after which the rank is copied at once: it is small soon after a clear.
+/// Number of clears during a copy after which the rank is copied in one step: soon after a clear it is small.
 const MOST_AGAIN: usize = 8;
 
 impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
@@ -65,8 +65,8 @@ impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
         Self { index, worker: worker.into(), rank, large: None, again: 0, spent: 0 }
     }
 
-    /// Copies a further part. Writers wait once, for about as long as it takes to copy `steps` blocks ([`BlockIndex::SLICE`]
-    /// takes less than a millisecond).
+    /// Copies the next blocks. Writers wait once, for about as long as it takes to copy `steps` blocks
+    /// ([`BlockIndex::SLICE`] takes less than a millisecond).
     #[must_use]
     pub fn step(mut self, steps: usize) -> CopyState<I> {
         let steps = if self.again < MOST_AGAIN { steps } else { usize::MAX };
@@ -96,7 +96,7 @@ impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
         CopyState::More(self)
     }
 
-    /// Number of steps that the last call took.
+    /// Number of steps that the last call of [`step`](Self::step) took; one step is about the copy of one block.
     #[must_use]
     pub fn spent(&self) -> usize {
         self.spent
@@ -104,7 +104,7 @@ impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
 }
 
 impl CopyDone {
-    /// The copy. Takes a few nanoseconds a block.
+    /// The sorted copy. Sorting takes a few nanoseconds a block.
     #[must_use]
     pub fn sorted(self) -> RankCopy {
         self.large.map(LargeCopy::copy).unwrap_or_default()
@@ -132,18 +132,19 @@ impl fmt::Debug for CopyDone {
 }
 
 impl BlockIndex {
-    /// Everything held, as events. Applied to an empty index of the same configuration, they make an equal one. Block
-    /// hashes are in their canonical form. Writers go on meanwhile, as in [`dump_in_slices`](Self::dump_in_slices).
+    /// All blocks held, as events. Applied to an empty index of the same configuration, these events build an equal
+    /// one. Block hashes are in their canonical form. Writers may change the index meanwhile, as in
+    /// [`dump_in_slices`](Self::dump_in_slices).
     #[must_use]
     pub fn dump(&self) -> Vec<Event> {
         self.dump_in_slices(Self::SLICE).flatten().collect()
     }
 
-    /// Everything held, as events, in slices between which writers get their turn; `steps`: blocks that a slice may copy,
-    /// about ([`SLICE`](Self::SLICE) takes less than a millisecond).
+    /// All blocks held, as events, in slices between which writers get their turn. `steps`: about the number of blocks
+    /// that a slice may copy ([`SLICE`](Self::SLICE) takes less than a millisecond).
     ///
-    /// Each rank is as it was at one moment, different ranks at different moments. A rank that is new since the
-    /// beginning is not in it.
+    /// Each rank is as it was at one moment, different ranks at different moments. Ranks that came after the start of
+    /// the dump are not in it.
     #[must_use]
     pub fn dump_in_slices(&self, steps: usize) -> Dump<'_> {
         let mut ranks = self.write(|writer| writer.rank_names());
@@ -152,10 +153,10 @@ impl BlockIndex {
     }
 }
 
-/// Everything held, as events, rank by rank: what [`BlockIndex::dump_in_slices`] gives.
+/// Iterator over all blocks held, as events, rank by rank; returned by [`BlockIndex::dump_in_slices`].
 ///
-/// Each call of [`next`](Iterator::next) holds writers up once, for about as long as it takes to copy `steps` blocks,
-/// and returns the events of at most one rank: none if it is not complete yet, or holds nothing.
+/// Each call of [`next`](Iterator::next) blocks writers once, for about as long as it takes to copy `steps` blocks, and
+/// returns the events of at most one rank: none if the rank's copy is incomplete, or the rank holds nothing.
 pub struct Dump<'i> {
     index: &'i BlockIndex,
     steps: usize,
@@ -165,7 +166,7 @@ pub struct Dump<'i> {
 }
 
 impl Dump<'_> {
-    /// Number of steps that the last slice took; a step is about what it takes to copy one block. For tests.
+    /// Number of steps that the last slice took; one step is about the copy of one block. For tests.
     #[must_use]
     pub fn spent(&self) -> usize {
         self.spent

@@ -1,4 +1,4 @@
-//! Lookups and their answers.
+//! Lookups, and their results.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -12,13 +12,13 @@ use crate::roster::{Chunk, Members as Holders, Roster, RosterMembers};
 use crate::sets::{Bits, NumberSet, OwnedMembers};
 use crate::types::View;
 
-/// The answer to a lookup: for every holder how many leading blocks of the query it holds.
+/// Result of a lookup: for every holder, how many leading blocks of the query it holds.
 ///
-/// It is kept as found: a short list of depths, each with the set of holders that reach it. Who they are is worked
-/// out only when asked.
+/// Kept in the form in which it was found: a short list of depths, each with the set of holders that reach it. Names of
+/// workers are resolved only when asked for.
 pub struct Match<'i>(WalkResult<'i, Roster>);
 
-/// A [`Match`] that depends on nothing: later changes of the index do not touch it.
+/// A [`Match`] that owns its data: later changes of the index do not affect it.
 pub struct OwnedMatch {
     reaches: SmallVec<[(u32, OwnedMembers); 3]>,
     roster: Arc<RosterMembers>,
@@ -62,7 +62,7 @@ fn walk<'p>(guard: &'p Guard<'_>, children: &'p Children, query: &[u64], mut rea
     }
 }
 
-/// The accessors that both kinds of match have, over an inherent `reached` (deepest first).
+/// Implements the accessors that both kinds of match have, based on an inherent `reached` (deepest first).
 macro_rules! accessors {
     ($type:ty) => {
         impl $type {
@@ -80,9 +80,9 @@ macro_rules! accessors {
                 deepest
             }
 
-            /// Each worker that holds any of the query with the depth of its best rank, deepest first.
+            /// Each worker that holds any of the query, and the depth in blocks of its best rank, deepest first.
             ///
-            /// Names are borrowed: clone those that are to outlive the match.
+            /// The names are borrowed: clone those that are to outlive the match.
             #[must_use]
             pub fn scores(&self, view: View) -> Vec<(&Arc<str>, u32)> {
                 let mut out = Vec::with_capacity(self.widest());
@@ -93,11 +93,11 @@ macro_rules! accessors {
                 out
             }
 
-            /// As [`scores`](Self::scores), with workers by number, into memory that the caller keeps: what `out` had
-            /// is gone.
+            /// Writes each worker's number and depth, in blocks, into `out`, whose previous contents are dropped;
+            /// otherwise like [`scores`](Self::scores).
             ///
-            /// A worker has one number from its first store until it is dropped; then another may have it.
-            /// [`worker`](Self::worker) has the name.
+            /// A worker has one number from its first store until it is dropped; then another worker may get this
+            /// number. [`worker`](Self::worker) has the name.
             pub fn scores_into(&self, view: View, out: &mut Vec<(u32, u32)>) {
                 out.clear();
                 out.reserve(self.widest());
@@ -107,13 +107,13 @@ macro_rules! accessors {
                 });
             }
 
-            /// The name of a worker that was known when the index was asked, by its number.
+            /// Name of the worker with this number at the time of the lookup; `None` if no worker had it.
             #[must_use]
             pub fn worker(&self, number: u32) -> Option<&Arc<str>> {
                 self.holders().worker(number)
             }
 
-            /// Each worker and rank that holds any of the query with its depth, deepest first.
+            /// Worker, rank and depth in blocks of each rank that holds any of the query, deepest first.
             #[must_use]
             pub fn by_rank(&self, view: View) -> Vec<(&Arc<str>, u32, u32)> {
                 let mut out = Vec::new();
@@ -121,7 +121,7 @@ macro_rules! accessors {
                 out
             }
 
-            /// Calls `f` with each worker and rank that holds any of the query and its depth, deepest first.
+            /// Calls `f` with worker, rank and depth in blocks of each rank that holds any of the query, deepest first.
             pub fn for_each<'m>(&'m self, view: View, mut f: impl FnMut(&'m Arc<str>, u32, u32)) {
                 let _ = self.each(view, |depth, chunk, who| {
                     Bits::of(who).for_each(|at| f(chunk.worker(at), chunk.rank(at), depth));
@@ -135,7 +135,7 @@ macro_rules! accessors {
                 self.holders().is_plain()
             }
 
-            /// The workers by the depth of their best rank, deepest first; each worker once.
+            /// Workers grouped by the depth, in blocks, of their best rank, deepest first; each worker once.
             #[must_use]
             pub fn levels(&self, view: View) -> Vec<(u32, Vec<&Arc<str>>)> {
                 let mut out: Vec<(u32, Vec<&Arc<str>>)> = Vec::new();
@@ -150,7 +150,7 @@ macro_rules! accessors {
                 out
             }
 
-            /// At most `k` workers that hold most, deepest first, `among` those named only if names are given.
+            /// The `k` workers with the greatest depths, deepest first; with `among`, only of the workers named there.
             #[must_use]
             pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(&Arc<str>, u32)> {
                 let mut out = Vec::new();
@@ -167,7 +167,7 @@ macro_rules! accessors {
                 out
             }
 
-            /// Holders of the first block: all there are, unless a writer was at work during the lookup.
+            /// Number of holders of the first block: no level has more, unless a writer was at work during the lookup.
             #[inline]
             fn widest(&self) -> usize {
                 self.reached().next_back().map_or(0, |(_, members)| members.len())
@@ -184,7 +184,7 @@ macro_rules! accessors {
                 each(self.reached(), self.holders(), view, f)
             }
 
-            /// As `each`, with the deepest rank of each worker alone.
+            /// Calls `f` like `each`, but with each worker only once, at the depth of its best rank.
             #[inline]
             fn each_worker<'m>(
                 &'m self,
@@ -228,7 +228,7 @@ impl Match<'_> {
         self.0.reached()
     }
 
-    /// Copies the answer, for keeping. Costs a copy of the sets of holders.
+    /// Copies the match, so that it can be kept. Copies the sets of holders.
     #[must_use]
     pub fn to_owned(&self) -> OwnedMatch {
         let reaches = self.0.reached().rev().map(|(depth, members)| (depth, OwnedMembers::of(members))).collect();
@@ -253,7 +253,8 @@ impl OwnedMatch {
     }
 }
 
-/// Costs a step for 64 holders that were met before, so that many levels of one large set are cheap to merge.
+/// Calls `f` with a depth, 64 holders and the mask of those that are new at this depth and count in the view; deepest
+/// first. Holders already passed to `f` are skipped 64 at a time, so that many levels of one large set are cheap.
 #[inline]
 fn each<'m>(
     reached: impl Iterator<Item = (u32, Members<'m>)>,

@@ -1,36 +1,36 @@
-//! Fingerprints: what a rank holds, as one word.
+//! Fingerprints: one word that identifies the blocks that a rank holds.
 //!
 //! A fingerprint is the sum of a mix of each held pair of tier and block hash. A sum does not depend on the order in
 //! which blocks came, so two indexes that have followed the same events have equal fingerprints, however the events of
-//! different streams were interleaved; and it is kept up to date as blocks come and go, without a look at any others.
+//! different streams were interleaved. It is updated as blocks come and go, without reading other blocks.
 //!
-//! A block hash stands for a block and all before it, as the engine means it. What the blocks contain, and how many
-//! copies there are, is not in the word: copying both indexes tells that ([`crate::RankCopier`]).
+//! A block hash identifies a block and all blocks before it. The contents and the number of copies are not part of the
+//! fingerprint: to compare these, copy both indexes ([`crate::RankCopier`]).
 
 use crate::types::Tier;
 
-/// The keys are public: two services must come to the same words. A false word gains a
-/// client nothing that false events would not.
+/// Keys of the tiers. They are public, as two services must compute the same fingerprints. A forged fingerprint gains a
+/// client nothing that forged events would not.
 const KEYS: [u64; Tier::ALL.len()] =
     [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The part that one block has in the word of its rank.
+/// Summand of one block in its rank's fingerprint.
 #[inline]
 pub(crate) fn word(tier: Tier, name: u64) -> u64 {
-    // Both factors are made of the name, as names may be small numbers: with a constant, sums of them would be equal too
-    // easily. The halves are not added but mixed, so that sums of squares are not what comes out.
+    // Both factors depend on the block hash: with one constant factor, sums of small block hashes would often be equal.
+    // The halves are mixed, not added, as sums of squares would be equal too easily.
     let product = u128::from(name ^ KEYS[tier as usize]) * u128::from(name.rotate_left(29) ^ FACTOR);
     (product >> 64) as u64 ^ product as u64
 }
 
-/// The parts of several blocks.
+/// Sum of the summands of several blocks.
 #[inline]
 pub(crate) fn words(tier: Tier, names: &[u64]) -> u64 {
     names.iter().fold(0, |sum, &name| sum.wrapping_add(word(tier, name)))
 }
 
-/// The word of a rank with these of its device and of the other tiers.
+/// Fingerprint of a rank, from the sum of its device and the sums of its other tiers.
 pub(crate) fn of_rank(device: u64, others: [u64; Tier::ALL.len() - 1]) -> u64 {
     others.into_iter().fold(device, u64::wrapping_add)
 }

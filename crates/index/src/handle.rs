@@ -1,33 +1,34 @@
-//! Ranks by name, and by a handle that is looked up by name once.
+//! References to ranks: by name, or by a handle that is looked up by name only once.
 
 use std::sync::Arc;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A rank of a worker as changes name it: a [`RankHandle`], or the pair of the worker's name and the rank's number.
+/// Reference to a worker's rank in calls: a [`RankHandle`], or the pair of the worker's name and the rank's number.
 pub trait RankRef {
     /// The worker's name.
     fn worker(&self) -> &str;
     /// The data-parallel rank within the worker.
     fn rank(&self) -> u32;
-    /// The handle, which spares the look-up by name; none for a plain name.
+    /// The handle, which saves the look-up by name; None if the reference is a plain name.
     fn handle(&self) -> Option<&RankHandle>;
 }
 
-/// Rank of a worker, looked up by name once and then found by number. It may be made before the worker is known, serves
-/// any index, and stays good when the rank is cleared, dropped and registered again.
+/// Handle of a worker's rank, which is looked up by name once and then found by number. A handle may be made before the
+/// worker is known, works with any index, and stays valid when the rank is cleared, or dropped and registered again.
 #[derive(Debug)]
 pub struct RankHandle {
     worker: Arc<str>,
     rank: u32,
-    /// The rank's number when it was looked up last, and which life of the number that was; 0 for none.
+    /// Number of the rank at the last look-up; `life` is the life of this number at that time, 0 before the first
+    /// look-up.
     number: AtomicU32,
     life: AtomicU64,
-    /// The holder of its device then: a hint at what will be looked at.
+    /// Holder of the rank's device at the last look-up: a hint for prefetching.
     device: AtomicU32,
 }
 
-/// Numbers lives: no two ranks that were ever made known to any index of this process have the same.
+/// Counter of lives: each rank that any index of this process registers gets another one.
 pub(crate) struct Lives;
 
 impl Lives {
@@ -39,7 +40,7 @@ impl Lives {
 }
 
 impl RankHandle {
-    /// A handle for a rank of a worker, known or not.
+    /// Creates a handle for a rank of a worker, known or not.
     #[must_use]
     pub fn new(worker: &str, rank: u32) -> Self {
         Self {
@@ -51,14 +52,14 @@ impl RankHandle {
         }
     }
 
-    /// Number and life of the rank when it was last found. Written by two at once, the number may be of another life
-    /// than is said: who reads it asks whether the number has this life, and no two numbers ever have.
+    /// Number and life of the rank at the last look-up. If two threads write at once, they may not belong together: the
+    /// caller must check that the number still has this life, which no other number ever has.
     #[inline]
     pub(crate) fn found(&self) -> (u32, u64) {
         (self.number.load(Ordering::Relaxed), self.life.load(Ordering::Relaxed))
     }
 
-    /// The holder of the rank's device when last remembered: a hint, to be prefetched and for nothing else.
+    /// Holder of the rank's device at the last look-up: a hint that is good only for prefetching.
     #[inline]
     pub(crate) fn device(&self) -> u32 {
         self.device.load(Ordering::Relaxed)

@@ -1,9 +1,10 @@
-//! Content hashes and prefix hashes: names of blocks that follow from their tokens alone, whatever the engine calls them.
+//! Content hashes and prefix hashes: identities of blocks that follow from their tokens alone, independent of the
+//! engine.
 //!
-//! A *content hash* is XXH3-64 of one block's tokens as little-endian `u32`s. It does not know its position, so
-//! equal blocks hash alike wherever they stand and blocks can be hashed in any order. A *prefix hash* names a block
-//! together with everything before it. Both follow the contract that KV routers already share, so hashes made here
-//! can be compared with hashes made elsewhere.
+//! A *content hash* is XXH3-64 of one block's tokens as little-endian `u32`s. It does not depend on the block's
+//! position, so equal blocks have equal hashes and blocks can be hashed in any order. A *prefix hash* identifies a
+//! block together with all blocks before it. Both follow the contract that KV routers already share, so hashes made
+//! here can be compared with hashes made elsewhere.
 //!
 //! The seed enters XXH3 in two ways. For inputs of 17 to 128 bytes (blocks of 5 to 32 tokens) and for those beyond
 //! 240 bytes, a seed is by definition the same as a secret made from it; deriving that secret once a call instead of
@@ -17,10 +18,10 @@ use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 /// The seed of every content hash without LoRA and salt, and of every link of a prefix hash.
 pub const SEED: u64 = 1337;
 
-/// A secret of XXH3, as long as the algorithm's default one.
+/// Secret of XXH3, as long as the algorithm's default one.
 type Secret = [u8; 192];
 
-/// Secret of blocks without LoRA and salt, which are most.
+/// Secret for blocks without LoRA and salt.
 static PLAIN: Secret = const_custom_default_secret(SEED);
 
 /// The content hash of every full block of `tokens`; a trailing partial block has none.
@@ -34,7 +35,7 @@ pub fn content_hashes(tokens: &[u32], block_size: usize, lora: Option<&str>, sal
     hashes
 }
 
-/// [`content_hashes`] into memory of the caller's.
+/// Writes the [`content_hashes`] of `tokens` to `hashes`.
 ///
 /// # Panics
 ///
@@ -80,7 +81,7 @@ pub fn prefix_hashes(content: &[u64]) -> Vec<u64> {
     hashes
 }
 
-/// [`prefix_hashes`] into memory of the caller's.
+/// Writes the [`prefix_hashes`] of `content` to `hashes`.
 ///
 /// # Panics
 ///
@@ -96,7 +97,7 @@ pub fn prefix_hashes_into(content: &[u64], hashes: &mut [u64]) {
     }
 }
 
-/// The prefix hash of the block after the one whose prefix hash is `prefix`.
+/// Prefix hash of the block with content hash `content` that follows the block with prefix hash `prefix`.
 #[must_use]
 #[inline]
 pub fn next_prefix_hash(prefix: u64, content: u64) -> u64 {
@@ -104,7 +105,8 @@ pub fn next_prefix_hash(prefix: u64, content: u64) -> u64 {
     xxh3_64_with_seed(&link.to_le_bytes(), SEED)
 }
 
-/// The seed of a keyspace: LoRA and salt are told apart by the seeds of their own hashes.
+/// Seed for blocks under a LoRA adapter and a salt. The two names are hashed with different seeds, so a LoRA and a salt
+/// of the same name give different results.
 fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     let part = |name: Option<&str>, domain| match name {
         None | Some("") => 0,
@@ -113,7 +115,7 @@ fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     SEED.wrapping_add(part(lora, 0)).wrapping_add(part(salt, 1))
 }
 
-/// The tokens' bytes in the order the contract wants, which on most machines is how they already lie.
+/// Bytes of the tokens in little-endian order; on most machines borrowed without a copy.
 fn little_endian(tokens: &[u32]) -> Cow<'_, [u8]> {
     if cfg!(target_endian = "little") {
         Cow::Borrowed(bytemuck::cast_slice(tokens))

@@ -33,29 +33,29 @@ impl Default for Config {
     }
 }
 
-/// Blocks changed before others have their turn: a fraction of a millisecond.
+/// Number of blocks that one writer changes before other writers have their turn: a fraction of a millisecond.
 pub(crate) const TURN: usize = 1024;
-/// Blocks freed before others have their turn: a fraction of a millisecond.
+/// Number of blocks freed before other writers have their turn: a fraction of a millisecond.
 const SLICE_OF_SETTLING: usize = 2048;
 
-/// The exact index of who holds which blocks. See the crate's text.
+/// Exact index of the blocks that each rank holds. See the crate's documentation.
 ///
 /// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) never waits.
 pub struct BlockIndex {
     config: Config,
     pub(crate) readers: Readers,
     writer: Mutex<Writer>,
-    /// Number of blocks after which others have their turn to change something.
+    /// Number of changed blocks after which other writers have their turn.
     pub(crate) turn: AtomicUsize,
-    /// The writer's own is behind its lock; readers come in here.
+    /// Entry of readers into the runs, shared with the writer, which is behind its lock.
     shown: Arc<ReaderEntry>,
-    /// Book of the blocks that ranks can load, which the writer changes.
+    /// Blocks that ranks can load from tiers beyond their devices and from pools; changed by the writer.
     loading: Arc<RwLock<LoadBook>>,
     outside_loading: Arc<Outside>,
 }
 
 impl BlockIndex {
-    /// Steps for a slice of [`dump_in_slices`](Self::dump_in_slices) that takes less than a millisecond.
+    /// Number of steps for a slice of [`dump_in_slices`](Self::dump_in_slices) that takes less than a millisecond.
     pub const SLICE: usize = 3 << 10;
 
     /// An empty index.
@@ -74,32 +74,33 @@ impl BlockIndex {
         Ok(Self { config, readers, shown, loading, outside_loading, writer, turn })
     }
 
-    /// Configuration that the index was made with.
+    /// Configuration that the index was created with.
     #[must_use]
     pub fn config(&self) -> Config {
         self.config
     }
 
-    /// Finds who holds how much of a prompt, given the content hash of each of its blocks.
+    /// Finds how many leading blocks of a prompt each rank holds, given the content hash of each of the prompt's
+    /// blocks.
     ///
     /// The answer borrows the index and keeps what it refers to from being freed: use it soon, or turn it into an
     /// [`OwnedMatch`](crate::OwnedMatch). While others write, each depth lies between the smallest and the largest
     /// that was true of that holder during the call. One exception: if a holder announces a block hash for another
     /// block than before, the old block may go before the new one counts.
     ///
-    /// Waits for no writer. It looks again at what a writer has finished changing while it looked: at one run's levels,
-    /// or at all if a worker came, went, or first offloaded.
+    /// Waits for no writer. A lookup reads a run's levels again if a writer changed them meanwhile, and starts again if
+    /// a worker came, went, or offloaded for the first time.
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> Match<'_> {
         find(&self.readers, &self.shown.roster, &self.shown.children, content_hashes)
     }
 
-    /// Finds what each rank can use of a prompt without computing it, given the content hash of each of its blocks: what
-    /// is on its device, continued chunk by chunk from its other tiers and from the pools that it may load from. By
-    /// worker and rank; of ranks that offload, or are members of a pool, alone: others have what [`find`](Self::find)
-    /// says.
+    /// Finds which part of a prompt each rank can use without computing it, given the content hash of each of the
+    /// prompt's blocks: the blocks on the rank's device, continued chunk by chunk from its other tiers and from the
+    /// pools that it may load from. Sorted by worker and rank. Only ranks that offload or are members of a pool are
+    /// listed: for others use [`find`](Self::find).
     ///
-    /// Waits for the change that a writer makes just then. Depths on the device may be those of a moment before.
+    /// Waits for a change in progress. Depths on the device may be those of a moment before.
     #[must_use]
     pub fn find_loadable(&self, content_hashes: &[u64]) -> Vec<Loadable> {
         if !self.has_loadable() {
@@ -115,7 +116,7 @@ impl BlockIndex {
         loading.look_up(&prefixes, |worker, rank| depths.get(&(worker, rank)).copied().unwrap_or(0))
     }
 
-    /// Sets how a worker's engine offloads, for all its ranks, also after restarts.
+    /// Sets how a worker's engine offloads, for all ranks of the worker, also after restarts.
     pub fn set_offloading(&self, worker: &str, settings: OffloadSettings) {
         self.write(|writer| writer.set_offloading(worker, settings));
     }
@@ -124,18 +125,19 @@ impl BlockIndex {
         self.loading.read().settings_of(worker).resets_keep == Some(true)
     }
 
-    /// Sets how the engines of all workers offload for which nothing else is set.
+    /// Sets how engines offload whose worker has no settings of its own.
     pub fn set_usual_offloading(&self, settings: OffloadSettings) {
         self.write(|writer| writer.set_usual_offloading(settings));
     }
 
-    /// A worker's rank seems to keep that many blocks as one on a tier: its chunks are so long as long as no other length is
-    /// set ([`set_offloading`](Self::set_offloading)). Without a word on it they are of one block.
+    /// Records the chunk length that a rank's stores suggest for a tier, in blocks. Used as long as
+    /// [`set_offloading`](Self::set_offloading) has set no length; without either, a chunk is one block.
     pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
         self.loading.write().learn_chunk(worker, rank, tier, blocks);
     }
 
-    /// True if there are pools, or ranks that have stored anything beyond their device: others have nothing to load.
+    /// True if there are pools, or ranks that have stored blocks beyond their device; otherwise
+    /// [`find_loadable`](Self::find_loadable) finds nothing.
     #[must_use]
     pub fn has_loadable(&self) -> bool {
         self.outside_loading.is_in_use()
@@ -146,59 +148,61 @@ impl BlockIndex {
         self.loading.read().is_in_pool(worker, tier)
     }
 
-    /// Adds a pool, or gives the one of its name other settings. From now on what its members store on its tier is in the
-    /// pool, and what they remove there is removed from it.
+    /// Adds a pool, or changes the settings of the pool of the same name. From now on, blocks that its members store on
+    /// its tier are in the pool, and blocks that they remove there are removed from the pool.
     pub fn add_pool(&self, pool: SharedPool) {
         self.write(|writer| writer.add_pool(pool));
     }
 
-    /// Sets the time, in seconds from any moment on: of what is stored in pools from now on, and until when their blocks
-    /// have aged.
+    /// Sets the current time, in seconds since any fixed moment. Blocks stored in pools from now on get this time, and
+    /// the age of pools' blocks counts up to it.
     pub fn set_time(&self, seconds: f64) {
         self.outside_loading.set_time(seconds);
     }
 
-    /// An engine could not load from a pool what was expected of it: the chunk that ends after all these blocks is gone,
-    /// and what continues it. Returns the number of blocks that are gone.
+    /// Removes a chunk that an engine failed to load from a pool, and the blocks that continue it. `content_hashes`:
+    /// the prompt's blocks up to the chunk's end. Returns the number of blocks removed.
     pub fn lose_from_pool(&self, pool: &str, content_hashes: &[u64]) -> usize {
         let Some(&prefix) = prefix_hashes(content_hashes).last() else { return 0 };
         self.loading.write().lose_from_pool(pool, prefix)
     }
 
-    /// A look at the store of a pool has found the blocks of these hashes: all others that were announced until that time
-    /// are gone. Of chunks, the store need show the last blocks only. Returns the number of blocks that are gone.
+    /// Removes the blocks of a pool that a listing of its store did not find, if they were announced at `until` or
+    /// before. `found`: block hashes in the listing; of a chunk only the last block need be there. Returns the number
+    /// of blocks removed.
     pub fn keep_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> usize {
         let missing = self.loading.read().missing_in_pool(pool, found, until);
         missing.chunks(TURN).map(|some| self.loading.write().take_missing(pool, some, until)).sum()
     }
 
-    /// The pools, with the number of blocks that each one has.
+    /// Name of each pool, and the number of its blocks.
     #[must_use]
     pub fn pool_sizes(&self) -> Vec<(Box<str>, usize)> {
         self.loading.read().pool_sizes()
     }
 
-    /// The time that was set last, in seconds.
+    /// The time set by [`set_time`](Self::set_time), in seconds.
     #[must_use]
     pub fn time(&self) -> f64 {
         self.outside_loading.time()
     }
 
-    /// Copies the blocks of all pools, for [`restore_pool`](Self::restore_pool) of another index. While it runs, 0.1 µs a
-    /// block, nothing is added to pools.
+    /// Copies the blocks of all pools, for [`restore_pool`](Self::restore_pool) of another index. Until the copy is
+    /// complete (0.1 µs a block), no blocks are added to pools.
     #[must_use]
     pub fn saved_pools(&self) -> Vec<SavedPool> {
         self.loading.read().saved_pools()
     }
 
-    /// Puts blocks back into a pool of the same name that has been added, as they were `elapsed` seconds ago. Blocks that were
-    /// announced since then stay as they are. Returns the number of blocks that were put back, 0 if there is no such pool.
+    /// Puts the blocks of a copied pool back into the pool of the same name, as they were `elapsed` seconds ago. Blocks
+    /// announced since then stay as they are. Returns the number of blocks put back, 0 if there is no pool of this
+    /// name.
     pub fn restore_pool(&self, saved: &SavedPool, elapsed: f64) -> usize {
         self.loading.write().restore_pool(saved, elapsed)
     }
 
-    /// Frees what was held until it was cleared or dropped. That happens a little at a time in the changes that follow,
-    /// as it may be much; this does all there is to do, and lets others change the index meanwhile.
+    /// Frees all memory of blocks that were cleared or dropped. Without this call, it is freed a little at a time by
+    /// the following changes. Other writers may change the index meanwhile.
     pub fn settle(&self) {
         loop {
             // What is freed at the end of a change may be tables that go in steps.
@@ -209,7 +213,8 @@ impl BlockIndex {
         }
     }
 
-    /// Sizes and counts, after [`settle`](Self::settle). Writers wait for a time that depends on the number of ranks alone.
+    /// Sizes and counts, after a [`settle`](Self::settle). Writers wait for a time that depends on the number of ranks
+    /// alone.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.settle();
@@ -218,8 +223,8 @@ impl BlockIndex {
         stats
     }
 
-    /// Every rank of every worker, by name and number, with what it holds. Writers wait for a time that depends on the
-    /// number of ranks alone.
+    /// Statistics of every rank, sorted by worker and rank. Writers wait for a time that depends on the number of ranks
+    /// alone.
     #[must_use]
     pub fn ranks(&self) -> Vec<RankStats> {
         let mut ranks = self.write(|writer| writer.ranks());
@@ -227,13 +232,13 @@ impl BlockIndex {
         ranks
     }
 
-    /// The same of one worker, in any order; nothing if it is not known.
+    /// Statistics of one worker's ranks, in any order; empty if the worker is not known.
     #[must_use]
     pub fn ranks_of(&self, worker: &str) -> Vec<RankStats> {
         self.write(|writer| writer.ranks_of(worker))
     }
 
-    /// Every worker, by name, with the number of blocks it holds.
+    /// Name of every worker, and the number of blocks it holds.
     #[must_use]
     pub fn workers(&self) -> Vec<(Box<str>, u64)> {
         self.write(|writer| writer.workers())
@@ -271,17 +276,17 @@ impl BlockIndex {
         self.write(|writer| writer.least_branch = blocks);
     }
 
-    /// Sets the greatest number of blocks of a rank that gets names of its own at once.
+    /// Sets the largest number of blocks at which a rank gets its private table of names in one step.
     pub fn own_names_at_once(&self, blocks: u64) {
         self.write(|writer| writer.most_own_at_once = blocks);
     }
 
-    /// True if what is kept of what can be loaded agrees with itself.
+    /// True if the data about loadable blocks is consistent.
     pub fn is_loading_consistent(&self) -> bool {
         self.loading.read().is_consistent()
     }
 
-    /// Sets the number of blocks of an event after which other writers have their turn, at least 1.
+    /// Sets the number of changed blocks after which other writers have their turn, at least 1.
     pub fn turn_after(&self, blocks: usize) {
         self.turn.store(blocks.max(1), std::sync::atomic::Ordering::Relaxed);
     }
@@ -294,14 +299,14 @@ impl fmt::Debug for BlockIndex {
 }
 
 impl BlockIndex {
-    /// Several changes that wait for others' once: for the events of one batch, for instance.
+    /// Begins a series of changes that waits only once for other writers: for the events of one batch, for instance.
     #[must_use]
     pub fn changes(&self) -> Changes<'_> {
         Changes::new(self)
     }
 
-    /// A worker's rank has cached consecutive blocks of one chain. The first continues `parent` (a block hash of the
-    /// same worker and rank, known or not), or starts a prompt; each other continues the one before it.
+    /// Stores consecutive blocks of one chain that a worker's rank has cached. The first continues `parent` (a block
+    /// hash of the same worker and rank, known or not), or starts a prompt; each other continues the one before it.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`] unless there is one content hash for each block hash; nothing has changed then.
@@ -318,8 +323,8 @@ impl BlockIndex {
         self.changes().store(&(worker, rank), tier, parent, block_hashes, content_hashes)
     }
 
-    /// As [`store`](Self::store), by an engine that announces blocks again without another copy of them: what the rank
-    /// holds already on this tier is held as before.
+    /// Stores blocks like [`store`](Self::store), for engines that announce a block again without caching another copy:
+    /// blocks that the rank holds on this tier already stay as they are.
     ///
     /// # Errors
     /// As [`store`](Self::store).
@@ -335,35 +340,36 @@ impl BlockIndex {
         self.changes().store_once(&(worker, rank), tier, parent, block_hashes, content_hashes)
     }
 
-    /// A worker's rank has copies on a tier of blocks that it holds already, by name alone: what they continue and
-    /// contain is what the rank holds under their names. Returns the names that it does not hold on
-    /// any tier; those are left out.
+    /// Stores copies, on another tier, of blocks that a rank holds already, given their block hashes alone. Parents and
+    /// contents are those that the rank holds under these hashes. Returns the block hashes that the rank holds on no
+    /// tier; those are left out.
     pub fn store_known(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
         self.changes().store_known(&(worker, rank), tier, block_hashes)
     }
 
-    /// A worker's rank has evicted blocks from a tier, in any order. Names that it does not hold there change
-    /// nothing, and are counted.
+    /// Removes blocks that a worker's rank has evicted from a tier, in any order. Block hashes that it does not hold
+    /// there are only counted.
     pub fn remove(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
         self.changes().remove(&(worker, rank), tier, block_hashes);
     }
 
-    /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known. Readers see it at
-    /// once; the memory of what was much goes back in the changes that follow, or by [`settle`](Self::settle). Only if one
-    /// tier is cleared and others have blocks, they see block after block go, and other ranks may change meanwhile.
+    /// Removes all blocks of a worker, or those of one rank, of one tier, or both. The worker stays known. Readers see
+    /// the change at once; large memory is freed by the following changes, or by [`settle`](Self::settle). Only if one
+    /// tier is cleared while others have blocks, readers see one block after the other go, and other writers may change
+    /// the index meanwhile.
     pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         self.changes().clear(worker, rank, tier);
     }
 
-    /// A worker's engine, or a rank of it, has reset its prefix cache, and did not say what becomes of blocks that it
-    /// offloaded. As [`clear`](Self::clear), and what there is in host memory may be more from then on; unless it is
-    /// [known](OffloadSettings::resets_keep) what its resets do. If they keep what is offloaded, it has lost what was on the
-    /// device alone.
+    /// Applies a reset of the prefix cache by a worker's engine, or by one rank, that did not say whether offloaded
+    /// blocks survive. If the engine's [settings](OffloadSettings::resets_keep) say that they do, removes only the
+    /// blocks on the device; otherwise removes all, like [`clear`](Self::clear). If the settings leave it open, there
+    /// may be more in host memory than the index counts from then on.
     pub fn reset(&self, worker: &str, rank: Option<u32>) {
         self.changes().reset(worker, rank);
     }
 
-    /// A worker is gone, with all its blocks; their memory as in [`clear`](Self::clear).
+    /// Removes a worker with all its blocks; their memory is freed as in [`clear`](Self::clear).
     pub fn drop_worker(&self, worker: &str) {
         self.write_after(true, |writer| writer.drop_worker(worker));
     }
@@ -371,7 +377,7 @@ impl BlockIndex {
     /// Applies an event.
     ///
     /// # Errors
-    /// As [`store`](Self::store).
+    /// Those of [`store`](Self::store).
     pub fn apply(&self, event: &Event) -> Result<(), Error> {
         match event {
             Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } => {
@@ -384,7 +390,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// Returns what one rank holds, as [`dump`](Self::dump) has it.
+    /// Events that store all blocks of one rank into an empty index, like those of [`dump`](Self::dump).
     #[must_use]
     pub fn dump_rank(&self, worker: &str, rank: u32) -> Vec<Event> {
         self.changes().dump_rank(worker, rank)

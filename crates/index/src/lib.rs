@@ -1,9 +1,10 @@
 //! The exact index of every cached KV block across an LLM inference fleet.
 //!
-//! Engines cache the keys and values of prompts in blocks, and tell what they store and evict. A [`BlockIndex`] is
-//! told all that and answers, for a prompt, which worker holds how many of its leading blocks *right now*. It goes
-//! to memory, for each place where stored chains part, for a line of one table, a head of one line and the hashes to
-//! compare, which lie in sequence (for one line more where many levels meet); and for nothing per worker.
+//! Engines cache the keys and values of prompts in blocks, and announce which blocks they store and evict. A
+//! [`BlockIndex`] takes these events and answers, for a prompt, which worker holds how many of its leading blocks
+//! *right now*. For each place where stored chains diverge, a lookup reads one cache line of one table, the head of one
+//! run and the hashes to compare, which are consecutive (and one more cache line for a run with many levels); it reads
+//! nothing per worker.
 //!
 //! # The structure
 //!
@@ -16,46 +17,47 @@
 //!                        (1,4,c4)──▶ run 2 │c4 c5 c6│ levels: 3 → {b}
 //! ```
 //!
-//! - **Runs** form a trie. A chain that parts after `fork` blocks of a run becomes a child, found in one hash table
+//! - **Runs** form a trie. A chain that diverges after `fork` blocks of a run becomes a child, found in one hash table
 //!   by (run, fork, content hash) (`runs/`, `raw/children.rs`).
-//! - **Levels**: within a run each holder is a cutoff, because what it holds and can reach is kept a prefix at write
-//!   time; blocks below a hole or without a known parent wait aside (`writer/holders/irregular.rs`). So the levels of the runs
-//!   that a query goes through, put in a row, *are* its answer (`find.rs`).
+//! - **Levels**: within a run each holder is a cutoff, because writes keep its reachable blocks a prefix; blocks below
+//!   a hole or without a known parent are kept separately (`writer/holders/irregular.rs`). So the levels of the runs
+//!   that a query visits, one after the other, *are* its result (`find.rs`).
 //! - **Sets** of holders are one word each; equal sets are equal words (`sets/`, `raw/set.rs`).
-//! - **Names**: the engines' block hashes lead to positions, in one table for all workers while they agree, in a table
-//!   of its own for a worker that does not (`writer/names/private.rs`).
-//! - **Readers** take no lock and write to nothing they share with other readers but a counter of their own
-//!   (`raw/reclaim.rs`). One writer at a time changes things under them (`writer/`).
+//! - **Names**: the engines' block hashes lead to positions, in one table for all workers that use the same block
+//!   hashes, in a private table for a worker that uses others (`writer/names/private.rs`).
+//! - **Readers** take no lock and write to no memory but counters that hardly any two of them share
+//!   (`raw/reclaim.rs`). One writer at a time changes the index meanwhile (`writer/`).
 //!
 //! # Where to read
 //!
 //! Each row imports only from those above it in this table.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
+//! | `types.rs`, `stats.rs` | arguments and results of calls: errors; block hash, tier, view, event; statistics |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
-//! | `position.rs`, `spread.rs`, `fingerprint.rs`, `sync.rs` | where a block is; mixing hashes; a rank's word; atomics |
-//! | `segmented.rs` | a long list, and hash tables of what is rare, in segments: no change moves or builds them anew as a whole |
-//! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
+//! | `position.rs`, `spread.rs`, `fingerprint.rs`, `sync.rs` | number of a block's position; mixing of hashes; fingerprint of a rank's blocks; atomics |
+//! | `segmented.rs` | a long list, and hash tables for rare entries, in segments: no change moves or rebuilds them as a whole |
+//! | `raw/` | the memory that readers access while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets.rs` | sets of holders |
-//! | `roster.rs` | who is behind a holder's number |
+//! | `roster.rs` | the worker and rank behind each holder's number |
 //! | `handle.rs` | a rank by name, and by a handle that is looked up once |
-//! | `retire.rs` | what is unlinked and waits for the last reader |
-//! | `runs/` | the trie of runs: numbers of positions, where children hang, the runs |
-//! | `loading/` | what engines can load: blocks beyond their devices, and in pools that they share |
-//! | `writer/` | who holds what: its own text lists its folders |
-//! | `find.rs` | a lookup, and its answer |
-//! | `index.rs` | [`BlockIndex`]: the lock of the writer, the readers' way in, and changes one by one |
+//! | `retire.rs` | unlinked items that wait for the last reader |
+//! | `runs/` | the trie of runs: numbers of positions, children of runs, the runs |
+//! | `loading/` | blocks that engines can load: beyond their devices, and in pools that they share |
+//! | `writer/` | the blocks of each holder: its own text lists its folders |
+//! | `find.rs` | lookups and their results |
+//! | `index.rs` | [`BlockIndex`]: the writer's lock, the readers' entry, and single changes |
 //! | `changes.rs` | [`Changes`]: many changes under one lock |
-//! | `adopt.rs` | what was never announced |
-//! | `copied.rs`, `copier.rs` | what one rank holds, copied while writers go on, and what all hold |
-//! | `snapshot/` | the format in which blocks and their holders are kept |
-//! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
+//! | `adopt.rs` | blocks that were never announced |
+//! | `copied.rs`, `copier.rs` | copies of the blocks of one rank, made while writers go on, and of all ranks |
+//! | `snapshot/` | the format in which blocks and their holders are stored |
+//! | `reference.rs` | [`reference::ReferenceIndex`]: the same index in plain maps |
 //!
-//! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs/mod.rs`, `writer/mod.rs`, `raw/mod.rs`.
+//! For a first reading: `reference.rs` for the correct results, then `find.rs`, `runs/mod.rs`, `writer/mod.rs`,
+//! `raw/mod.rs`.
 //!
-//! [`reference::ReferenceIndex`] says literally what all this must answer; the tests compare.
+//! [`reference::ReferenceIndex`] defines all results of this index; tests compare the two.
 //!
 //! ```
 //! use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};

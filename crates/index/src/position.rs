@@ -1,11 +1,11 @@
 //! Positions of blocks, as a run and an offset in it, and the comparison of chains.
 
-/// The run that stands for the empty prompt.
+/// Number of the run that represents the empty prompt.
 pub(crate) const ROOT: u32 = 0;
-/// No block hash: at positions whose holders all name them differently.
+/// Value for "no block hash": at positions whose holders all use different block hashes.
 pub(crate) const NO_NAME: u64 = 0xa5c3_96e1_7b24_d80f;
 
-/// A block: which run, and which of its blocks.
+/// Position of a block: its run, and its offset in the run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Position {
     pub(crate) run: u32,
@@ -13,14 +13,14 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Place of this block's continuation.
+    /// Place directly after this block.
     #[inline]
     pub(crate) fn after(self) -> Place {
         Place { run: self.run, blocks: self.offset + 1 }
     }
 }
 
-/// A place between blocks: after the first `blocks` blocks of a run. What comes next is in the run itself or in a child.
+/// Place between blocks: after the first `blocks` blocks of a run. The next block is in the run itself or in a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) run: u32,
@@ -30,13 +30,13 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) const ROOT: Self = Self { run: ROOT, blocks: 0 };
 
-    /// The block before this place, if there is one.
+    /// Position of the block before this place; None at the start of the prompt.
     pub(crate) fn before(self) -> Option<Position> {
         (self.run != ROOT).then(|| Position { run: self.run, offset: self.blocks - 1 })
     }
 }
 
-/// Number of leading items that are equal.
+/// Number of leading items that are equal in both slices.
 #[inline]
 pub(crate) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
     let n = a.len().min(b.len());

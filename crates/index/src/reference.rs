@@ -1,22 +1,23 @@
-//! The literal model of the index: slow, small, meant to be obviously right.
+//! Reference model of the index: slow, small, meant to be obviously right.
 //!
-//! This is the specification. Property tests and the fuzzer hold the real index against it, so it has no cleverness
-//! to share a mistake with: two maps for each rank, and a lookup that walks from the root by looking at every block.
+//! This is the specification. Property tests and the fuzzer compare the real index with it, so it shares no
+//! optimization with the index: two maps for each rank, and a lookup that walks from the root by looking at every
+//! block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::{BlockHash, Error, Event, Tier, View};
 
-/// Parent of a block and its content hash: two announcements of one name are the same block if these are equal.
+/// Parent of a block, and its content hash. Two announcements of one block hash mean the same block if these are equal.
 type Content = (Option<BlockHash>, u64);
 
 /// Blocks that one rank of a worker holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rank {
-    /// Device memory: each block with how many copies of it were announced.
+    /// Blocks in device memory, by block hash, with the number of announced copies.
     device: BTreeMap<BlockHash, (Content, u64)>,
-    /// Everything else: each block with its copies in each tier.
+    /// Blocks on other tiers, by block hash, with the number of copies on each tier.
     offloaded: BTreeMap<BlockHash, (Content, BTreeMap<Tier, u64>)>,
 }
 
@@ -30,7 +31,8 @@ impl Rank {
     }
 }
 
-/// Number of steps of `query` that lead from the root through `blocks`. Children are linked by their parent's name.
+/// Number of leading blocks of `query` that lead from the root through `blocks`. Children are linked by their parent's
+/// block hash.
 fn depth(blocks: &BTreeMap<BlockHash, Content>, query: &[u64]) -> u32 {
     let mut frontier: BTreeSet<Option<BlockHash>> = BTreeSet::from([None]);
     for (depth, &wanted) in (0..).zip(query) {
@@ -46,20 +48,21 @@ fn depth(blocks: &BTreeMap<BlockHash, Content>, query: &[u64]) -> u32 {
     query.len() as u32
 }
 
-/// The index as two maps a rank. Same methods as [`crate::BlockIndex`], but `&mut self` to change it.
+/// Reference index of two maps for each rank. Same methods as [`crate::BlockIndex`], but `&mut self` to change it.
 #[derive(Clone, Debug, Default)]
 pub struct ReferenceIndex {
     count_copies: bool,
     /// Workers in order of registration, each with its ranks.
     workers: Vec<(Arc<str>, BTreeMap<u32, Rank>)>,
-    /// Number of blocks, on the device and beyond it, to whose names the device gave another content.
+    /// Number of blocks, on the device and on other tiers, whose block hash was announced on the device with another
+    /// content.
     pub replaced: u64,
-    /// Number of removals that named a block that was not held.
+    /// Number of removals of block hashes that were not held.
     pub unknown_removals: u64,
 }
 
 impl ReferenceIndex {
-    /// An empty index. Without `count_copies` one removal ends a block however often it was announced.
+    /// Creates an empty index. Without `count_copies`, one removal ends a block however often it was announced.
     #[must_use]
     pub fn new(count_copies: bool) -> Self {
         Self { count_copies, ..Self::default() }
@@ -67,8 +70,8 @@ impl ReferenceIndex {
 
     /// Stores consecutive blocks of one chain; the first continues `parent`, each other the one before it.
     ///
-    /// On the device, a name means from now on what is said here, on all tiers. On another tier, what is said counts
-    /// only for names that the rank holds nowhere.
+    /// A store on the device defines what its block hashes mean, on all tiers. A store on another tier defines it only
+    /// for block hashes that the rank holds nowhere.
     ///
     /// # Errors
     ///
@@ -124,7 +127,7 @@ impl ReferenceIndex {
         self.replaced += replaced;
     }
 
-    /// Removes blocks: one copy of each. A name that is not held changes nothing.
+    /// Removes one copy of each block. Block hashes that are not held change nothing.
     pub fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
         for name in block_hashes {
             let known = self.ranks(worker).and_then(|ranks| ranks.get_mut(&rank)).is_some_and(|rank| {
@@ -151,7 +154,7 @@ impl ReferenceIndex {
         }
     }
 
-    /// Clears a worker, or one rank, one tier or both of it.
+    /// Removes all blocks of a worker, or those of one rank, of one tier, or both.
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let ranks = self.ranks(worker).into_iter().flatten();
         for (_, held) in ranks.filter(|(number, _)| rank.is_none_or(|rank| rank == **number)) {
@@ -166,7 +169,7 @@ impl ReferenceIndex {
         }
     }
 
-    /// Drops a worker; its next store registers it anew.
+    /// Removes a worker with all its blocks; its next store registers it again.
     pub fn drop_worker(&mut self, worker: &str) {
         self.workers.retain(|(name, _)| **name != *worker);
     }
@@ -188,7 +191,7 @@ impl ReferenceIndex {
         Ok(())
     }
 
-    /// Finds for each worker and rank the number of leading blocks of the query that it holds.
+    /// Finds, for each worker and rank, the number of leading blocks of the query that it holds.
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> ReferenceMatch {
         let depths = |view| {
@@ -201,7 +204,7 @@ impl ReferenceIndex {
         ReferenceMatch { views: View::ALL.map(depths) }
     }
 
-    /// Events that make an equal index out of an empty one, a block each.
+    /// Events that build an equal index from an empty one, one block each.
     #[must_use]
     pub fn dump(&self) -> Vec<Event> {
         let mut events = Vec::new();
@@ -229,8 +232,8 @@ impl ReferenceIndex {
         events
     }
 
-    /// Every worker with its number of blocks, in order of registration. A block that is both in device memory
-    /// and offloaded counts twice.
+    /// Name of every worker and the number of its blocks, in order of registration. A block that is both in device
+    /// memory and offloaded counts twice.
     #[must_use]
     pub fn workers(&self) -> Vec<(Box<str>, u64)> {
         let blocks =
@@ -251,20 +254,20 @@ impl ReferenceIndex {
     }
 }
 
-/// The answer of the model: every worker and rank that holds at least the first block, with its depth.
+/// Result of a lookup in the model: every worker and rank that holds at least the first block, with its depth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReferenceMatch {
     views: [Vec<(Arc<str>, u32, u32)>; 4],
 }
 
 impl ReferenceMatch {
-    /// Triples of worker, rank and depth, in order of registration and then of rank.
+    /// Triples of worker, rank and depth in blocks, in order of registration and then of rank.
     #[must_use]
     pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
         self.views[view as usize].clone()
     }
 
-    /// Pairs of worker and depth of its best rank, deepest first, then in order of registration.
+    /// Pairs of worker and depth of its best rank in blocks, deepest first, then in order of registration.
     #[must_use]
     pub fn scores(&self, view: View) -> Vec<(Arc<str>, u32)> {
         let mut scores: Vec<(Arc<str>, u32)> = Vec::new();
@@ -278,7 +281,7 @@ impl ReferenceMatch {
         scores
     }
 
-    /// Pairs of depth and workers, deepest first, each worker once.
+    /// Pairs of depth in blocks and the workers of this depth, deepest first, each worker once.
     #[must_use]
     pub fn levels(&self, view: View) -> Vec<(u32, Vec<Arc<str>>)> {
         let mut levels: Vec<(u32, Vec<Arc<str>>)> = Vec::new();
@@ -291,13 +294,13 @@ impl ReferenceMatch {
         levels
     }
 
-    /// The greatest depth of any worker.
+    /// The greatest depth of any worker, in blocks.
     #[must_use]
     pub fn depth(&self, view: View) -> u32 {
         self.by_rank(view).iter().map(|&(_, _, depth)| depth).max().unwrap_or(0)
     }
 
-    /// The first `k` of [`ReferenceMatch::scores`], of those workers that are `among`.
+    /// The first `k` of [`ReferenceMatch::scores`]; with `among`, only of the workers named there.
     #[must_use]
     pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(Arc<str>, u32)> {
         let allowed = |worker: &str| among.is_none_or(|among| among.contains(&worker));
@@ -370,7 +373,7 @@ mod tests {
         store(&mut index, Tier::Disk, None, &[(1, 10)]);
         assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 0), (1, 1)));
         assert_eq!(index.replaced, 1);
-        // What it said holds for as long as any tier has the block.
+        // The device's content for a block hash stays valid while any tier holds the block.
         index.remove("w", 0, Tier::Gpu, &names(&[1]));
         index.remove("w", 0, Tier::Cpu, &names(&[1]));
         store(&mut index, Tier::Cpu, None, &[(1, 10)]);

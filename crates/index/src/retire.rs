@@ -1,10 +1,10 @@
-//! Garbage: what the writer has unlinked and must keep until no reader can see it.
+//! Garbage: memory and numbers that the writer has unlinked and must keep until no reader can see them.
 
 use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, SpilledLevels};
 use crate::roster::Roster;
 
-/// Memory or number that waits for the last reader. Numbers wait like memory: a reader may be about to look something up by
-/// them.
+/// Memory or number that waits for the last reader. Numbers wait too: a reader may be about to look something up by
+/// one.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
@@ -29,28 +29,29 @@ impl Garbage {
     }
 }
 
-/// Number of things after which garbage is looked at: a look costs about as much as storing a block, and more where
-/// readers are counted in many places.
+/// Bytes of garbage after which the writer checks whether it can be freed: a check costs about as much as storing a
+/// block, and more where readers are counted in many places.
 const ENOUGH: usize = 16 << 10;
-/// Bytes of garbage after which it is looked at, however few things they are.
+/// Bytes of garbage after which the writer checks, however few items it has.
 const MUCH: usize = 256 << 10;
 
-/// Questions after which the bin looks again whether readers have left.
+/// Number of changes after which the writer checks again whether the readers have left that kept garbage from being
+/// freed.
 const MOST_QUESTIONS: u32 = 64;
-/// Greatest number of things freed at once.
+/// Largest number of items freed at once.
 const AT_ONCE: usize = 512;
 
-/// The writer's bin.
+/// The writer's garbage bin.
 pub(crate) struct Trash {
     retired: RetiredList<Garbage>,
-    /// Bytes retired since the last look.
+    /// Bytes retired since the last check.
     fresh_bytes: usize,
     fresh: usize,
-    /// Number of counters that a look reads: not more often than things are thrown in.
+    /// Number of reader counters that a check reads: at least as many items are retired between two checks.
     places: usize,
-    /// Bytes of all that is here.
+    /// Total bytes of the garbage.
     bytes: usize,
-    /// Questions since a look that had to leave something.
+    /// Number of calls of `is_full` since a check that could not free everything; None if nothing is left.
     asked: Option<u32>,
 }
 
@@ -79,7 +80,7 @@ impl Trash {
         waited || self.fresh_bytes >= ENOUGH && self.fresh >= self.places || self.fresh_bytes >= MUCH
     }
 
-    /// True if there is something that can be freed.
+    /// True if there is garbage that no reader can see any more.
     pub(crate) fn is_ready(&self) -> bool {
         self.retired.is_ready()
     }
@@ -88,13 +89,13 @@ impl Trash {
         self.bytes
     }
 
-    /// True if the bytes are what they must be.
+    /// True if the count of bytes is right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
-    /// Hands a bounded part of what no reader can see any more to `reuse`.
+    /// Hands a bounded number of the items that no reader can see any more to `reuse`.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
         self.fresh = 0;
@@ -104,7 +105,7 @@ impl Trash {
             reuse(garbage);
         });
         self.bytes -= freed;
-        // What no reader can hold is freed further at the next question.
+        // Items that no reader can hold are freed further at the next check.
         self.asked = left.then_some(if self.retired.is_ready() { MOST_QUESTIONS } else { 0 });
     }
 }

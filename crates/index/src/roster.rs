@@ -1,48 +1,49 @@
-//! Rosters: who is behind a holder's number, which a match needs to name its holders.
+//! Rosters: the worker and rank behind each holder's number, by which a match names its holders.
 //!
 //! Readers see a roster as a whole; the writer publishes a new one when a holder comes or goes. Rosters share all
 //! chunks but those that changed.
 //!
-//! A chunk has one array for each thing there is to know, and its yes-or-no questions as masks: of 64 holders at once
-//! a lookup keeps those that count in its view by one "and".
+//! A chunk has one array per property of its holders; yes-or-no properties are masks, so that a lookup selects, among
+//! 64 holders at once, those that count in its view by one "and".
 
 use std::sync::{Arc, OnceLock};
 
 use crate::sync::stripe_of_thread;
 use crate::types::View;
 
-/// Holders of a chunk: one for each bit of a word.
+/// Number of holders in a chunk: one for each bit of a word.
 const CHUNK: usize = 64;
 
-/// Views of a holder that is the only one of its rank. Bit n is for the view whose number is n.
+/// Views of a rank's only holder: all of them. Bit n is for the view with number n.
 pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
-/// Rank behind a holder's number.
+/// Rank that a holder's number refers to.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
-    /// Number of the worker, which outlives its holders.
+    /// Number of the worker, which stays the same when the worker's holders change.
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
-    /// The views of the rank that it answers for: at least one.
+    /// Views of the rank in which the holder counts, a bit each: at least one.
     pub(crate) views: u8,
     /// True if the rank is the only one of its worker.
     pub(crate) is_only_rank: bool,
 }
 
-/// Chunk of a roster: 64 holders, and the workers with the same numbers. In its masks bit i is for the i-th of them.
+/// Chunk of a roster: 64 holders, and the workers with the same numbers. In a chunk's masks, bit i is for its i-th
+/// holder.
 #[derive(Clone)]
 pub(crate) struct Chunk {
-    /// Empty where there is no holder, so that a name is read without a look at it.
+    /// Worker name of each holder; empty for an unused number, so that a name can be read without a check.
     workers: [Arc<str>; CHUNK],
     worker_numbers: [u32; CHUNK],
     ranks: [u32; CHUNK],
-    /// Masks of the holders that answer for each view.
+    /// For each view, mask of the holders that count in this view.
     views: [u64; View::ALL.len()],
-    /// Mask of the holders whose worker has other ranks. In one view a rank has one holder, so all others are met once
-    /// a worker.
+    /// Mask of the holders whose worker has other ranks. Only for these must a lookup check whether the worker was met
+    /// before: in one view, a rank has one holder.
     of_many_ranks: u64,
-    /// Names by the workers' numbers.
+    /// Worker names, by the workers' numbers.
     names: [Option<Arc<str>>; CHUNK],
 }
 
@@ -58,7 +59,7 @@ impl Chunk {
         }
     }
 
-    /// Mask of the numbers in use: everyone answers for some view.
+    /// Mask of the numbers in use: each holder counts in at least one view.
     fn taken(&self) -> u64 {
         self.views.iter().fold(0, |taken, view| taken | view)
     }
@@ -67,7 +68,7 @@ impl Chunk {
         self.taken() == 0 && self.names.iter().all(Option::is_none)
     }
 
-    /// Mask of the holders that answer for a view.
+    /// Mask of the holders that count in a view.
     #[inline]
     pub(crate) fn in_view(&self, view: View) -> u64 {
         self.views[view as usize]
@@ -98,28 +99,28 @@ impl Chunk {
     }
 }
 
-/// Roster: the rank behind each holder's number.
+/// Roster: the worker and rank behind each holder's number.
 #[derive(Default)]
 pub(crate) struct Roster {
     members: Members,
-    /// For answers that are kept: one copy for each stripe of threads, made when first asked for. Threads that keep
-    /// answers count themselves on copies of their own, and so do not wait for each other's cache lines.
+    /// Copies for matches that are kept, one for each stripe of threads, made on first use: threads that keep matches
+    /// update the reference counts of different copies, and so do not wait for each other's cache lines.
     copies: [OnceLock<Arc<RosterMembers>>; STRIPES],
 }
 
 const STRIPES: usize = 32;
 
-/// The holders of a roster.
+/// Holders of a roster, in chunks.
 #[derive(Clone, Default)]
 pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
-    /// Holders that do not answer for every view.
+    /// Number of holders that do not count in every view.
     offloading: usize,
-    /// Holders without a rank that are still in sets.
+    /// Number of holders that have lost their rank and are still in sets.
     leaving: usize,
 }
 
-/// The holders of a roster for answers that are kept, with a count that has its cache lines for itself.
+/// Holders of a roster, for matches that are kept; aligned so that the reference count has cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct RosterMembers(Members);
 
@@ -132,13 +133,13 @@ impl std::ops::Deref for RosterMembers {
 }
 
 impl Members {
-    /// Holders `64 * word..`; None if none of them is (or not yet, or no longer) anyone's.
+    /// Chunk with the holders `64 * word..`; None if none of these numbers is in use.
     #[inline]
     pub(crate) fn chunk(&self, word: usize) -> Option<&Chunk> {
         self.chunks.get(word).map(|chunk| &**chunk)
     }
 
-    /// Words of 64 holders, or of 64 workers if these are more.
+    /// Number of chunks of 64 holders or workers, whichever are more.
     #[inline]
     pub(crate) fn words(&self) -> usize {
         self.chunks.len()
@@ -209,14 +210,14 @@ impl Roster {
         &self.members
     }
 
-    /// The holders, for an answer that is kept.
+    /// Copy of the holders, for a match that is kept.
     #[inline]
     pub(crate) fn keep(&self) -> Arc<RosterMembers> {
         let copy = &self.copies[stripe_of_thread() % STRIPES];
         copy.get_or_init(|| Arc::new(RosterMembers(self.members.clone()))).clone()
     }
 
-    /// The holder with this number; None if it is (or not yet, or no longer) anyone's.
+    /// Rank of the holder with this number; None if the number is not in use.
     pub(crate) fn get(&self, holder: u32) -> Option<Member> {
         self.members.get(holder)
     }
@@ -226,7 +227,7 @@ impl Roster {
         self.members.set(holder, member);
     }
 
-    /// Changes the name of a worker's number, or takes it away.
+    /// Sets the name of the worker with a number; None frees the number.
     pub(crate) fn name(&mut self, number: u32, name: Option<Arc<str>>) {
         self.members.name(number, name);
     }
@@ -241,7 +242,7 @@ impl Roster {
         self.members.leaving -= 1;
     }
 
-    /// Notes that the worker of this holder has got another rank.
+    /// Records that this holder's worker has another rank now.
     pub(crate) fn put_among_ranks(&mut self, holder: u32) {
         if let Some(member) = self.get(holder) {
             self.set(holder, Some(Member { is_only_rank: false, ..member }));
@@ -253,7 +254,7 @@ impl Roster {
     }
 }
 
-/// A roster of its own, to be published; no answer refers to it yet.
+/// Copy of the roster, to be published; no match refers to it yet.
 impl Clone for Roster {
     fn clone(&self) -> Self {
         Self { members: self.members.clone(), copies: Default::default() }

@@ -1,12 +1,12 @@
 //! Lists and hash tables that grow without being moved or built anew as a whole.
 //!
-//! A large table of the usual kind is moved to twice the room when it is full: milliseconds in one change. These
-//! consist of segments: after a fixed number of new entries one is divided in two, and two become one after as
-//! many removals (linear hashing, Litwin 1980).
+//! A usual large hash table is moved to twice the room when it is full, which takes milliseconds in one change. These
+//! tables consist of segments: after a fixed number of insertions one segment is split in two, and after as many
+//! removals two are merged (linear hashing, Litwin 1980).
 //!
-//! What a `Vec` has is copied when it grows: tens of milliseconds for a list of a million runs, unless the allocator can move
-//! it by its pages. This is a list of lists of 4,096; only the first of these is ever moved. An element is one look farther
-//! away, at a list that is short enough to stay in the cache.
+//! A growing `Vec` is copied: tens of milliseconds for a list of a million runs, unless the allocator can move it by
+//! its pages. The list here is a list of chunks of 4,096 elements, and only the first chunk is ever moved. Reading an
+//! element takes one step more, in a list of chunks that is short enough to stay in the cache.
 
 use std::hash::{BuildHasher, Hash};
 use std::ops::{Index, IndexMut};
@@ -15,14 +15,14 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::stats::step;
 
-/// Average number of entries in a segment: those that are next to be divided have up to twice as many.
+/// Average number of entries in a segment; a segment that is about to be split has up to twice as many.
 const SEGMENT: usize = 1024;
 
 /// Hash table that grows and shrinks one segment at a time.
 pub(crate) struct SegmentedTable<T> {
     segments: Vec<HashTable<T>>,
     len: usize,
-    /// Bytes of the segments, without the list of them.
+    /// Size of the segments in bytes, without the list of segments.
     bytes: usize,
 }
 
@@ -41,7 +41,7 @@ impl<T> SegmentedTable<T> {
         self.bytes + self.segments.capacity() * size_of::<HashTable<T>>()
     }
 
-    /// True if the counts are right.
+    /// True if the counts of bytes and entries are right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.segments.iter().map(HashTable::allocation_size).sum::<usize>()
@@ -52,7 +52,8 @@ impl<T> SegmentedTable<T> {
         self.segments.iter().flatten()
     }
 
-    /// Drops a segment with its entries; returns whether there are more. There is nothing to be looked up after.
+    /// Frees a segment with its entries; true if more segments are left. Nothing may be looked up in the table
+    /// afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         if let Some(segment) = self.segments.pop() {
             self.len -= segment.len();
@@ -61,7 +62,7 @@ impl<T> SegmentedTable<T> {
         !self.segments.is_empty()
     }
 
-    /// The segment of a hash: by bits that the segment itself does not look at.
+    /// Index of the segment of a hash, chosen by bits that the segment's own table does not use.
     #[inline]
     fn of(&self, hash: u64) -> usize {
         let mask = self.segments.len().next_power_of_two() - 1;
@@ -80,7 +81,7 @@ impl<T> SegmentedTable<T> {
         self.segments.get_mut(at)?.find_mut(hash, is_it)
     }
 
-    /// Adds an entry that is not there.
+    /// Inserts an entry, which must not be in the table yet.
     pub(crate) fn insert_unique(&mut self, hash: u64, it: T, hash_of: impl Fn(&T) -> u64) {
         if self.len >= self.segments.len() * SEGMENT {
             self.divide(&hash_of);
@@ -96,7 +97,7 @@ impl<T> SegmentedTable<T> {
         self.len += 1;
     }
 
-    /// Removes the entry that `is_it` accepts.
+    /// Removes and returns the entry that `is_it` accepts; None if there is no such entry.
     pub(crate) fn remove(
         &mut self,
         hash: u64,
@@ -126,7 +127,7 @@ impl<T> SegmentedTable<T> {
         self.bytes = self.bytes + segment.allocation_size() - bytes;
     }
 
-    /// Divides the next segment by one more bit of the hashes.
+    /// Splits the next segment in two, by one more bit of the hashes.
     #[cold]
     fn divide(&mut self, hash_of: &impl Fn(&T) -> u64) {
         let count = self.segments.len();
@@ -146,7 +147,7 @@ impl<T> SegmentedTable<T> {
         self.segments[count] = new;
     }
 
-    /// Merges the last segment into its origin, and undoes `divide`: the last segment goes back to where it came from.
+    /// Merges the last segment into the one that it was split from: the reverse of `divide`.
     #[cold]
     fn unite(&mut self, hash_of: impl Fn(&T) -> u64) {
         let Some(last) = self.segments.pop() else { return };
@@ -191,18 +192,18 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
         self.entries.bytes()
     }
 
-    /// True if the counts are what they must be.
+    /// True if the counts of bytes and entries are right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.entries.is_counted()
     }
 
-    /// See [`SegmentedTable::shed`].
+    /// Frees a segment with its entries, like [`SegmentedTable::shed`].
     pub(crate) fn shed(&mut self) -> bool {
         self.entries.shed()
     }
 
-    /// Returns the entries in any order.
+    /// All entries, in any order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, value)| (key, value))
     }
@@ -228,7 +229,7 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
         self.get(key).is_some()
     }
 
-    /// Sets the value of a key, and returns the former one.
+    /// Sets the value of a key; returns the previous value, None if there was none.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let hash = self.hasher.hash_one(key);
         if let Some((_, old)) = self.entries.find_mut(hash, |(it, _)| *it == key) {
@@ -239,7 +240,7 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
         None
     }
 
-    /// The value of a key, made if there is none.
+    /// Value of a key, inserted if the key is new.
     pub(crate) fn get_or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
         let hash = self.hasher.hash_one(key);
         if self.entries.find(hash, |(it, _)| *it == key).is_none() {
@@ -264,11 +265,11 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
 const BITS: usize = 12;
 const CHUNK: usize = 1 << BITS;
 
-/// List in chunks: growing moves no element.
+/// List in chunks, which grows without moving its elements.
 pub(crate) struct ChunkedList<T> {
-    /// Chunks, all full but the last.
+    /// Chunks; all but the last are full.
     chunks: Vec<Vec<T>>,
-    /// Room of all chunks, in elements.
+    /// Capacity of all chunks, in elements.
     room: usize,
 }
 
@@ -297,7 +298,7 @@ impl<T> ChunkedList<T> {
         self.chunks.iter().flatten()
     }
 
-    /// Up to `count` elements from `at` on.
+    /// Elements from index `at` on, at most `count`.
     pub(crate) fn some_from(&self, at: usize, count: usize) -> impl Iterator<Item = &T> {
         let (first, skipped) = (at >> BITS, at % CHUNK);
         self.chunks.get(first..).into_iter().flatten().flatten().skip(skipped).take(count)

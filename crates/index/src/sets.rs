@@ -1,8 +1,8 @@
-//! Sets of holders: one word each, and each set once.
+//! Sets of holders, one word each; equal sets are equal words.
 //!
-//! A word has the members in it or leads to them (`raw/set.rs`). A set that a word leads to is shared by all who mean
-//! it: it is found by the xor of its members' random words (Zobrist 1970), so that "this set and one more" is one
-//! look-up. Equal sets have equal words, always.
+//! A word either contains the members or points to an object with them (`raw/set.rs`). This object is shared by all
+//! users of the set: it is found by the xor of its members' random words (Zobrist 1970), so that "this set and one
+//! more" is one look-up. Equal sets always have equal words.
 
 use std::ops::ControlFlow;
 
@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
 use crate::spread::Secret;
 
-/// Copy of a set's members.
+/// Owned copy of a set's members.
 pub(crate) enum OwnedMembers {
     Mask(u64),
     Few([u32; 3], usize),
@@ -44,7 +44,8 @@ impl Members<'_> {
         }
     }
 
-    /// Calls `f` with each word of 64 members that has any, rising, and the number of the word, until it breaks.
+    /// Calls `f` with the index of each 64-bit word that has any members and with its bits, in rising order, until `f`
+    /// breaks.
     #[inline]
     pub(crate) fn try_for_each_word(self, mut f: impl FnMut(usize, u64) -> ControlFlow<()>) -> ControlFlow<()> {
         let mut by_word = |holders: &[u32]| {
@@ -60,7 +61,7 @@ impl Members<'_> {
         }
     }
 
-    /// Calls `f` with each member, rising.
+    /// Calls `f` with each member, in rising order.
     #[inline]
     pub(crate) fn for_each(self, mut f: impl FnMut(u32)) {
         match self {
@@ -74,8 +75,7 @@ impl Members<'_> {
     }
 }
 
-/// Numbers met so far: of holders, whose sets in a match shrink with depth but for what a writer did between two; or
-/// of workers.
+/// Set of the numbers of holders or workers already visited in a match.
 pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
 
 impl NumberSet {
@@ -85,13 +85,13 @@ impl NumberSet {
         Self(SmallVec::from_elem(0, words))
     }
 
-    /// Adds a number; true if it is new. Numbers beyond the last word never are.
+    /// Adds a number; true if it was not in the set. Numbers beyond the last word are ignored, and false.
     #[inline]
     pub(crate) fn insert(&mut self, number: u32) -> bool {
         self.insert_word(number as usize / 64, 1 << (number % 64)) != 0
     }
 
-    /// Adds the numbers `64 * word..` given by `bits`; returns those that are new.
+    /// Adds the numbers `64 * word + bit` of the bits set in `bits`; returns the bits that are new.
     #[inline]
     pub(crate) fn insert_word(&mut self, word: usize, bits: u64) -> u64 {
         let Some(seen) = self.0.get_mut(word) else { return 0 };
@@ -101,7 +101,7 @@ impl NumberSet {
     }
 }
 
-/// Positions of a word's set bits, after a base.
+/// Iterator over the positions of a word's set bits, each plus a base.
 pub(crate) struct Bits {
     word: u64,
     base: u32,
@@ -150,24 +150,24 @@ impl OwnedMembers {
     }
 }
 
-/// True if a set of `members` members is kept as bits: where that takes at most twice the room, as a list is slower to look
-/// through and to change. Only the members decide, so that equal sets have equal bodies.
+/// True if a set of `members` members is kept as a bitmap: where a bitmap takes at most twice the room of a list, which
+/// is slower to search and to change. Only the members decide, so that equal sets have equal bodies.
 fn as_bits(members: usize, highest: u32) -> bool {
     highest as usize / 64 < members
 }
 
-/// The writer's table of all sets that are objects.
+/// The writer's table of all sets that are objects instead of single words.
 pub(crate) struct Sets {
-    /// Sets by their keys, which stand beside them: most look-ups end without a look at the set.
+    /// Sets with their keys beside them, so that most look-ups end without reading the set.
     objects: HashTable<(u64, SetBox)>,
     secret: Secret,
-    /// Bytes of all sets.
+    /// Total size of all sets, in bytes.
     set_bytes: usize,
-    /// Sets that were unlinked and wait to be retired: the writer retires them.
+    /// Sets that were unlinked; the writer is to retire them.
     pub(crate) dead: Vec<SetBox>,
-    /// Spare memory for sets to come.
+    /// Spare memory for new sets.
     pub(crate) spares: Spares<SetHead, u64>,
-    /// The body of the set that is being looked for.
+    /// Body of the set that is being looked up.
     body: Vec<u64>,
     counted: CountedToken,
 }
@@ -212,7 +212,7 @@ impl Sets {
         set.object(&self.counted)
     }
 
-    /// Adds a reference to a set.
+    /// Adds a reference to a set, and returns the set.
     #[inline]
     pub(crate) fn retain(&mut self, set: SetWord) -> SetWord {
         if let Some(object) = self.object_of(set) {
@@ -221,7 +221,7 @@ impl Sets {
         set
     }
 
-    /// Takes a reference to a set away.
+    /// Drops a reference to a set.
     #[inline]
     pub(crate) fn release(&mut self, set: SetWord) {
         if set.is_object() {
@@ -244,17 +244,17 @@ impl Sets {
         }
     }
 
-    /// A new reference to the set and `holder`, who is not in it.
+    /// Set with `holder` added, who is not a member, as a new reference.
     pub(crate) fn with(&mut self, set: SetWord, holder: u32) -> SetWord {
         set.mask_with(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
-    /// A new reference to the set without `holder`, who is in it.
+    /// Set with `holder` removed, who is a member, as a new reference.
     pub(crate) fn without(&mut self, set: SetWord, holder: u32) -> SetWord {
         set.mask_without(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
-    /// Adds `holder` to a set, or takes it out if it is in.
+    /// Set with `holder` added, or removed if it is a member.
     fn toggle(&mut self, set: SetWord, holder: u32) -> SetWord {
         if let Some(word) = self.toggle_in_kind(set, holder) {
             return word;
@@ -282,7 +282,8 @@ impl Sets {
         self.object(key, holders.len(), bits)
     }
 
-    /// As `toggle`, for an object whose result has the same form: copied as it is, but for one member.
+    /// Toggles a holder as `toggle` does, by copying the object; `None` unless the set is an object and the result has
+    /// the same form.
     #[inline]
     fn toggle_in_kind(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
         let object = set.object(&self.counted)?;
@@ -326,13 +327,13 @@ impl Sets {
         likewise.then(|| self.object(key, members, bits))
     }
 
-    /// The random word of a holder.
+    /// The random word of a holder, for the sets' keys.
     #[inline]
     fn word(&self, holder: u32) -> u64 {
         self.secret.mix(u64::from(holder) + 1, 0)
     }
 
-    /// A new reference to the set whose body has been spelled.
+    /// A new reference to the set whose members are in `body`; created if it does not exist.
     fn object(&mut self, key: u64, members: usize, bits: bool) -> SetWord {
         let Self { objects, body, counted, set_bytes, spares, .. } = self;
         // The key alone would do but for one chance in 2^64 a pair; the comparison makes it exact.

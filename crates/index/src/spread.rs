@@ -1,22 +1,23 @@
-//! Mixing of hashes, and their spread over the lines of a table.
+//! Mixing of hashes, and their assignment to the lines of a table.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// Returns which of `lines` a hash belongs to: its high bits choose (multiply-shift, so any number of lines will do).
+/// Line that a hash belongs to, out of `lines` lines: chosen by the hash's high bits (multiply-shift, for any number of
+/// lines).
 #[inline]
 pub(crate) fn line_of(hash: u64, lines: usize) -> usize {
     ((u128::from(hash) * lines as u128) >> 64) as usize
 }
 
-/// The next line, the first after the last.
+/// Number of the next line; the first follows the last.
 #[inline]
 pub(crate) fn line_after(line: usize, lines: usize) -> usize {
     if line + 1 == lines { 0 } else { line + 1 }
 }
 
-/// Secret that a table mixes its hashes with. Who chooses the inputs, knows this code and has seen the secrets of other
-/// tables cannot choose lines: both factors of the product are secret, and each table draws its own.
+/// Secret with which a table mixes its hashes. An attacker who chooses the inputs, knows this code and has seen the
+/// secrets of other tables cannot choose lines: both factors of the product are secret, and each table draws its own.
 #[derive(Clone, Copy)]
 pub(crate) struct Secret {
     x: u64,
@@ -24,20 +25,21 @@ pub(crate) struct Secret {
 }
 
 impl Secret {
-    /// Makes a new secret from the operating system's randomness, through a hash that it keys.
+    /// Creates a secret from the operating system's randomness.
     pub(crate) fn new() -> Self {
         let keyed = RandomState::new();
         Self { x: keyed.hash_one(0), y: keyed.hash_one(1) }
     }
 
-    /// Multiplies and folds, twice: the mixing step of wyhash. One product leaves numbers that follow each other at even
-    /// distances, which three secrets in ten thousand make so small that one part of a table gets most of them.
+    /// Mixes two numbers by two rounds of multiply and fold: the mixing step of wyhash. After one round, consecutive
+    /// numbers are at even distances, which three secrets in ten thousand make so small that one part of a table gets
+    /// most of them.
     #[inline]
     pub(crate) fn mix(self, x: u64, y: u64) -> u64 {
         fold(self.mix_hash(x, y), self.x | 1)
     }
 
-    /// Multiplies and folds once, which is enough where `x` is a hash: those are as good as random.
+    /// Mixes two numbers by one round of multiply and fold, which is enough where `x` is a hash.
     #[inline]
     pub(crate) fn mix_hash(self, x: u64, y: u64) -> u64 {
         // Odd, so that no bit of the other factor is lost; spread, so that a small `y` changes all of it.
@@ -46,7 +48,7 @@ impl Secret {
     }
 }
 
-/// Folds the product of two numbers.
+/// Xor of the two halves of a 128-bit product.
 #[inline]
 fn fold(x: u64, y: u64) -> u64 {
     let product = u128::from(x) * u128::from(y);
@@ -63,7 +65,8 @@ mod tests {
 
     const LINES: usize = 256;
 
-    /// Inputs that one table puts into one line, found by trying, as one does who knows that table's secret.
+    /// Numbers that a table with this secret puts into one line, found by trying, as an attacker who knows the secret
+    /// could.
     fn of_one_line(secret: Secret, count: usize, random: &mut Random) -> Vec<u64> {
         let mut found = Vec::new();
         let step = random.below(1 << 20) | 1;
@@ -77,8 +80,8 @@ mod tests {
         found
     }
 
-    /// The median of what many secrets give: with one product, some secrets are poor for some inputs, and a client that
-    /// chooses inputs does not know which.
+    /// Median of the results of `of` for many secrets: with one product, some secrets are poor for some inputs, but a
+    /// client that chooses inputs does not know which.
     fn median(of: impl Fn(Secret) -> usize) -> usize {
         let mut all: Vec<_> = (0..65).map(|_| of(Secret::new())).collect();
         all.sort_unstable();

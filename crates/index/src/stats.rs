@@ -1,4 +1,4 @@
-//! Counts: of what is held and of what events did; and of the steps of walks, for tests.
+//! Counts of held blocks and of applied events.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ pub struct RankStats {
     pub worker: Arc<str>,
     /// The data-parallel rank within the worker.
     pub rank: u32,
-    /// Names held on the device.
+    /// Number of blocks held on the device.
     pub device_blocks: u64,
-    /// Names held on other tiers.
+    /// Number of blocks held on other tiers; a block on several of them counts once.
     pub offloaded_blocks: u64,
-    /// Of the blocks on the device, those whose chain to the root is not complete.
+    /// Blocks on the device whose chain to the start of the prompt is not complete.
     pub unlinked: u64,
-    /// Copies on the device beyond the first.
+    /// Copies of blocks on the device beyond the first of each.
     pub copies: u64,
-    /// One word for all that is held: the sum of a mix of each pair of tier and block hash. Equal in two indexes whose
-    /// ranks hold the same blocks on the same tiers, in whatever order these came.
+    /// Sum of a mix of each pair of tier and block hash that is held: equal for ranks that hold the same blocks on the
+    /// same tiers, in whatever order these came.
     pub fingerprint: u64,
 }
 
@@ -27,37 +27,38 @@ pub struct RankStats {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Workers that have stored anything since they were last dropped.
+    /// Workers that have stored a block since they were last dropped.
     pub workers: u64,
-    /// Ranks, and ranks again that hold blocks beyond their device memory.
+    /// Number of holders: one for each rank, and another for each rank that holds blocks beyond its device.
     pub holders: u64,
-    /// Blocks held: for each rank, names on the device and names offloaded.
+    /// Blocks held by all ranks: names on the device plus names offloaded.
     pub blocks: u64,
-    /// Blocks on devices whose chain to the root is not complete: below a hole, or without a known parent.
+    /// Blocks on devices whose chain to the start of the prompt is not complete: below a hole, or without a known
+    /// parent.
     pub unlinked: u64,
-    /// Copies on devices beyond the first.
+    /// Copies of blocks on devices beyond the first of each.
     pub copies: u64,
-    /// Different blocks of all reachable chains, and of chains with a hole that much is below.
+    /// Different blocks of all complete chains, and of chains with a hole that has many blocks below it.
     pub positions: u64,
-    /// Stretches of consecutive positions that these are kept in.
+    /// Runs: stretches of consecutive blocks of a chain, in which the index keeps `positions`.
     pub runs: u64,
     /// Different sets of holders that do not fit into a word.
     pub sets: u64,
-    /// Memory of all this, as allocated.
+    /// Memory that the index has allocated, in bytes.
     pub bytes: u64,
-    /// Holders that name blocks otherwise than those before them did.
+    /// Holders with a private table of names, because they gave blocks other names than the holders before them.
     pub private_holders: u64,
-    /// Calls of store.
+    /// Number of store calls.
     pub stores: u64,
-    /// Calls of remove.
+    /// Number of remove calls.
     pub removes: u64,
-    /// Calls of clear.
+    /// Number of clear calls.
     pub clears: u64,
-    /// Calls of drop.
+    /// Number of drop calls.
     pub drops: u64,
-    /// Blocks whose name was announced again for another block.
+    /// Blocks whose block hash was announced again for another block.
     pub replaced: u64,
-    /// Names removed that were not held.
+    /// Removals of block hashes that were not held.
     pub unknown_removals: u64,
 }
 

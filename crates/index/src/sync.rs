@@ -5,7 +5,7 @@ pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// A small number of this thread's own, handed out in turn.
+/// Small number of the current thread, assigned on first use, for striping counters.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) fn stripe_of_thread() -> usize {
@@ -25,7 +25,8 @@ pub(crate) fn stripe_of_thread() -> usize {
         .unwrap_or(0)
 }
 
-/// Under the model checker all threads share a stripe, which is the harder case.
+/// Number of the current thread for striping: always 0, as under the model checker all threads share a stripe, the
+/// harder case.
 #[cfg(loom)]
 pub(crate) fn stripe_of_thread() -> usize {
     0

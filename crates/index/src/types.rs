@@ -1,4 +1,5 @@
-//! The words of the index: block hash, tier, event; and what can be wrong with a call. A refused call has changed nothing.
+//! Types of the index's interface: block hash, tier, view, event; and the errors of its calls. A refused call has
+//! changed nothing.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,13 +17,14 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct BlockHash(pub u64);
 
 impl BlockHash {
-    /// The canonical form of a signed integer.
+    /// Canonical form of a block hash that is a signed integer.
     #[must_use]
     pub fn from_i64(name: i64) -> Self {
         if name >= 0 { Self(name.unsigned_abs()) } else { Self(scramble(name as u64)) }
     }
 
-    /// The canonical form of a raw digest, or of a wide integer's little-endian two's complement bytes.
+    /// Canonical form of a block hash that is a raw digest, or of a wide integer's little-endian two's complement
+    /// bytes.
     #[must_use]
     pub fn from_bytes(name: &[u8]) -> Self {
         Self(xxh3_64(name))
@@ -45,14 +47,14 @@ fn scramble(x: u64) -> u64 {
 /// The medium that holds a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub enum Tier {
-    /// Device memory: what an engine can use without a copy.
+    /// Device memory: blocks that an engine can use without a copy.
     #[default]
     Gpu,
     /// Host memory.
     Cpu,
     /// Local storage.
     Disk,
-    /// Anything shared or remote.
+    /// Any shared or remote storage.
     External,
 }
 
@@ -86,8 +88,8 @@ impl FromStr for Tier {
     }
 }
 
-/// View of a rank: it says which of the rank's blocks count. Each view has those of the ones before it; a chain may
-/// change tiers from block to block.
+/// Choice of the tiers whose blocks count in a depth. Each view has all tiers of the narrower ones; a chain may change
+/// tiers from block to block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum View {
     /// Blocks in device memory.
@@ -107,13 +109,13 @@ impl View {
 }
 
 impl From<Tier> for View {
-    /// The view of all that is at most as far away as the tier.
+    /// The view of all tiers up to `tier`, nearest first.
     fn from(tier: Tier) -> Self {
         Self::ALL[tier as usize]
     }
 }
 
-/// One change of what a worker holds. A dump is a list of these.
+/// Change of the blocks that a worker holds. A dump of an index is a list of events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
@@ -124,9 +126,9 @@ pub enum Event {
         rank: u32,
         /// Tier that the blocks are on.
         tier: Tier,
-        /// The block before the first, or `None` at the start of a prompt.
+        /// Block hash of the block before the first; `None` at the start of a prompt.
         parent: Option<BlockHash>,
-        /// The engine's names, in chain order.
+        /// The engine's block hashes, in chain order.
         block_hashes: Vec<BlockHash>,
         /// The content hash of each block.
         content_hashes: Vec<u64>,
@@ -139,19 +141,19 @@ pub enum Event {
         rank: u32,
         /// Tier that the blocks were on.
         tier: Tier,
-        /// The engine's names, in any order.
+        /// The engine's block hashes, in any order.
         block_hashes: Vec<BlockHash>,
     },
-    /// A worker, or one rank or tier of it, lost everything.
+    /// A worker, or one rank or tier of a worker, lost all its blocks.
     Clear {
         /// The worker's name.
         worker: Box<str>,
-        /// One rank, or all.
+        /// The rank that was cleared; `None` for all ranks.
         rank: Option<u32>,
-        /// One tier, or all.
+        /// The tier that was cleared; `None` for all tiers.
         tier: Option<Tier>,
     },
-    /// A worker is gone.
+    /// A worker is gone, with all its blocks.
     Drop {
         /// The worker's name.
         worker: Box<str>,
@@ -162,13 +164,13 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The index was asked for blocks of no tokens.
+    /// A block size of 0.
     #[error("block_size must be at least 1, got {got}")]
     BlockSize {
-        /// Block size that was asked for.
+        /// Block size that was requested, in tokens.
         got: u64,
     },
-    /// A store has lists of different lengths.
+    /// A store with lists of different lengths.
     #[error(
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
@@ -178,20 +180,20 @@ pub enum Error {
         /// Number of content hashes.
         content_hashes: usize,
     },
-    /// The tokens of a store do not fill its blocks.
+    /// A store whose number of tokens does not fill its blocks exactly.
     #[error("{tokens} tokens for {block_hashes} block hashes: blocks of {block_size} tokens need exactly {}", block_hashes * block_size)]
     TokenCount {
         /// Number of tokens.
         tokens: usize,
         /// Number of block hashes.
         block_hashes: usize,
-        /// Tokens in a block of this index.
+        /// Block size of the index, in tokens.
         block_size: usize,
     },
-    /// No tier has this name.
+    /// A name that no tier has.
     #[error("unknown tier {name:?}: it is one of \"gpu\", \"cpu\", \"disk\", \"external\"")]
     UnknownTier {
-        /// Name that was given.
+        /// The unknown name.
         name: String,
     },
     /// Bytes that are no snapshot of an index.

@@ -1,4 +1,4 @@
-//! The workers that may take a request: one row for each worker and rank, one column for each property.
+//! Candidates for a request: one row for each worker and rank, one column for each property.
 
 /// The candidates for one request. All columns have the same length; rows are in order of `worker`.
 ///
@@ -6,40 +6,43 @@
 /// An unknown value is `NAN` in columns of `f64`, and 0 in columns of counts, unless the column says otherwise.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
-    /// A number for the worker and rank that stays the same as long as it is there.
+    /// Number of the worker and rank, the same as long as they are registered.
     pub worker: Vec<u32>,
     /// Leading blocks of the prompt that the worker holds on the device, according to the index.
     pub device_blocks: Vec<u32>,
-    /// Leading blocks that it holds on the device or in host memory: at least `device_blocks`.
+    /// Leading blocks that the worker holds on the device or in host memory: at least `device_blocks`.
     pub host_blocks: Vec<u32>,
-    /// Leading blocks that it holds on any tier: at least `host_blocks`.
+    /// Leading blocks that the worker holds on any tier: at least `host_blocks`.
     pub any_blocks: Vec<u32>,
-    /// Leading blocks that it will hold once it has computed the prompts just sent to it: at least `device_blocks`.
+    /// Leading blocks that the worker will hold when it has computed the prompts just sent to it: at least
+    /// `device_blocks`.
     pub predicted_blocks: Vec<u32>,
-    /// Leading blocks of the prompt that requests at the worker use: they cannot be pushed out before those have ended.
+    /// Leading blocks of the prompt that requests at the worker use: these blocks cannot be evicted before the requests
+    /// end.
     pub shared_blocks: Vec<u32>,
-    /// True if what the index says about the worker can be trusted at present.
+    /// True if the index is currently reliable for the worker.
     pub trusted: Vec<bool>,
     /// Requests that were sent to the worker and have not finished.
     pub requests: Vec<u32>,
     /// Requests sent to the worker that have no first token yet.
     pub waiting: Vec<u32>,
-    /// Prompt tokens of requests without a first token, minus those expected in its cache.
+    /// Prompt tokens to compute for requests without a first token: those expected in the cache are left out.
     pub queued_tokens: Vec<f64>,
-    /// All prompt tokens of requests without a first token, cached ones included.
+    /// Prompt tokens of requests without a first token, including cached ones.
     pub queued_prompt_tokens: Vec<f64>,
-    /// The part of `queued_tokens` that belongs to the prompt whose turn it is: the one sent first.
+    /// Part of `queued_tokens` that belongs to the prompt at the head of the queue: the one sent first.
     pub head_tokens: Vec<f64>,
-    /// Seconds since that prompt's turn came, estimated: since the first token before it, or since it was sent.
+    /// Estimated seconds since the prompt at the head of the queue got there: since the first token before it, or since
+    /// it was sent.
     pub head_elapsed: Vec<f64>,
-    /// Prompt tokens to compute of requests that wait in the router for this worker.
+    /// Prompt tokens to compute for requests that wait in the router for this worker.
     pub held_tokens: Vec<f64>,
-    /// Tokens of all requests at the worker: prompts and tokens generated so far.
+    /// Tokens of all requests at the worker: their prompts and the tokens generated so far.
     pub context_tokens: Vec<f64>,
-    /// Blocks of the prompts of all requests at the worker; what several share counts once. Prompts without hashes are
-    /// left out.
+    /// Blocks of the prompts of all requests at the worker; blocks that several share count once. Prompts without
+    /// hashes are left out.
     pub used_blocks: Vec<f64>,
-    /// Tokens that requests at the worker may still generate, by their own limits or as past requests did.
+    /// Tokens that requests at the worker may still generate, estimated by their limits and by past requests.
     pub output_tokens_left: Vec<f64>,
     /// Requests waiting in the engine's queue, as reported by the engine.
     pub reported_waiting: Vec<f64>,
@@ -47,33 +50,34 @@ pub struct Candidates {
     pub reported_running: Vec<f64>,
     /// Share of the KV cache in use, 0 to 1, as reported by the engine.
     pub reported_kv_usage: Vec<f64>,
-    /// Seconds since the engine's last such report.
+    /// Seconds since the engine's last report of these values.
     pub reported_age: Vec<f64>,
-    /// Prompt tokens that the worker computes per second, as measured so far.
+    /// Prompt tokens that the worker computes per second, as learnt.
     pub prefill_rate: Vec<f64>,
-    /// Seconds between two tokens of one request when nothing else is computed, as measured so far.
+    /// Seconds between two tokens of one request while no prompt is computed, as learnt.
     pub step_time: Vec<f64>,
     /// Seconds since the worker joined.
     pub age: Vec<f64>,
     /// Requests sent to the worker since it joined.
     pub sent: Vec<u64>,
-    /// When it last took a request of which no worker held a block, in the caller's seconds; `-inf` if never.
+    /// Time at which the worker last took a request with no block held by any worker, in the caller's seconds; `-inf`
+    /// if never.
     pub last_cold: Vec<f64>,
     /// Blocks that the worker holds, according to the index.
     pub held_blocks: Vec<f64>,
-    /// Blocks that the worker's cache has room for.
+    /// Number of blocks that fit into the worker's cache.
     pub capacity_blocks: Vec<f64>,
-    /// The worker's share of the work relative to others; 1 unless set otherwise.
+    /// Share of the work that the worker should get relative to others; 1 unless set otherwise.
     pub weight: Vec<f64>,
-    /// The best way to serve the request at each worker: what of the prompt it loads or pulls. Filled in for
-    /// [`Policy::explain`](crate::Policy::explain) only: a decision asks for the ways that matter.
+    /// Best way to serve the request at each worker: the parts of the prompt to load or pull. Filled in for
+    /// [`Policy::explain`](crate::Policy::explain) only: a decision computes only the ways that matter.
     pub ways: Vec<PromptWay>,
-    /// The row that takes the request, and its way. None as long as none is chosen, if there is nothing to load or pull,
-    /// or if the policy does not weigh it.
+    /// Row of the worker that takes the request, and its way. None until a row is chosen, if there is nothing to load
+    /// or pull, or if the policy does not consider transfers.
     pub way: Option<(usize, PromptWay)>,
 }
 
-/// Runs the code once for each column.
+/// Expands a macro with the names of all columns.
 macro_rules! columns {
     ($each:ident, $($rest:tt)*) => {
         $each! { $($rest)*
@@ -121,8 +125,8 @@ macro_rules! push {
 }
 
 impl Candidates {
-    /// Returns `count` idle workers, numbered from 0: a fleet to try a policy on. Nothing is known of them but that they
-    /// have room.
+    /// Creates `count` idle workers, numbered from 0, to try a policy on. They hold nothing and have room; nothing else
+    /// is known of them.
     #[must_use]
     pub fn idle(count: usize) -> Self {
         Self {
@@ -160,7 +164,7 @@ impl Candidates {
         }
     }
 
-    /// Leading blocks of the prompt that the worker of a row is not expected to compute.
+    /// Number of the prompt's leading blocks that the worker of a row is not expected to compute.
     #[must_use]
     #[inline]
     pub fn reached(&self, row: usize) -> u32 {
@@ -170,7 +174,7 @@ impl Candidates {
         }
     }
 
-    /// The best way to serve the request at the worker of a row, if it was found.
+    /// Best way to serve the request at the worker of a row; None if it was not computed.
     #[must_use]
     #[inline]
     pub fn way(&self, row: usize) -> Option<&PromptWay> {
@@ -180,7 +184,7 @@ impl Candidates {
         }
     }
 
-    /// The number of candidates.
+    /// Number of candidates.
     #[must_use]
     pub fn len(&self) -> usize {
         self.worker.len()
@@ -192,12 +196,12 @@ impl Candidates {
         self.worker.is_empty()
     }
 
-    /// One more row, of nobody yet.
+    /// Adds a row, without a worker yet.
     pub(crate) fn push(&mut self) {
         columns!(push, self,);
     }
 
-    /// The row of a worker that has done nothing yet.
+    /// Resets a row to a worker that has done nothing yet.
     pub(crate) fn reset(&mut self, row: usize, number: u32, weight: f64) {
         self.worker[row] = number;
         self.device_blocks[row] = 0;
@@ -230,33 +234,34 @@ impl Candidates {
         self.weight[row] = weight;
     }
 
-    /// Becomes these rows of `from`.
+    /// Replaces all rows by copies of these `rows` of `from`.
     pub(crate) fn gather(&mut self, from: &Self, rows: &[u32]) {
         columns!(gather, self, from, rows,);
     }
 }
 
-/// A way to serve a request at a worker: which part of the prompt is moved there, from where; the rest is computed.
+/// Way to serve a request at a worker: the parts of the prompt that are moved there, and from where; the rest is
+/// computed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PromptWay {
-    /// Leading blocks that it holds on its device by the time that its turn comes.
+    /// Leading blocks that the worker holds on its device when its turn comes.
     pub device: u32,
-    /// Leading blocks that it has then, or has loaded from its host memory.
+    /// Leading blocks that the worker holds then on its device, or loads from its host memory.
     pub host: u32,
-    /// Leading blocks that it has then, or has loaded from any tier of its own and from pools.
+    /// Leading blocks that the worker holds then on its device, or loads from any tier of its own and from pools.
     pub loaded: u32,
-    /// Leading blocks that are not computed: at least `loaded`, more if it pulls.
+    /// Leading blocks that are not computed: at least `loaded`, more if some are pulled.
     pub reached: u32,
-    /// The worker that the rest up to `reached` is pulled from, by its number.
+    /// Number of the worker from which the blocks from `loaded` to `reached` are pulled; None if none are.
     pub source: Option<u32>,
-    /// True if it has to be kept from loading more.
+    /// True if the worker must be told not to load more.
     pub is_limited: bool,
-    /// Seconds that all this is expected to take.
+    /// Seconds that the loads and pulls are expected to take.
     pub seconds: f64,
 }
 
 impl PromptWay {
-    /// The way on which nothing is moved.
+    /// Way without loads and pulls: everything beyond `device` blocks is computed.
     pub(crate) fn computed(device: u32) -> Self {
         Self { device, host: device, loaded: device, reached: device, ..Self::default() }
     }
@@ -267,7 +272,7 @@ impl PromptWay {
         self.reached - self.loaded
     }
 
-    /// True if anything is loaded or pulled, or could have been.
+    /// True if any blocks are loaded or pulled, or could have been.
     #[must_use]
     pub fn is_choice(&self) -> bool {
         self.reached > self.device || self.is_limited

@@ -1,48 +1,48 @@
-//! Depths of a prompt at each worker, by tier: what a lookup found, in a form that a router can use.
+//! Depths of a prompt at each worker, by tier: the result of a lookup, in the form that a router uses.
 
-/// Leading blocks of one prompt that each worker holds. Keep one and fill it again for each request: it allocates only
-/// when the fleet grows.
+/// Number of leading blocks of one prompt that each worker holds. Reuse one value for all requests: filling it again
+/// allocates only when the fleet grows.
 #[derive(Debug, Clone, Default)]
 pub struct Depths {
     pub(crate) rows: Vec<Depth>,
-    /// Leading blocks that others can pull from each worker, by its number; empty if there are none.
+    /// Leading blocks that other workers can pull from each worker, by its number; empty if there are none.
     pullable: Vec<u32>,
     known: bool,
-    /// True if any worker holds more on other tiers than on its device.
+    /// True if any worker holds more blocks on other tiers than on its device.
     is_tiered: bool,
 }
 
-/// Leading blocks that one worker holds, each tier counting those before it.
+/// Numbers of leading blocks that one worker holds; each tier includes those before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
     /// Leading blocks on the device.
     pub device: u32,
-    /// Leading blocks on the device or in the host's memory.
+    /// Leading blocks on the device or in host memory.
     pub host: u32,
     /// Leading blocks on any tier.
     pub any: u32,
 }
 
 impl Depths {
-    /// Nothing is known: there is no index, or the prompt has no hashes.
+    /// Depths for a prompt that was not looked up: there is no index, or the prompt has no hashes.
     #[must_use]
     pub fn unknown() -> Self {
         Self::default()
     }
 
-    /// True if somebody looked.
+    /// True if the prompt was looked up.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.known
     }
 
-    /// Forgets all: nothing is known.
+    /// Removes all depths; afterwards, the prompt counts as not looked up.
     pub fn clear(&mut self) {
         self.begin();
         self.known = false;
     }
 
-    /// Somebody looked, and found nothing so far.
+    /// Removes all depths; afterwards, the prompt counts as looked up with no block found.
     pub fn begin(&mut self) {
         self.rows.clear();
         self.pullable.clear();
@@ -50,7 +50,8 @@ impl Depths {
         self.known = true;
     }
 
-    /// The worker with this number holds that much. Tiers that count less than the one before count the same.
+    /// Sets the depths of the worker with this number. A tier with less than the one before it counts as having the
+    /// same.
     pub fn set(&mut self, worker: u32, depth: Depth) {
         let at = worker as usize;
         if self.rows.len() <= at {
@@ -63,9 +64,9 @@ impl Depths {
         self.known = true;
     }
 
-    /// Sets what the worker with this number can load, counted as engines load, in whole chunks: leading blocks on its
-    /// device and in host memory after it (`host`), and on all tiers that it may load from (`any`); others can pull
-    /// `pullable` leading blocks from it. Replaces what [`Depths::set`] said of other tiers than the device.
+    /// Sets the blocks that the worker with this number can load, in whole chunks: leading blocks on its device
+    /// continued in host memory (`host`), and on all tiers that it may load from (`any`); other workers can pull
+    /// `pullable` leading blocks from it. Replaces the values of [`Depths::set`] for tiers other than the device.
     pub fn set_loadable(&mut self, worker: u32, host: u32, any: u32, pullable: u32) {
         let at = worker as usize;
         if self.rows.len() <= at {
@@ -84,28 +85,28 @@ impl Depths {
         }
     }
 
-    /// Leading blocks that others can pull from each worker, by its number; 0 for workers beyond the end.
+    /// Leading blocks that other workers can pull from each worker, by its number; 0 for workers beyond the end.
     pub(crate) fn pullable(&self) -> &[u32] {
         &self.pullable
     }
 
-    /// True if any worker holds more on other tiers than on its device.
+    /// True if any worker holds more blocks on other tiers than on its device.
     pub(crate) fn is_tiered(&self) -> bool {
         self.is_tiered
     }
 
-    /// True if any worker can load anything, or be pulled from.
+    /// True if any worker can load blocks, or can be pulled from.
     pub(crate) fn has_transfers(&self) -> bool {
         self.is_tiered || !self.pullable.is_empty()
     }
 
-    /// Returns what the worker with this number holds.
+    /// Depths of the worker with this number.
     #[must_use]
     pub fn get(&self, worker: u32) -> Depth {
         self.rows.get(worker as usize).copied().unwrap_or_default()
     }
 
-    /// A worker is gone: whoever has its number next holds nothing of it.
+    /// Clears the depths of a worker that is gone, as its number may be given to another one.
     pub(crate) fn left(&mut self, worker: u32) {
         if let Some(depth) = self.rows.get_mut(worker as usize) {
             *depth = Depth::default();

@@ -1,24 +1,24 @@
-//! Decisions: which worker takes a request. No I/O, no threads, no clock of its own: callers say what time it is.
+//! Decisions: the choice of a worker for each request. No I/O, no threads, no clock of its own: callers pass the time.
 //!
-//! A [`Policy`] picks one row of [`Candidates`] for a [`Request`]. What is behind a row is kept by the router: what it has
-//! sent there, what came back, what the engine reports, how fast it has proved to be.
+//! A [`Policy`] picks one row of [`Candidates`] for a [`Request`]. The router keeps the data behind each row: the
+//! requests sent to a worker, their results, the engine's reports, and the measured speed.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `options.rs` | refusals; a policy's settings, read and checked in one place |
-//! | `time.rs`, `rng.rs` | seconds in order; chance with a seed |
-//! | `request.rs`, `candidates.rs`, `depths.rs` | what a policy is shown: a request, the way in which a worker gets at it, a row for each worker and rank; what a lookup found |
-//! | `policy.rs` | [`Policy`], and what it answers; a name for one |
-//! | `parts/` | what policies are made of: chance, a ring of workers, tables of terms |
+//! | `options.rs` | errors; the settings of a policy, parsed and checked |
+//! | `time.rs`, `rng.rs` | times that can be sorted; random numbers from a seed |
+//! | `request.rs`, `candidates.rs`, `depths.rs` | input of a policy: a request, a row for each worker and rank, the way in which a worker gets the prompt's blocks; results of lookups |
+//! | `policy.rs` | [`Policy`], its choices, and its name |
+//! | `parts/` | parts that policies share: random choice, a ring of workers, tables of terms |
 //! | `policies/` | the plain policies |
-//! | `cost/` | our own policy, `kvatlas`: seconds of expected harm; all its weights |
+//! | `cost/` | our own policy, `kvatlas`: seconds of expected harm, with all its weights |
 //! | `policy_table.rs` | [`PolicyTable`]: policies by name |
-//! | `predict/` | what nobody has announced: prompts on their way, and caches of engines that announce nothing |
-//! | `speed.rs` | how fast a worker has proved to be |
-//! | `transfers/` | the parts of prompts that workers load or pull instead of computing them, and what that costs |
+//! | `predict/` | predictions of blocks not announced: prompts on their way, and caches of engines that announce nothing |
+//! | `speed.rs` | measured speeds of workers |
+//! | `transfers/` | the parts of prompts that workers load or pull instead of computing them, and the cost of that |
 //! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
 //!
-//! Imports go up this table only.
+//! A file imports only from files above it in this table.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! A policy's settings: numbers and words by name, each taken once, and none left over; and the error for something wrong
-//! in what a caller gives.
+//! Options of a policy: numbers, flags and words by name, each read once, with an error for unknown ones; and the error
+//! type for invalid input.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Settings by name. A policy takes those that it knows; [`Options::finish`] refuses what is left.
+/// Options by name. A policy takes those that it knows; [`Options::finish`] refuses the rest.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     given: BTreeMap<String, Value>,
@@ -13,10 +13,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads options from a JSON object. `""` and `{}` are no options.
+    /// Reads options from a JSON object. `""` and `{}` mean no options.
     ///
     /// # Errors
-    /// Code `bad_option` if it is not a JSON object.
+    /// Code `bad_option` if the text is not a JSON object.
     pub fn from_json(text: &str) -> Result<Self, Error> {
         if text.trim().is_empty() {
             return Ok(Self::default());
@@ -26,10 +26,10 @@ impl Options {
         Ok(Self { given, known: Vec::new() })
     }
 
-    /// Takes a number from `low` to `high`, or `default`.
+    /// Takes the option `name`, a number from `low` to `high`; `default` if it is not given.
     ///
     /// # Errors
-    /// Code `bad_option` if it is not a number, or out of range.
+    /// Code `bad_option` if the value is not a number, or out of range.
     pub fn number(&mut self, name: &'static str, default: f64, low: f64, high: f64) -> Result<f64, Error> {
         self.known.push(name);
         let Some(value) = self.given.remove(name) else { return Ok(default) };
@@ -43,10 +43,10 @@ impl Options {
         })
     }
 
-    /// Takes true or false, or `default`.
+    /// Takes the option `name`, true or false; `default` if it is not given.
     ///
     /// # Errors
-    /// Code `bad_option` if it is neither.
+    /// Code `bad_option` if the value is neither.
     pub fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, Error> {
         self.known.push(name);
         match self.given.remove(name) {
@@ -57,10 +57,10 @@ impl Options {
         }
     }
 
-    /// Takes one of `words`, the first of which is the default.
+    /// Takes the option `name`, one of `words`; the first of them if it is not given.
     ///
     /// # Errors
-    /// Code `bad_option` if it is another word.
+    /// Code `bad_option` if the value is another word.
     pub fn word(&mut self, name: &'static str, words: &[&'static str]) -> Result<&'static str, Error> {
         self.known.push(name);
         let Some(value) = self.given.remove(name) else { return Ok(words.first().copied().unwrap_or_default()) };
@@ -70,10 +70,10 @@ impl Options {
             .ok_or_else(|| Error::new("bad_option", format!("{name} must be one of {}, not {value}", words.join(", "))))
     }
 
-    /// Refuses an option that no longer exists. `instead`: what replaced it.
+    /// Refuses the option `name`, which no longer exists. `instead`: what replaced it.
     ///
     /// # Errors
-    /// Code `bad_option` if it is given.
+    /// Code `bad_option` if the option is given.
     pub fn refuse(&self, name: &str, instead: &str) -> Result<(), Error> {
         if self.given.contains_key(name) {
             return Err(Error::new("bad_option", format!("there is no option {name:?} any more: {instead}")));
@@ -81,10 +81,10 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses what nobody took. `policy`: whose options they are.
+    /// Refuses options that were not taken. `policy`: name of the policy that they were given to.
     ///
     /// # Errors
-    /// Code `bad_option` that names one, and those that there are.
+    /// Code `bad_option`, with the name of one unknown option, and those of the known ones.
     pub fn finish(self, policy: &str) -> Result<(), Error> {
         let Some((name, _)) = self.given.into_iter().next() else { return Ok(()) };
         let known = if self.known.is_empty() { "none".to_owned() } else { self.known.join(", ") };
@@ -92,18 +92,18 @@ impl Options {
     }
 }
 
-/// A refusal: what was wrong, and what would be right.
+/// Error for invalid input: what was wrong, and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// The code, stable, for programs: `unknown_policy`, `bad_option`, ...
+    /// Stable code for programs: `unknown_policy`, `bad_option`, ...
     pub code: &'static str,
-    /// The message, for people.
+    /// Message for people.
     pub message: String,
 }
 
 impl Error {
-    /// A refusal with a code and a text.
+    /// Creates an error from a code and a message.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }

@@ -1,11 +1,11 @@
-//! Policies by name.
+//! Table of policies by name.
 
 use crate::cost::Kvatlas;
 use crate::options::{Error, Options};
 use crate::policies::PLAIN;
 use crate::policy::{BoxedPolicy, PolicyEntry, boxed};
 
-/// The policies that a program has, by their names.
+/// Policies that a program offers, by name.
 ///
 /// ```
 /// use kvatlas_routing::PolicyTable;
@@ -18,29 +18,30 @@ use crate::policy::{BoxedPolicy, PolicyEntry, boxed};
 pub struct PolicyTable(Vec<PolicyEntry>);
 
 impl PolicyTable {
-    /// Returns the policies of this crate: `kvatlas` and the plain ones.
+    /// Table of this crate's policies: `kvatlas` and the plain ones.
     #[must_use]
     pub fn own() -> Self {
         let ours = PolicyEntry { name: "kvatlas", make: |options, seed| boxed(Kvatlas::new(options, seed)) };
         Self(std::iter::once(ours).chain(PLAIN).collect())
     }
 
-    /// Returns the table with more policies after those that it has.
+    /// Table with the policies of `more` added at the end.
     #[must_use]
     pub fn with(mut self, more: &[PolicyEntry]) -> Self {
         self.0.extend_from_slice(more);
         self
     }
 
-    /// The names of all, `kvatlas` first.
+    /// Names of all policies, `kvatlas` first.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().map(|entry| entry.name)
     }
 
-    /// Makes the policy called `name`.
+    /// Creates the policy called `name`. `seed`: seed of its random choices.
     ///
     /// # Errors
-    /// Code `unknown_policy`, or `bad_option` for an option that it does not have or cannot use.
+    /// Code `unknown_policy`, or `bad_option` for an option that the policy does not have, or a value that it cannot
+    /// use.
     pub fn make(&self, name: &str, mut options: Options, seed: u64) -> Result<BoxedPolicy, Error> {
         let Some(entry) = self.0.iter().find(|entry| entry.name == name) else {
             let names: Vec<&str> = self.names().collect();
@@ -52,7 +53,7 @@ impl PolicyTable {
     }
 }
 
-/// The policy of this crate called `name`: see [`PolicyTable::own`].
+/// Creates the policy of this crate called `name`: see [`PolicyTable::own`].
 ///
 /// # Errors
 /// Those of [`PolicyTable::make`].

@@ -1,34 +1,34 @@
-//! Estimates of workers' speed, from first tokens and the tokens after them. Robust: outliers are clipped, what cannot
-//! be is left out, and a worker of which little is known counts as the fleet does.
+//! Estimates of workers' speed, from the time until first tokens and between later ones. They are robust: outliers are
+//! clipped or left out, and a worker with few samples counts as fast as the fleet.
 
-/// Samples of a worker that weigh as much as what the fleet says.
+/// Weight of the fleet's estimate in a worker's, in samples.
 const FLEET_WEIGHT: f64 = 3.0;
-/// A sample weighs at least this much: what was long ago is forgotten.
+/// Least weight of a new sample, so that old samples are forgotten.
 const SLOWEST: f64 = 0.08;
-/// So many samples count by their median; a later one is taken for at most twice or half of what was known.
+/// Number of first samples that count by their median; a later one counts as at most twice or half of the estimate.
 const FIRST: usize = 5;
-/// With fewer samples of its own than this, a worker is taken for at most so much faster or slower than the fleet: one
-/// that compiles its kernels at its first prompt is not as slow as that for good.
+/// With fewer samples of its own than this, a worker counts as at most `FEW_MOST` times faster or slower than the
+/// fleet: a worker that compiles its kernels at its first prompt is not always as slow as then.
 const FEW: f64 = 3.0;
 const FEW_MOST: f64 = 4.0;
-/// A later sample that is so many times higher or lower than what was known is an accident, and left out. As many in a
-/// row as begin it are none: then the worker is another one than before, and all is learnt anew.
+/// Factor by which a later sample must differ from the estimate to be left out. After `FIRST` of these samples in a
+/// row, the worker is taken for a changed one, and the estimate starts anew.
 const STRAY: f64 = 8.0;
-/// Prompt tokens that no worker computes in a second: 16 GPUs of the fastest reach a quarter of it with small models.
+/// Prompt tokens per second that no worker exceeds: 16 of the fastest GPUs reach a quarter of it with small models.
 const MOST_RATE: f64 = 2e6;
-/// Prompt tokens that a sample of the prefill rate must have: below, other costs hide it.
+/// Least number of prompt tokens of a sample of the prefill rate: with fewer, other costs hide it.
 const LEAST_TOKENS: f64 = 384.0;
-/// Seconds that it must have.
+/// Least duration of a sample of the prefill rate, in seconds.
 const LEAST_SECONDS: f64 = 1e-3;
 
-/// A running geometric mean, begun with a median.
+/// Running geometric mean, which starts with a median.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunningMean {
     log: f64,
     samples: f64,
-    /// The first samples, in order.
+    /// Logarithms of the first samples, in rising order.
     first: [f64; FIRST],
-    /// Samples in a row that were far off: above 0 they were too high, below 0 too low.
+    /// Number of samples in a row that were far off: positive if they were too high, negative if too low.
     strays: i8,
 }
 
@@ -37,8 +37,8 @@ impl RunningMean {
         Self { log: start.ln(), samples: 0.0, first: [f64::INFINITY; FIRST], strays: 0 }
     }
 
-    /// `down`: how much quicker it follows samples that are lower than those that are higher; 1 is a mean. False: the
-    /// sample was left out.
+    /// Adds a sample; false if it was left out. `down`: how much faster the mean follows samples below it than samples
+    /// above it; 1 for a plain mean.
     fn add(&mut self, sample: f64, down: f64) -> bool {
         if self.is_stray(sample.ln() - self.log) {
             return false;
@@ -60,7 +60,7 @@ impl RunningMean {
         true
     }
 
-    /// True if a sample that is so far off is an accident.
+    /// True if a sample that differs by `far`, a logarithm, is to be left out.
     fn is_stray(&mut self, far: f64) -> bool {
         if (self.samples as usize) < FIRST || far.abs() <= STRAY.ln() {
             self.strays = 0;
@@ -75,7 +75,7 @@ impl RunningMean {
         false
     }
 
-    /// Returns the learnt value, as far as its samples count beside those of the fleet.
+    /// The worker's estimate, mixed with the fleet's by their numbers of samples.
     fn beside(&self, fleet: &Self) -> f64 {
         let own = self.samples.min(1.0 / SLOWEST);
         let other = if fleet.samples > 0.0 || own == 0.0 { FLEET_WEIGHT } else { 0.0 };
@@ -85,14 +85,14 @@ impl RunningMean {
     }
 }
 
-/// The speed of the fleet as a whole.
+/// Speed of the fleet as a whole.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FleetSpeed {
     rate: RunningMean,
     step: RunningMean,
-    /// Samples since the rows were last brought up to date.
+    /// Number of samples since all workers' rows were last updated.
     pub(crate) fresh: u32,
-    /// Samples that were left out.
+    /// Number of samples that were left out.
     pub(crate) left_out: u64,
 }
 
@@ -101,21 +101,22 @@ impl FleetSpeed {
         Self { rate: RunningMean::new(rate), step: RunningMean::new(step), fresh: 0, left_out: 0 }
     }
 
-    /// True if one sample more changes the speed by little.
+    /// True if one more sample changes the estimates only a little.
     pub(crate) fn is_settled(&self) -> bool {
         [&self.rate, &self.step].iter().all(|it| it.samples == 0.0 || it.samples > 1.0 / SLOWEST)
     }
 }
 
-/// The speed of one worker.
+/// Speed of one worker.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Speed {
     rate: RunningMean,
     step: RunningMean,
-    /// The time since when the tokens of `done` were computed.
+    /// Time in seconds since which the `done` tokens were computed.
     since: f64,
     done: f64,
-    /// True unless it is not known how much of a prompt it computes: then the time that takes says nothing.
+    /// True if it is known how much of a prompt the worker computes; otherwise the time that this takes teaches
+    /// nothing.
     is_measured: bool,
 }
 
@@ -125,8 +126,9 @@ impl Speed {
         Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0, is_measured: true }
     }
 
-    /// Sets whether it is known how much of a prompt the worker computes. If not, what was learnt of that is forgotten, here
-    /// and of the fleet, and until it is, only what the worker itself says teaches anything. `start`: the rate to begin with, in tokens a second.
+    /// Sets whether it is known how much of a prompt the worker computes. If not, the prefill rates of the worker and
+    /// of the fleet are reset to `start`, in tokens per second, and until it is known again, only the worker's own
+    /// reports teach its rate.
     pub(crate) fn set_measured(&mut self, is_measured: bool, start: f64, fleet: &mut FleetSpeed) {
         if self.is_measured && !is_measured {
             fleet.rate = RunningMean::new(start);
@@ -135,14 +137,14 @@ impl Speed {
         self.is_measured = is_measured;
     }
 
-    /// A prompt was sent to a worker that has no other to compute.
+    /// Records that a prompt was sent to a worker that computes no other one.
     pub(crate) fn begins(&mut self, now: f64) {
         self.since = now;
         self.done = 0.0;
     }
 
-    /// Learns from `tokens` of a prompt that have led to a first token; `more`: there are others waiting. Returns
-    /// whether something was learnt.
+    /// Learns from `tokens` prompt tokens computed up to a first token; `more`: other prompts are waiting. True if the
+    /// estimate changed.
     pub(crate) fn learn_prefill(&mut self, tokens: f64, more: bool, now: f64, fleet: &mut FleetSpeed) -> bool {
         self.done += tokens;
         let seconds = now - self.since;
@@ -156,8 +158,8 @@ impl Speed {
         good
     }
 
-    /// Learns from a prompt that was sent at `sent` and whose whole answer has come: when it was computed nobody knows,
-    /// so that it can only have been quicker than this looks. Returns whether something was learnt.
+    /// Learns from a prompt that was sent at `sent` and whose answer came as a whole. The time at which it was computed
+    /// is unknown, so that the worker can only be faster than this suggests. True if the estimate changed.
     pub(crate) fn came_whole(&mut self, tokens: f64, sent: f64, now: f64, fleet: &mut FleetSpeed) -> bool {
         if sent >= self.since {
             self.done += tokens;
@@ -172,9 +174,9 @@ impl Speed {
         quicker
     }
 
-    /// Learns from a prompt of which the worker says that it computed `tokens`, if it is not known otherwise: within
-    /// `seconds`, with all before it, so that it can only have been quicker than this looks. Returns whether something was
-    /// learnt.
+    /// Learns from the worker's report that it computed `tokens` of a prompt, if that is not known otherwise. It took
+    /// at most `seconds`, including the prompts before, so that the worker can only be faster than this suggests. True
+    /// if the estimate changed.
     pub(crate) fn learn_told(&mut self, tokens: f64, seconds: f64, fleet: &mut FleetSpeed) -> bool {
         let rate = (tokens / seconds).min(MOST_RATE);
         let quicker = !self.is_measured && tokens >= LEAST_TOKENS && rate > self.rate(fleet);
@@ -193,12 +195,13 @@ impl Speed {
         fleet.fresh += 1;
     }
 
-    /// A prompt is not computed any more and led to nothing: what was measured cannot be used.
+    /// Discards the measurement in progress, as a prompt left the queue without a first token.
     pub(crate) fn spoilt(&mut self, now: f64) {
         self.begins(now);
     }
 
-    /// A request there got a token every `seconds`. Low ones count more: others are computed in between.
+    /// Learns from a request that got a token every `seconds`. Low values weigh more: others include the prefill of
+    /// other prompts.
     pub(crate) fn learn_step(&mut self, seconds: f64, fleet: &mut FleetSpeed) {
         if seconds.is_finite() && seconds > 1e-6 {
             if self.step.add(seconds, 4.0) {
@@ -265,7 +268,7 @@ mod tests {
         assert!(!prompt(&mut speed, &mut fleet));
         let rates = [speed.rate(&fleet), Speed::new(&fleet).rate(&fleet)];
         assert!(rates.iter().all(|rate| (rate / 8000.0 - 1.0).abs() < 1e-9), "{rates:?}");
-        // Unless the worker says so, and then it can only be quicker.
+        // The worker's own reports still teach its rate, but only a higher one.
         assert!(!speed.learn_told(383.0, 0.01, &mut fleet) && !speed.learn_told(4000.0, 1.0, &mut fleet));
         let rates = [0.04, 0.02, 0.0].map(|seconds| {
             assert!(speed.learn_told(4000.0, seconds, &mut fleet));

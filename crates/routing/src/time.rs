@@ -1,8 +1,8 @@
-//! Seconds that can be put in order.
+//! Times in seconds that can be sorted.
 
 use std::cmp::Ordering;
 
-/// A point in time, in the caller's seconds. Never `NAN`: [`crate::Router`] replaces what a caller gives.
+/// Point in time, in seconds of the caller's clock. Never `NAN`: [`crate::Router`] replaces invalid times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Time(pub(crate) f64);
 

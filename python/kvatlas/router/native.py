@@ -1,4 +1,4 @@
-"""Interface of the native router."""
+"""Python interface of the native router, and the watcher that keeps its engines up to date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("kvatlas.router")
 
 
 class NativeRouter(Native, Protocol):
-    """The interface of `kvatlas._native.RouterServer`. Every call may be made from any thread."""
+    """Interface of `kvatlas._native.RouterServer`. Every method may be called from any thread."""
 
     @property
     def follows(self) -> bool: ...
@@ -40,7 +40,7 @@ def start(
     Args:
         config: The result of `RouterConfig.router_for_native`.
         policy: An object with `choose(request, candidates)`, instead of a policy by name.
-        keeper: Makes the changes of the fleet that clients ask for: takes a request in JSON and returns the answer.
+        keeper: Makes changes of the fleet for HTTP clients: takes a request and returns the answer, both as JSON.
 
     Raises:
         ServiceError: The address cannot be bound, a certificate or a tokenizer cannot be used, or this build has no
@@ -56,7 +56,7 @@ def start(
 
 
 class EngineRegistry:
-    """Adapter of the native router for discovery without events: it registers engines only."""
+    """Adapter that lets discovery follow engines without events: it registers engines only, no streams."""
 
     def __init__(self, native: NativeRouter) -> None:
         self._native = native
@@ -124,10 +124,10 @@ class EngineRegistry:
 
 
 class Engines:
-    """Watcher that keeps the native router's engines as discovery finds them.
+    """Watcher that passes the engines found by discovery on to the native router.
 
-    An engine whose source says that it is not ready gets no requests: it is drained, or, if it was never ready, not in
-    the router yet.
+    An engine whose source reports it as not ready gets no requests: it is drained, or, if it was never ready, not added
+    to the router yet.
     """
 
     def __init__(self, native: NativeRouter, config: RouterConfig) -> None:
@@ -140,7 +140,7 @@ class Engines:
         self._lock = threading.RLock()
 
     def listed(self, engine: Engine, ranks: Collection[int], drained: bool, /) -> None:
-        """Add or change an engine of the list, so that it gets requests, or no new ones if it is drained."""
+        """Add or change a listed engine in the native router. `drained`: whether it gets no new requests."""
         with self._lock:
             self._listed[engine.worker] = self._config.engine_for_native(engine, ranks, drained=drained)
             self._tell(engine.worker)
@@ -152,10 +152,10 @@ class Engines:
             engine: The engine.
             drained: Whether it gets no new requests.
             for_client: Whether a client over HTTP adds it.
-            is_same: Whether what was found of the engine of its name still counts.
+            is_same: Whether the earlier answers of the engine with this name still apply.
 
         Raises:
-            KvatlasError: It cannot be used.
+            KvatlasError: The engine cannot be used.
         """
         name = engine.worker
         listed = self._config.engine_for_native(engine, drained=drained)
@@ -169,19 +169,19 @@ class Engines:
                 self._found.pop(name, None)
 
     def undo(self, engine: Engine, before: Member | None) -> None:
-        """Take an addition back: `before` is the engine that had the name."""
+        """Undo an addition. `before`: the engine that had the name before; None if there was none."""
         if before is not None and isinstance(before.entry, Engine):
             self.listed(before.entry, (), bool(before.drained))
         else:
             self.left(engine, False)
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
-        """Update an engine with its ranks and block size, once it has answered."""
+        """Update an engine with the ranks and the block size that it has described."""
         name = engine.worker
         with self._lock:
             if found is not None:
                 about: dict[str, Any] = {"block_size": found.block_size, "model": found.model}
-                # What requests are to name may be given.
+                # The ranks that requests may name can be configured.
                 if not isinstance(engine.ranks, tuple):
                     about["ranks"] = found.ranks
                 if found.rank_header is not None and engine.rank_header is None:
@@ -191,7 +191,7 @@ class Engines:
                 self._tell(name)
 
     def held(self, engine: Engine, held: bool, /) -> None:
-        """Send an engine no new requests, or new ones again, as its source says."""
+        """Stop sending new requests to an engine (`held`), or start again, as its source demands."""
         name = engine.worker
         with self._lock:
             if held and name not in self._told:
@@ -206,7 +206,7 @@ class Engines:
                     self._native.drain_engine(name, held, True)
 
     def left(self, engine: Engine, comes_back: bool, /) -> None:
-        """Remove an engine that has left the list; or forget what was found of it, if it will be listed again."""
+        """Remove an engine that has left the list; if it will be listed again, only drop its earlier answers."""
         with self._lock:
             self._found.pop(engine.worker, None)
             if comes_back:
@@ -218,7 +218,7 @@ class Engines:
                     self._native.remove_engine(engine.worker)
 
     def objectives(self, priorities: str, /) -> None:
-        """Give requests that name an objective its priority."""
+        """Set the priorities of requests by the objectives that they name, in JSON."""
         self._native.set_objectives(priorities)
 
     def _tell(self, name: str) -> None:
@@ -238,5 +238,5 @@ class Engines:
 
 
 def _merged(listed: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an engine for the native router: its entry, with what was found out about it."""
+    """Settings of an engine for the native router: its entry, completed by its own answers."""
     return {**listed, **{name: value for name, value in found.items() if name != "model" or name not in listed}}

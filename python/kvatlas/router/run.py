@@ -28,7 +28,7 @@ def run(
     Args:
         config: The configuration; the defaults if not given.
         reader: Reads the settings again on SIGHUP; only keys and certificates are if not given.
-        remarks: Warnings to log first, about what was asked for and is not done.
+        remarks: Warnings to log first, about options without effect.
 
     Returns:
         The exit status: 130 after SIGINT; else 0 if all requests were finished, 1 if some were cut off.
@@ -76,7 +76,7 @@ def _greet(router: Router) -> None:
 
 
 def _knows(config: RouterConfig) -> str:
-    """Words for the source of the router's knowledge of engines' caches."""
+    """Description, for the log, of how the router knows the contents of engines' caches."""
     own = config.router
     if own.no_events:
         return "what engines hold is predicted from what was sent to them (--no-events)"

@@ -12,7 +12,7 @@ NONE = "none"
 
 
 def resolve(tokenizer: str) -> str | None:
-    """The tokenizer as the native router takes it: a path, `engine`, or None to go without tokens.
+    """Tokenizer in the form that the native router takes: a path, `engine`, or None for a router without tokens.
 
     Raises:
         TokenizerError: Neither a file nor a model on the hub has this name, or the hub cannot be reached.

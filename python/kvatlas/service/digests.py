@@ -1,7 +1,7 @@
-"""Sender of a site's digests to the service above many sites.
+"""Sender of a site's digests to the service above sites.
 
 Every few seconds the native part makes a digest of the changes in each keyspace, and a thread sends it. If the other
-service has missed one, or has restarted, it asks for a whole digest.
+service has missed a digest, or has restarted, it asks for a whole digest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Source(Protocol):
 
 
 class DigestPusher:
-    """Sends the digests of a service in a thread, until it is stopped."""
+    """Thread that sends the digests of a service until it is stopped."""
 
     def __init__(self, config: SitesConfig, of: Source) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class DigestPusher:
                     self._was = problem
 
     def _push(self, client: httpx.Client) -> str | None:
-        """Send digests of the latest changes. Returns the error, or None."""
+        """Send digests of the latest changes. Returns the error message; None if there was no error."""
         site = self._config.site or ""
         problem = None
         try:

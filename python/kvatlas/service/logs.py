@@ -54,6 +54,6 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handle
 
 
 def write_lines(*lines: str) -> None:
-    """Write lines to stderr in one piece: other threads log there too, native ones among them."""
+    """Write lines to stderr in one piece, as other threads, including native ones, log there too."""
     sys.stderr.write("\n".join(lines) + "\n")
     sys.stderr.flush()

@@ -12,7 +12,7 @@ from kvatlas.service.config import Config, Stream
 
 
 class Native(Protocol):
-    """The methods of `kvatlas._native.Service` that a router has, too. Every call may be made from any thread."""
+    """Methods of `kvatlas._native.Service` that a router has, too. Every method may be called from any thread."""
 
     @property
     def address(self) -> str: ...
@@ -41,7 +41,7 @@ class Native(Protocol):
 
 
 class NativeService(Native, Protocol):
-    """The methods of `kvatlas._native.Service` that only the service has."""
+    """Methods of `kvatlas._native.Service` that only the service has."""
 
     def site_digests(
         self, site: str, whole: Iterable[tuple[str, str]] = (), /
@@ -63,12 +63,12 @@ def start(config: dict[str, Any]) -> NativeService:
 
 
 def registration(worker: str, endpoint: str, *, source: str, **about: Any) -> str:
-    """The registration for the native service, in JSON: a client's registration (`about`) and its origin."""
+    """Registration for the native service, in JSON: a client's form (`about`) and the source of the registration."""
     return json.dumps({**requests.registration(worker, endpoint, **about), "source": source})
 
 
 def about_stream(stream: Stream, config: Config) -> dict[str, Any]:
-    """The registration of a stream without its worker and endpoint; `config` has the defaults."""
+    """Registration of a stream without its worker and endpoint. `config` has the default values."""
     return {
         "model": stream.model or config.model or "",
         "block_size": stream.block_size or config.block_size or 0,

@@ -1,10 +1,10 @@
-"""Fetcher of another service's snapshot, to start with its state.
+"""Fetcher of another service's snapshot, to start with that service's state.
 
-The snapshot comes in parts, each by its own request, so that a lost connection costs one part. All parts belong to one
-snapshot: if the other service has dropped it, the client begins anew.
+The snapshot comes in parts, each by a request of its own, so that a lost connection costs one part. All parts belong to
+one snapshot: if the other service has dropped it, the client starts over.
 
-Of several replicas behind one name, the first is asked that is ready, and the next one if it fails. A replica that is
-not ready has no more state than the one that asks.
+If a name has several replicas, the first one that is ready is asked, and the next one if that fails. A replica that is
+not ready is not asked, as it has no more state than the client.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class SnapshotFetcher:
     def __init__(
         self, config: SnapshotConfig, to: native.Native, own: str, ssl_context: ssl.SSLContext | None = None
     ) -> None:
-        """Begin to fetch the snapshot.
+        """Start to fetch the snapshot.
 
         Args:
-            config: Where the snapshot comes from.
-            to: The native service that gets it.
+            config: Settings that say where the snapshot comes from.
+            to: The native service that gets the snapshot.
             own: The IP address and port of this service, which is left out.
             ssl_context: The TLS context; one that trusts the system's certificates if not given.
         """
@@ -86,7 +86,7 @@ class SnapshotFetcher:
             self._native.no_snapshot(str(error))
 
     def _fetch(self, peer: str, out: IO[bytes]) -> str | None:
-        """Write the snapshot to a file. Returns the URL of the peer; None if there is no peer to ask."""
+        """Write the snapshot to a file. Returns the peer's URL; None if there is no peer to ask."""
         key, timeout, most = self._config.peer_bearer(), self._config.peer_timeout, self._config.max_bytes
         if not replicas.is_name(peer):
             fetch(peer, key, timeout, out, self._stop, self._ssl_context, max_bytes=most)
@@ -118,12 +118,12 @@ def fetch_from_any(
 
     Args:
         peer: `dns:NAME:PORT` or `dns+https:NAME:PORT`.
-        own: The IP address and port of the one that asks; it is left out.
-        key: The key that they need for this.
-        timeout: Seconds that all of it may take.
-        out: The file, empty.
-        stop: Gives up when it is set.
-        max_bytes: The largest size that is read.
+        own: The IP address and port of the calling service, which is left out.
+        key: The key for reading the replicas' snapshots.
+        timeout: Time limit for the whole call, in seconds.
+        out: An empty file for the snapshot.
+        stop: The call gives up when this is set.
+        max_bytes: The largest size of a snapshot.
         ssl_context: The TLS context; one that trusts the system's certificates if not given.
 
     Returns:
@@ -185,10 +185,10 @@ def _is_ready(
                 return False
             said = _beginning(answer)
     except httpx.HTTPError as error:
-        # Gone, and the name server has not heard of it yet.
+        # The replica is gone, but the name server still has its address.
         logger.info("%s %s: another replica is asked", url, failure(error)[1])
         return False
-    # A router is ready for requests before its index is whole.
+    # A router is ready for requests before its index is complete.
     with contextlib.suppress(ValueError, AttributeError):
         return json.loads(said).get("index_ready", True) is True
     return True
@@ -209,13 +209,13 @@ def fetch(
 
     Args:
         url: The service.
-        key: The key that it needs for this.
-        timeout: Seconds that all of it may take.
-        out: The file, empty.
-        stop: Gives up when it is set.
+        key: The key for reading the service's snapshot.
+        timeout: Time limit for the whole call, in seconds.
+        out: An empty file for the snapshot.
+        stop: The call gives up when this is set.
         ssl_context: The TLS context; one that trusts the system's certificates if not given.
         failures: Consecutive requests that may fail to reach the service; unlimited within `timeout` if not given.
-        max_bytes: The largest size that is read.
+        max_bytes: The largest size of a snapshot.
         certified: The name that the service's certificate must have; the URL's host if not given.
 
     Raises:
@@ -287,7 +287,7 @@ def fetch(
 
 
 def _naming(certified: str | None) -> dict[str, str]:
-    """The extensions of a request to a server whose certificate must have a name."""
+    """Extensions of a request to a server whose certificate must have a given name."""
     return {} if certified is None else {"sni_hostname": certified}
 
 
@@ -327,7 +327,7 @@ def _too_large(url: str, most: int) -> ServiceError:
 
 
 def _beginning(answer: httpx.Response) -> bytes:
-    """The beginning of an answer, long enough for an error."""
+    """First part of an answer's body, long enough for an error message."""
     read = b""
     for piece in answer.iter_raw(_PIECE):
         read += piece
@@ -337,7 +337,7 @@ def _beginning(answer: httpx.Response) -> bytes:
 
 
 def _said(answer: httpx.Response) -> str:
-    """The error message in an answer that is not a snapshot."""
+    """Error message in an answer that is not a snapshot."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         error = json.loads(_beginning(answer))["error"]
         # A router says it in the form in which engines do.

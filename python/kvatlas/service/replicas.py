@@ -1,7 +1,7 @@
 """Resolution of one name to the addresses of replicas.
 
-`dns:NAME:PORT` means every address of NAME, as a headless Service of Kubernetes has the addresses of its pods;
-`dns+https:NAME:PORT` the same with TLS, for which each has a certificate of NAME.
+`dns:NAME:PORT` means every address of NAME; a headless Service of Kubernetes has those of its pods.
+`dns+https:NAME:PORT` means the same with TLS, where each replica has a certificate of NAME.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 _NAME = re.compile(r"dns(\+https)?:([A-Za-z0-9._-]{1,253}):([0-9]{1,5})", re.ASCII)
 PEERS = "http://HOST:PORT, https://HOST:PORT, dns:NAME:PORT or dns+https:NAME:PORT"
-"""Words for the values of settings that name another service or router."""
+"""Description of the valid values of settings that name another service or router."""
 # Answers that may change when repeated: the name server did not answer, or could not.
 _PASSING = (socket.EAI_AGAIN, getattr(socket, "EAI_SYSTEM", socket.EAI_AGAIN))
 
 
 class ReplicaName(NamedTuple):
-    """Name whose addresses are those of replicas, with their port and whether they have TLS."""
+    """Name that resolves to the addresses of replicas, with their port and whether they use TLS."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ def is_name(peer: str) -> bool:
 
 
 def checked_name(peer: str) -> ReplicaName:
-    """The name in `dns:NAME:PORT` or `dns+https:NAME:PORT`.
+    """Parse the name in `dns:NAME:PORT` or `dns+https:NAME:PORT`.
 
     Raises:
         ValueError: The text has another form; the message says what is wrong.
@@ -48,7 +48,7 @@ def checked_name(peer: str) -> ReplicaName:
 
 
 def resolve(name: str, port: int) -> list[str]:
-    """Every address of a name, IPv4 and IPv6, in random order; none if it has none. Waits for the name server.
+    """Every address of a name, IPv4 and IPv6, in random order; an empty list if it has none. Waits for the name server.
 
     Raises:
         socket.gaierror: The name server did not answer; it may later.
@@ -67,12 +67,12 @@ def resolve(name: str, port: int) -> list[str]:
 
 
 def others(addresses: list[str], port: int, own: str, scheme: str = "http") -> list[str]:
-    """The URLs of the services at these addresses, without the one that listens at `own` itself."""
+    """URLs of the services at these addresses, without the one that listens at `own`."""
     return [url_at(address, port, scheme) for address in addresses if not _is_own(address, port, own)]
 
 
 def url_at(address: str, port: int, scheme: str = "http") -> str:
-    """The URL of a server at an IP address."""
+    """URL of a server at an IP address."""
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 

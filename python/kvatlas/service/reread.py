@@ -1,4 +1,4 @@
-"""Settings that are read again while a service or a router runs (SIGHUP), and words for those that need a restart."""
+"""Settings that can be read again while a service or a router runs (SIGHUP), and names of the others."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class ChangeableServer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SettingChange:
-    """Setting with another value than the running one.
+    """Change of a setting: the running value and another one.
 
     Attributes:
-        name: Its name in the file.
-        before: The running value, as a file would have it.
-        now: The other value.
+        name: The setting's name in the file.
+        before: The running value, in the form of a file.
+        now: The other value, in the same form.
         needs_restart: Whether the running value stays in force until a restart.
     """
 
@@ -52,7 +52,7 @@ class SettingChange:
 
 
 def compare(schema: Schema[Any], running: Config, now: Config) -> Iterator[SettingChange]:
-    """The settings with a single value whose values differ."""
+    """Changes of the settings with a single value."""
     for key in schema.keys.values():
         before, after = _value(running, key), _value(now, key)
         if before != after:
@@ -60,7 +60,7 @@ def compare(schema: Schema[Any], running: Config, now: Config) -> Iterator[Setti
 
 
 def merge(schema: Schema[C], running: C, now: C) -> C:
-    """The running configuration with those values of another that can change without a restart."""
+    """Running configuration, with the values of another that can change without a restart."""
     changed: dict[str, dict[str, Any]] = {}
     for key in schema.keys.values():
         if key.reread == "value":
@@ -72,25 +72,25 @@ def merge(schema: Schema[C], running: C, now: C) -> C:
 
 
 class SettingsReader(Generic[C]):
-    """Reader of the settings of a running service or router, from where they came from when it was started."""
+    """Reader of the settings of a running service or router, from the same places as at its start."""
 
     def __init__(self, schema: Schema[C], read: Callable[[], C]) -> None:
-        """Make a reader.
+        """Create a reader.
 
         Args:
             schema: The settings.
-            read: Reads them again from the flags, the environment and the file. Raises `ConfigError`.
+            read: Reads the settings again from the flags, the environment and the file. Raises `ConfigError`.
         """
         self._schema = schema
         self._read = read
         self._files: dict[str, bytes | None] = {}
 
     def begin(self, config: Config) -> None:
-        """Note what the files of keys and certificates hold at the start."""
+        """Store the contents of the files of keys and certificates at the start."""
         self._files = dict(self._contents(config))
 
     def reread(self, running: ChangeableServer) -> None:
-        """Read everything again, use what can change, and log the rest."""
+        """Read all settings again, apply those that can change, and log the others."""
         with contextlib.suppress(
             KvatlasError
         ):  # the native part has logged it; the other settings are read all the same
@@ -135,7 +135,7 @@ class SettingsReader(Generic[C]):
             )
 
     def _contents(self, config: Config) -> Iterator[tuple[str, bytes | None]]:
-        """Hashes of the files of keys and certificates that are read at the start only, by the settings."""
+        """Hashes of the files of keys and certificates that are read only at the start, by setting."""
         for key in self._schema.keys.values():
             path = _value(config, key)
             if isinstance(path, Path) and key.reread != "content" and key.path.endswith(_SECRETS):
@@ -151,7 +151,7 @@ def _value(config: Config, key: Key) -> Any:
 
 
 def _shown(key: Key, value: Any) -> str:
-    """A value as in a file, without the passwords that an address may have."""
+    """Value in the form of a file, without passwords in addresses."""
     return "not set" if value is None else _PASSWORD.sub("//***@", key.kind.show(value))
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger("kvatlas.service")
 _POLL = 0.1  # seconds between looks at readiness, until it is there
 _LOOK = 0.5  # and afterwards between looks at signals
 AFTER_DRAIN = 30.0
-"""Seconds that the last snapshot, and the end of threads, may take after the time for open requests."""
+"""Seconds that the last snapshot, and the end of threads, may take after the time limit for open requests."""
 _CUT_OFF = 1  # the exit status if requests were cut off
 _INTERRUPTED = 128 + signal.SIGINT  # and after Ctrl-C, as shells have it
 _R = TypeVar("_R", bound="StoppableServer")

@@ -190,7 +190,7 @@ class ServerHandle(Generic[N]):
         return self._thread
 
     def _fetch_snapshot(self, authorities: Path | None = None) -> None:
-        """Begin to fetch the snapshot of a peer, if one is configured. Checks certificates against the authorities."""
+        """Start to fetch the snapshot of a peer, if one is configured. Checks certificates against the authorities."""
         peer, http = self._config.snapshot.peer, self._config.http
         if peer is None:
             return
@@ -210,7 +210,7 @@ class ServerHandle(Generic[N]):
 
 
 class DiscoveryThread:
-    """A thread that runs discovery."""
+    """Thread that runs discovery."""
 
     def __init__(self, discovery: Discovery, to: native.Native) -> None:
         self._discovery = discovery
@@ -247,14 +247,14 @@ class DiscoveryThread:
 
 
 def registration_of(stream: Stream, config: Config) -> str:
-    """The registration of a stream, in JSON, for the native part; `config` has the defaults."""
+    """Registration of a stream, in JSON, for the native part. `config` has the default values."""
     about = native.about_stream(stream, config)
     return native.registration(stream.worker, stream.endpoint, source=f"stream of {stream.worker}", **about)
 
 
 def _url_of(address: str, *, tls: bool) -> str:
-    """The URL for this machine of a server that listens at `address`, an IP address and a port."""
+    """URL, for this machine, of a server that listens at `address`, an IP address and a port."""
     host, _, port = address.rpartition(":")
-    # All addresses are no address to ask at.
+    # A wildcard address cannot be connected to.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
     return f"{'https' if tls else 'http'}://{host}:{port}"

@@ -130,7 +130,7 @@ class Service(ServerHandle[native.NativeService]):
         return AsyncClient(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust(client_cert))
 
     def _trust(self, client_cert: ClientCert | None) -> dict[str, Any]:
-        """The credentials of a client: the key, and a TLS context with the service's and its own certificate."""
+        """Credentials of a client: the key, and a TLS context with the service's and the client's own certificate."""
         context: ssl.SSLContext | None = None
         if self._config.http.tls_cert is not None:
             context = tls_context(client_cert, str(self._config.http.tls_cert))

@@ -37,10 +37,10 @@ def take_sockets() -> None:
 
 
 def check_sockets(*addresses: str | None) -> None:
-    """Check that all sockets that were taken over are in use. `addresses`: those that are listened at.
+    """Check that all sockets taken over from systemd are in use. `addresses`: those that the server listens at.
 
     Raises:
-        ServiceError: One is not in use.
+        ServiceError: A socket is not in use.
     """
     if left := unused_sockets():
         used = ", ".join(address for address in addresses if address is not None)

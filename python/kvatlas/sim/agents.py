@@ -93,7 +93,7 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class _Context:
-    """Prompt of a session or a sub-agent: ids of its whole blocks, and its tokens."""
+    """Growing prompt of a session or a sub-agent."""
 
     shared: list[int]  # of tools and instructions
     ids: list[int] = field(default_factory=list)
@@ -105,7 +105,7 @@ def generate_agents(config: AgentConfig | None = None) -> Trace:
     config = config or AgentConfig()
     made = _Generator(config)
     begin = 0.0
-    # Sessions are made whole, in the order in which they begin, until all that could come earlier is there.
+    # Whole sessions are made, in the order of their beginnings, until no earlier request can follow.
     times: list[float] = []
     while len(times) < config.requests or begin < times[config.requests - 1]:
         begin += float(made.random.exponential(3_600 / config.session_rate))
@@ -149,7 +149,7 @@ class _Generator:
         self._agent_tools = [self._new(self._length(9_600, 0.2)) for _ in range(config.kinds)]
 
     def session(self, begin: float) -> None:
-        """Make a session, with its sub-agents, that begins at `begin` seconds."""
+        """Generate a session that begins at `begin` seconds, with all of its requests and sub-agents."""
         config, random = self.config, self.random
         kind = int(random.choice(config.kinds, p=self._popularity))
         name = f"s{next(self._names)}"
@@ -179,7 +179,7 @@ class _Generator:
             after = tuple(Dependency(each, round(1_000 * pause)) for each in waits)
 
     def _agent(self, name: str, kind: int, start: float, parent: int) -> tuple[float, int]:
-        """Make a sub-agent. Returns its end, and its last request."""
+        """Generate the requests of a sub-agent. Returns the end of the last answer, and the last request's id."""
         late = 0.2
         context = _Context(self._agent_tools[kind])
         self._reset(context, self._length(700, 0.5))
@@ -194,7 +194,10 @@ class _Generator:
         return ended, last
 
     def _ask(self, session: str, context: _Context, now: float, after: Sequence[Dependency]) -> tuple[float, int]:
-        """Send a context. Returns the end of the answer on an idle engine, and the request's id."""
+        """Add a request with a context as its prompt.
+
+        Returns the end of the answer on an idle engine, and the request's id.
+        """
         full = context.tokens // TRACE_BLOCK
         fresh = full - len(context.ids)
         context.ids += self._new(fresh * TRACE_BLOCK)
@@ -206,7 +209,7 @@ class _Generator:
         return now + 0.1 + idle_seconds(fresh * TRACE_BLOCK, output), name
 
     def _reset(self, context: _Context, more: int) -> None:
-        """Reset a context to the shared part and `more` tokens."""
+        """Reset a context to its shared part, followed by `more` tokens."""
         context.ids = list(context.shared)
         context.tokens = len(context.shared) * TRACE_BLOCK + min(more, self.config.longest // 2)
 

@@ -80,12 +80,12 @@ def generate_bursts(config: BurstConfig | None = None) -> Trace:
         next_id += count
         return tuple(range(next_id - count, next_id))
 
-    # Whole blocks, so that all of an application's prompts part where its system prompt ends.
+    # Whole blocks, so that an application's prompts differ from the end of the system prompt on.
     systems = [ids(max(1, length(config.system_prompt) // TRACE_BLOCK)) for _ in range(config.apps)]
     spread = math.log(config.most / config.fewest)
     size = (config.most - config.fewest) / spread if spread else float(config.fewest)
-    # Each beginning brings a single request or a burst; this share of single ones gives the configured share of
-    # requests.
+    # Each arrival is a single request or a burst; `single`, the share of single requests among arrivals, gives the
+    # configured share of requests.
     single = config.singles * size / (config.singles * size + 1 - config.singles) if config.singles < 1 else 1.0
     between = (single + (1 - single) * size) / config.request_rate
     rows: list[tuple[float, int, int, tuple[int, ...]]] = []

@@ -15,7 +15,7 @@ from collections.abc import Container, Sequence
 
 
 class ChunkStore:
-    """Chunks of one tier, by name, with their blocks' names. `slots`: largest number of chunks; None: no limit."""
+    """Chunks of one tier, by name, with the block hashes of each. `slots`: maximum number of chunks; None: no limit."""
 
     def __init__(self, slots: int | None = None) -> None:
         self.slots = slots
@@ -29,7 +29,10 @@ class ChunkStore:
         return len(self._held)
 
     def add(self, blocks: Sequence[int]) -> list[tuple[int, ...]] | None:
-        """Store a chunk that is not held. Returns the evicted chunks; None if it found no slot."""
+        """Store a chunk that is not held.
+
+        Returns the evicted chunks; None if no slot is free, as all chunks are pinned.
+        """
         gone: list[tuple[int, ...]] = []
         if self.slots is not None and len(self._held) >= self.slots:
             victim = next((name for name in self._held if name not in self._pins), None)
@@ -40,17 +43,17 @@ class ChunkStore:
         return gone
 
     def use(self, names: Sequence[int]) -> None:
-        """Mark chunks of a prompt, in its order, as used now."""
+        """Mark chunks, given in the order of their prompt, as the most recently used ones."""
         for name in reversed(names):
             if name in self._held:
                 self._held.move_to_end(name)
 
     def pin(self, name: int) -> None:
-        """Keep a chunk from eviction until it has been unpinned as often as it was pinned."""
+        """Exempt a chunk from eviction until `unpin` has been called as often as `pin`."""
         self._pins[name] = self._pins.get(name, 0) + 1
 
     def unpin(self, name: int) -> None:
-        """Undo one `pin`."""
+        """Undo one call of `pin`."""
         left = self._pins.get(name, 0) - 1
         if left > 0:
             self._pins[name] = left
@@ -58,7 +61,7 @@ class ChunkStore:
             self._pins.pop(name, None)
 
     def discard(self, name: int) -> None:
-        """Drop a chunk, if it is held."""
+        """Drop a chunk, unless it is absent."""
         self._held.pop(name, None)
 
     def clear(self) -> None:
@@ -68,9 +71,9 @@ class ChunkStore:
 
 
 def leading_chunks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Container[int]]) -> list[int]:
-    """Find the consecutive chunks of a prompt that some tier holds, beginning with the one that contains block `at`.
+    """Find the consecutive chunks of a prompt that some tier holds, from the chunk with block `at` on.
 
-    Returns a number for each chunk: the position in `tiers` of the first tier that holds it.
+    Returns one number for each chunk: the position in `tiers` of the first tier that holds the chunk.
     """
     found: list[int] = []
     for end in range(at // chunk * chunk + chunk, len(names) + 1, chunk):
@@ -82,5 +85,5 @@ def leading_chunks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Co
 
 
 def leading_blocks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Container[int]]) -> int:
-    """The number of leading blocks that are held: the first `at`, continued by whole chunks of `tiers`."""
+    """Number of cached leading blocks: the first `at`, continued by whole chunks of `tiers`."""
     return max(at, at // chunk * chunk + chunk * len(leading_chunks(names, at, chunk, tiers)))

@@ -48,7 +48,7 @@ class Length:
             raise ConfigError(f"a length must have 0 <= least <= most, got {self.least} and {self.most}")
 
     def draw(self, random: np.random.Generator) -> int:
-        """A length."""
+        """Draw a length, in tokens."""
         if self.deviation is None:
             value = float(random.exponential(self.mean))
         else:
@@ -127,7 +127,7 @@ def generate_conversations(config: ConversationConfig | None = None) -> Trace:
 
 @dataclass(slots=True)
 class _Conversation:
-    """Conversation that can be repeated: tokens and new blocks of each of its turns."""
+    """Conversation that clients may hold repeatedly: prompt tokens, block ids and output tokens of each turn."""
 
     name: str
     turns: list[tuple[int, tuple[int, ...], int]] = field(default_factory=list)  # tokens, ids, output
@@ -145,7 +145,7 @@ class _Generator:
     def trace(self) -> Trace:
         config, random = self.config, self.random
         rows: list[TraceRequest] = []
-        # A client: when it asks next, how often it began, what is left of its conversation, and its last request.
+        # For each client: time of the next turn, remaining turns and name of the conversation, last request.
         free = [(1_000 * float(random.random()), client) for client in range(config.clients)]
         left: list[list[tuple[int, tuple[int, ...], int]]] = [[] for _ in free]
         names = [""] * len(free)

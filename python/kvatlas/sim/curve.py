@@ -21,7 +21,7 @@ from kvatlas.sim.request import cacheable_tokens
 from kvatlas.sim.trace import Trace, check_block_size
 
 MOST_USES = 2_000_000
-"""Number of uses above which only a sample of the blocks counts."""
+"""Number of uses of blocks above which the curve is computed from a sample of the blocks."""
 
 _CHUNK = 10  # bits of a position within its chunk
 
@@ -99,13 +99,13 @@ def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> H
 
 
 class _Chains:
-    """Numbers for blocks together with all blocks before them, in the order of their first use."""
+    """Numbers for blocks, each identified by its own id and all ids before it, in the order of first use."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
 
     def nodes(self, ids: Sequence[int]) -> Ints:
-        """The numbers of a prompt's blocks."""
+        """Numbers of the blocks of a prompt with the ids `ids`, in order."""
         children, node = self._children, -1
         found = []
         for name in ids:
@@ -119,7 +119,7 @@ class _Chains:
 
 
 class _Recency:
-    """Blocks in the order of their last use, with the tokens of each and the tokens used since."""
+    """Blocks in the order of their last use, to find how many tokens were used since."""
 
     def __init__(self) -> None:
         self._tokens = np.zeros(1 << 16)  # by position: later uses have higher ones
@@ -128,9 +128,10 @@ class _Recency:
         self._end = 0
 
     def use(self, nodes: Ints, held: Floats, usable: Ints, unnamed: float) -> tuple[Floats, Floats]:
-        """Use a prompt's blocks and `unnamed` tokens. Returns the least sizes of caches with hits, and the tokens hit.
+        """Record the use of a prompt's blocks and of `unnamed` tokens without an id.
 
-        `held`: tokens of each block; `usable`: tokens of each that may be hit.
+        Returns the least cache sizes with a hit, in tokens, and the tokens hit at each. `held`: tokens of each block.
+        `usable`: tokens of each block that a hit may count.
         """
         self._grow(int(nodes.max()) + 1 if nodes.size else 0, nodes.size + 1)
         last = self._last[nodes]
@@ -140,7 +141,7 @@ class _Recency:
         sizes = self._since(old) + self._tokens[old]
         self._chunks -= np.bincount(old >> _CHUNK, self._tokens[old], self._chunks.size)
         self._tokens[old] = 0.0
-        # The answer is the first to go, then the prompt from its end.
+        # The answer is evicted first, then the prompt from its end.
         places = self._end + nodes.size - np.arange(nodes.size, dtype=np.int64)
         self._tokens[self._end], self._tokens[places] = unnamed, held
         self._last[nodes] = places
@@ -150,7 +151,7 @@ class _Recency:
         return sizes[hit > 0], hit[hit > 0]
 
     def _since(self, places: Ints) -> Floats:
-        """Tokens used after each place."""
+        """Tokens in blocks that were last used after each of the positions `places`."""
         chunks = places >> _CHUNK
         behind = np.append(np.cumsum(self._chunks[::-1])[::-1], 0.0)
         since = np.empty(places.size)
@@ -170,7 +171,7 @@ class _Recency:
 
 
 def _sampled(nodes: Ints, share: float) -> NDArray[np.bool_]:
-    """The nodes in a sample, chosen by a hash of their numbers, so that all uses of a block count or none."""
+    """Mask of the blocks in a sample, chosen by a hash of their numbers, so that all uses of a block count or none."""
     mixed = nodes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(32)
     mixed *= np.uint64(0xD6E8FEB86659FD93)

@@ -22,7 +22,7 @@ Number = Callable[[dict[str, Any], str, int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Request that another one waits for."""
+    """Dependency on the request `id`: the dependent request starts `delay` ms or more after that request's end."""
 
     id: str | int
     delay: int = 0  # milliseconds after it
@@ -31,14 +31,14 @@ class Dependency:
 
 @dataclass(slots=True)
 class Header:
-    """First line of an `agentic_mooncake` trace."""
+    """First line of an `agentic_mooncake` trace: how to read the ids of blocks in the rows below."""
 
     block: int  # tokens that an id stands for
     local: bool  # ids are private to a session
     _names: dict[tuple[object, int], int] = field(default_factory=dict)
 
     def global_ids(self, row: dict[str, Any], ids: Sequence[int]) -> tuple[int, ...]:
-        """True if ids mean the same in the whole trace."""
+        """Convert the block ids of a row, which may be private to its session, to ids of the whole trace."""
         if not self.local:
             return tuple(ids)
         names, scope = self._names, row.get("play_id", row.get("session_id"))
@@ -46,7 +46,7 @@ class Header:
 
 
 def parse_header(row: dict[str, Any], number: Number) -> Header:
-    """Parse the first line. Raises `TraceError` for another version."""
+    """Parse the first line of an `agentic_mooncake` trace. Raises `TraceError` for another version."""
     if row["schema"] != AGENTIC or row.get("version") != _VERSION:
         raise TraceError(
             f"schema {row['schema']!r}, version {row.get('version')!r}: {AGENTIC!r}, version {_VERSION}, is read"
@@ -58,7 +58,7 @@ def parse_header(row: dict[str, Any], number: Number) -> Header:
 
 
 def parse_id(row: dict[str, Any], name: str) -> str | int | None:
-    """The id of a row, if it has one."""
+    """Read a row's id from the field `name`; None without the field. Raises `TraceError` for another type."""
     value = row.get(name)
     if value is None or type(value) is int or type(value) is str:
         return value
@@ -66,7 +66,7 @@ def parse_id(row: dict[str, Any], name: str) -> str | int | None:
 
 
 def parse_after(row: dict[str, Any], number: Number) -> tuple[Dependency, ...]:
-    """The requests that a row waits for."""
+    """Parse the requests that must end, or start, before a row's request starts."""
     if "dependencies" in row:
         return tuple(_dependency(each, number) for each in _list(row, "dependencies"))
     after = _list(row, "after") if row.get("after") is not None else []
@@ -80,7 +80,7 @@ def parse_after(row: dict[str, Any], number: Number) -> tuple[Dependency, ...]:
 
 
 def check_dependencies(requests: Sequence[Any], where: str) -> None:
-    """Raise `TraceError` if a request waits for one that is missing, or for itself by way of others."""
+    """Check the dependencies of a trace. Raises `TraceError` for duplicate ids, missing requests and cycles."""
     known: dict[str | int, int] = {}
     for n, request in enumerate(requests):
         if request.id is not None:

@@ -110,7 +110,7 @@ class Engine(Scheduler):
     # Decode
 
     def _decode(self, request: Request, now: float) -> None:
-        """Continue generating until the next block fills, or until the end."""
+        """Continue to generate until the request's next block is full, or until its last token."""
         left = request.cacheable_tokens - request.computed
         if left <= 0:
             self._finish(request, now)
@@ -132,7 +132,7 @@ class Engine(Scheduler):
 
     def _interrupt(self, request: Request, now: float) -> None:
         if request.state is State.DECODE:
-            # Whole tokens generated since; the one that would fill the block, or be the last, is not out yet.
+            # Whole tokens generated so far; the token that fills the block, or the last, comes with its own timer.
             size = self.config.block_size
             made = int((now - request.since) * self.config.decode_rate)
             left = request.cacheable_tokens - request.computed

@@ -13,7 +13,7 @@ DYNAMO = ("dynamo.request.trace.v1", "dynamo.agent.trace.v1")
 
 
 def form_of(row: object) -> str | None:
-    """The format of a row that is not Mooncake's, by its name at `kvatlas trace --from`; None if unknown."""
+    """Guess the format of a foreign row of traffic, named as in `kvatlas trace --from`; None if unknown."""
     if not isinstance(row, Mapping):
         return None
     event = row.get("event")
@@ -35,7 +35,7 @@ def form_of(row: object) -> str | None:
 
 
 def request_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The request to OpenAI's API that a row of a log is or contains; None without one."""
+    """Request to OpenAI's API that a row of a log is or contains; None if there is none."""
     for place in (row, row.get("request"), row.get("body"), row.get("input")):
         if isinstance(place, dict):
             if isinstance(place.get("body"), dict):
@@ -48,7 +48,7 @@ def request_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def sessions_of(row: object) -> Iterator[Mapping[str, Any]]:
-    """The recorded sessions, with the blocks of their requests, that an object is or lists."""
+    """Recorded sessions (objects with `requests` and `block_size`) that an object is or has in its lists."""
     if not isinstance(row, Mapping):
         return
     if {"requests", "block_size"} <= row.keys():
@@ -62,5 +62,5 @@ def sessions_of(row: object) -> Iterator[Mapping[str, Any]]:
 
 
 def is_log_entry(row: object) -> bool:
-    """True for an entry of the logs that Claude Code keeps of its sessions."""
+    """True for an entry of the logs that Claude Code writes about its sessions."""
     return isinstance(row, Mapping) and "type" in row and ("sessionId" in row or "leafUuid" in row)

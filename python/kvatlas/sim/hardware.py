@@ -55,12 +55,15 @@ class StepTime:
             raise ConfigError("a step must take time: base or running must be above 0")
 
     def of(self, prompt_tokens: int, requests: int, context_tokens: float, pairs: float = 0.0) -> float:
-        """Duration of one step, in seconds."""
+        """Duration of one step, in seconds.
+
+        `requests`: requests in the step. `pairs`: pairs of a prompt token of the step and a token before it.
+        """
         linear = self.base + self.prefill * prompt_tokens + self.running * requests + self.context * context_tokens
         return linear + self.attention * pairs
 
     def slower(self, factor: float) -> StepTime:
-        """The same machine with every constant `factor` times as large."""
+        """Constants of a machine that is slower: each is `factor` times as large."""
         return StepTime(*(getattr(self, f.name) * factor for f in fields(self)))
 
 

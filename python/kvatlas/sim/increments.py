@@ -17,21 +17,21 @@ _PARENTS = ("parent", "parent_id")
 
 
 class Increments:
-    """Prompts so far: the last of each session, and those that a later row may name."""
+    """Earlier prompts of a trace that a later row may continue: the last of each session, and those with an id."""
 
     def __init__(self) -> None:
         self._last: dict[object, Sequence[int]] = {}
         self._named: dict[object, Sequence[int]] = {}
 
     def spell_out(self, row: Mapping[str, Any], ids: Sequence[int], length: int, block: int) -> Sequence[int]:
-        """All ids of a row's prompt. Raises `TraceError`."""
+        """Complete a row's prompt with the leading blocks of the prompt that the row continues. Raises `TraceError`."""
         if row.get(FIELD) is None:
             return ids
         before = self._before(row)
         return [*before[: prefix_blocks(row[FIELD], before, ids, length, block)], *ids]
 
     def note(self, row: Mapping[str, Any], ids: Sequence[int]) -> None:
-        """Record a prompt for later ones that continue it."""
+        """Record a row's prompt, with the ids of all its blocks, for later rows that continue the prompt."""
         if row.get("session_id") is not None:
             self._last[row["session_id"]] = ids
         if (own := row.get("id", row.get("request_id"))) is not None:
@@ -51,9 +51,10 @@ class Increments:
 
 
 def prefix_blocks(prefix: object, before: Sequence[int], ids: Sequence[int], length: int, block: int) -> int:
-    """The blocks of an earlier prompt that one of `length` tokens with the new blocks `ids` begins with.
+    """Number of leading blocks that a prompt of `length` tokens shares with the earlier prompt `before`.
 
-    `prefix`: the length that the row gives, in blocks or in tokens. Raises `TraceError`.
+    `prefix`: the shared length according to the row, in blocks or in tokens. `ids`: the row's new blocks. `block`:
+    tokens of a block. Raises `TraceError`.
     """
     if type(prefix) is not int or prefix < 0:
         raise TraceError(f"{FIELD} must be a whole number from 0, not {prefix!r:.40}")

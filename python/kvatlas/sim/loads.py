@@ -10,17 +10,17 @@ from typing import Literal, Protocol
 from kvatlas.sim.transfers import Transfer
 
 Source = Literal["host", "disk", "p2p"]
-"""Origin of loaded tokens, in the words of vLLM's metric."""
+"""Origin of loaded tokens, by the labels of vLLM's metric: host memory, a shared pool, or a peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullAnswer:
-    """Answer of a source to a consumer.
+    """Answer of an engine (the source) that another engine (the consumer) asks for blocks.
 
     Attributes:
-        held: Names of the chunks that it can send.
+        held: Names of the chunks that the source can send.
         delay: Seconds until the answer.
-        failed: Whether there was no answer, and the consumer gave up.
+        failed: Whether the source did not answer, or refused, so that the consumer gave up.
     """
 
     held: Container[int]
@@ -29,27 +29,27 @@ class PullAnswer:
 
 
 class PullSource(Protocol):
-    """Peer that a request may pull from."""
+    """Engine (the source) from whose host memory another engine (the consumer) may pull blocks."""
 
     def answer(self, consumer: object, now: float) -> PullAnswer:
-        """Answer which chunks it holds."""
+        """Answer a consumer, which asks at time `now`, with the chunks that the source holds."""
 
     def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
-        """Send tokens to the consumer from `now` on. Returns the time at which they have arrived."""
+        """Send `tokens` tokens to the consumer from time `now` on. Returns the time of their arrival."""
 
 
 @dataclass(slots=True)
 class Load:
-    """Load of one request.
+    """Load of one request's blocks from the tiers behind an engine's cache. Times are virtual seconds.
 
     Attributes:
-        start: Leading blocks of the prompt that were cached before.
-        end: Leading blocks that will be cached when it is done.
-        ready: Time at which it is done.
+        start: Leading blocks of the prompt that were cached before the load.
+        end: Leading blocks that are cached after the load.
+        ready: Time at which the load is done.
         tokens: Tokens by source.
         promoted: Chunks that are copied to host memory on the way, by their numbers in the prompt.
-        chunks: Names of the chunks that it loads, which are kept from eviction meanwhile.
-        waits: Whether it only waits for the load of another request, to look again after it.
+        chunks: Names of the loaded chunks, which are not evicted during the load.
+        waits: Whether nothing is loaded: the request waits for another request's load and then looks again.
     """
 
     start: int

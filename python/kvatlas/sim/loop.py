@@ -17,9 +17,9 @@ LOOPS = ("open", "closed")
 
 
 def choose_loop(trace: Trace, loop: str | None) -> str:
-    """Choose the loop to replay `trace` in: by default closed if its requests wait for each other.
+    """Choose the loop to replay `trace` in: by default the closed loop if some requests wait for others.
 
-    Raises `ConfigError` if the trace lacks what the loop needs.
+    Raises `ConfigError` if the trace lacks what the chosen loop needs.
     """
     chosen = loop or ("closed" if trace.closed else "open")
     if chosen == "closed" and not trace.closed:
@@ -34,10 +34,10 @@ def choose_loop(trace: Trace, loop: str | None) -> str:
 
 
 class Starts:
-    """Start times of requests that wait for each other, in seconds from the first. `ended` reports each end."""
+    """Start times of a trace's requests in the closed loop, in seconds from the first. Call `ended` at each end."""
 
     def __init__(self, requests: Sequence[TraceRequest], speedup: float = 1.0) -> None:
-        """`speedup` shortens the times between requests that wait for nothing; pauses stay as long as they are."""
+        """Compute start times. `speedup` divides the times between requests that wait for none, not the pauses."""
         known = {line.id: number for number, line in enumerate(requests) if line.id is not None}
         begin = min((line.timestamp for line in requests), default=0)
         # Who waits for a request to start, or to end, and how long after.
@@ -53,17 +53,17 @@ class Starts:
 
     @property
     def next(self) -> float:
-        """The time of the next start; infinite if it needs another request to end."""
+        """Time of the next start, in seconds; infinite if a request must end before any other starts."""
         return self._heap[0][0] if self._heap else math.inf
 
     def start(self, now: float) -> int:
-        """Take the next request, which starts at `now`. Returns its number."""
+        """Remove and return the number of the request that starts next. `now`: the time of the start."""
         _, number = heapq.heappop(self._heap)
         self._release(self._starts[number], now)
         return number
 
     def ended(self, number: int, now: float) -> None:
-        """Note that a request has ended."""
+        """Record that a request has ended at time `now`, so that requests that waited for this end can start."""
         self._release(self._ends[number], now)
 
     def _release(self, followers: list[tuple[int, float]], now: float) -> None:
@@ -75,7 +75,7 @@ class Starts:
 
 
 def groups(requests: Sequence[TraceRequest]) -> list[list[int]]:
-    """Numbers of the requests of a trace in groups that wait for each other, in the order of each group's first."""
+    """Numbers of a trace's requests, in groups without a dependency on each other, ordered by each group's first."""
     known = {line.id: number for number, line in enumerate(requests) if line.id is not None}
     first = list(range(len(requests)))
 

@@ -43,7 +43,7 @@ HANDSHAKE = 30.0
 
 @dataclass(slots=True)
 class OffloadCounters:
-    """Counters of an engine's offloading, in tokens and occurrences."""
+    """Counters of an engine's loads, pulls and offloaded chunks."""
 
     tokens: Counter[Source] = field(default_factory=Counter)  # loaded, by source
     dropped: int = 0  # chunks that found no slot in host memory
@@ -53,7 +53,7 @@ class OffloadCounters:
 
 
 class Offload:
-    """Tiers of one engine; other engines pull from its host memory."""
+    """Tiers behind one engine's cache: host memory, from which other engines can pull, and a shared pool."""
 
     def __init__(
         self, worker: str, block_size: int, config: TierConfig, sink: TierSink, pool: SharedPool | None = None
@@ -64,7 +64,7 @@ class Offload:
         self.host = ChunkStore(config.host_slots(block_size)) if config.host_slots(block_size) else None
         self.pool = pool
         self.storing: tuple[Request, int] | None = None  # what is being announced, and its first block
-        # For engines that pull from it: when it answers again, and whether it refuses connections.
+        # When the engine answers its consumers again, and whether it refuses their connections.
         self.frozen_until = 0.0
         self.refuses = False
         self._size = block_size
@@ -77,7 +77,7 @@ class Offload:
     # Storing
 
     def computed(self, request: Request, start: int, end: int) -> None:
-        """Copy the chunks that are complete now that blocks `start` to `end` are computed, and announce them."""
+        """Copy the chunks completed by blocks `start` to `end` of a request to the tiers, and announce the chunks."""
         k, host = self.config.chunk, self.host
         if self.config.prompt_only:
             end = min(end, request.prompt_tokens // self._size)
@@ -105,7 +105,7 @@ class Offload:
         return request.block_hashes[number * k : number * k + k]
 
     def _keep(self, request: Request, number: int, host: ChunkStore) -> bool:
-        """Give a chunk a slot in host memory. Returns False if there is none."""
+        """Store a chunk of a request in host memory, and announce evictions. Returns False if no slot is free."""
         gone = host.add(self._blocks(request, number))
         if gone is None:
             self.counters.dropped += 1
@@ -115,7 +115,7 @@ class Offload:
         return True
 
     def _store(self, tier: Tier, request: Request, numbers: Sequence[int]) -> None:
-        """Announce chunks of a request, consecutive ones together."""
+        """Announce stored chunks of a request, given by their numbers; consecutive chunks form one announcement."""
         k = self.config.chunk
         for start, end in runs(numbers):
             first, last = start * k, end * k
@@ -127,7 +127,7 @@ class Offload:
     # Loading
 
     def load(self, request: Request, at: int, now: float) -> Load | None:
-        """Begin to load what follows the first `at` blocks of a request. Returns None if there is nothing to load."""
+        """Begin to load the blocks after the first `at` of a request. Returns None if nothing can be loaded."""
         size, k = self._size, self.config.chunk
         names, usable = request.block_hashes, (request.target - 1) // size
         if request.max_load is not None:
@@ -176,7 +176,7 @@ class Offload:
         return answer
 
     def _promote(self, request: Request, number: int, load: Load) -> bool:
-        """Give a chunk from elsewhere a slot in host memory, if the engine has any. Returns False if none is free."""
+        """Reserve a slot in host memory for a chunk to be loaded from the pool or a peer. False: no slot is free."""
         if self.host is not None:
             if not self._keep(request, number, self.host):
                 return False
@@ -184,7 +184,7 @@ class Offload:
         return True
 
     def _time(self, load: Load, peer: PullSource | None, answer: PullAnswer | None, now: float) -> None:
-        """Set the time at which a load is done: its parts follow each other."""
+        """Compute the time at which a load is done. Transfers from different places follow each other."""
         if answer is not None:
             load.ready = max(load.ready, now + answer.delay)
         if peer is not None and (tokens := load.tokens["p2p"]):
@@ -196,34 +196,34 @@ class Offload:
         self._coming.update(dict.fromkeys(load.chunks, load.ready))
 
     def loaded(self, request: Request, load: Load) -> None:
-        """Note that a load is done, and announce the chunks that came to host memory."""
+        """Complete a load: announce the chunks that were copied to host memory, and count the loaded tokens."""
         self._store("cpu", request, load.promoted)
         self._release(load)
         self.counters.tokens.update(load.tokens)
 
     def abandon(self, request: Request, load: Load) -> None:
-        """Give up a load, and the slots of chunks that it was bringing to host memory."""
+        """Abandon a load, and free the slots in host memory reserved for its chunks."""
         self._release(load)
         if self.host is not None:
             for number in load.promoted:
                 self.host.discard(self._blocks(request, number)[-1])
 
     def _release(self, load: Load) -> None:
-        """Let a load's chunks be evicted again."""
+        """Allow the chunks of a load to be evicted again."""
         for name in load.chunks:
             self._coming.pop(name, None)
             if self.host is not None:
                 self.host.unpin(name)
 
     def use(self, names: Sequence[int]) -> None:
-        """Mark the chunks of a prompt's leading blocks as used now."""
+        """Mark the chunks of a prompt's leading blocks as the most recently used ones of host memory."""
         if self.host is not None:
             self.host.use(names[self.config.chunk - 1 :: self.config.chunk])
 
     def outlook(self, names: Sequence[int], at: int) -> tuple[int, float]:
-        """The number of leading blocks of a prompt that are cached or can be loaded, and seconds to load them.
+        """Leading blocks of a prompt that are cached or can be loaded, and the seconds that the load would take.
 
-        `at`: the number that the engine's own cache has.
+        `names`: block hashes of the prompt. `at`: leading blocks in the engine's own cache.
         """
         k, size = self.config.chunk, self._size
         places: list[tuple[PoolChunks, Transfer]] = [] if self.host is None else [(self.host, self.config.host)]
@@ -241,7 +241,7 @@ class Offload:
     # As a source
 
     def answer(self, consumer: object, now: float) -> PullAnswer:
-        """See `PullSource`."""
+        """Answer a consumer, which asks at time `now`, with the chunks in host memory (see `PullSource`)."""
         if self.refuses or self.host is None:
             return PullAnswer((), REFUSED, failed=True)
         spoken = consumer in self._spoken
@@ -253,13 +253,13 @@ class Offload:
         return PullAnswer(self.host, max(silent, 0.0) + (0.0 if spoken else self.config.pull.connect))
 
     def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
-        """See `PullSource`."""
+        """Send `tokens` tokens to a consumer from time `now` on. Returns the time of their arrival."""
         return self._out.carry(transfer, tokens, now)
 
     # The end
 
     def clear(self) -> None:
-        """Empty host memory, as the engine's restart does. Sessions end, pools stay."""
+        """Clear host memory and all sessions with peers, as a restart does. The shared pool stays."""
         if self.host is not None:
             self.host.clear()
         self._coming.clear()
@@ -269,7 +269,7 @@ class Offload:
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The runs of consecutive numbers, as beginnings and ends."""
+    """Runs of consecutive numbers in `numbers`, each as its first number and the number after its last."""
     begin = 0
     for at in range(1, len(numbers) + 1):
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:

@@ -157,7 +157,7 @@ class BlockPool:
             del self._others[name]
 
     def _compact(self) -> None:
-        """Drop the entries of the free queue that no longer count."""
+        """Drop the obsolete entries of the free queue."""
         keep: list[int] = []
         entries = [0] * self.size
         for block in reversed(self._queue):

@@ -93,7 +93,7 @@ class Counters:
 
 
 class Scheduler(ABC):
-    """Waiting and running requests of an engine, and their blocks. A subclass adds a model of time."""
+    """Waiting and running requests of an engine, with their blocks. A subclass adds a model of time."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Scheduler(ABC):
         pool: BlockPool | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Create a scheduler. `pool`: a cache shared with others; None for its own. `offload`: the tiers behind it."""
+        """Create a scheduler. `pool`: shared cache; None: a new cache. `offload`: tiers behind the cache."""
         self.worker = worker
         self.config = config
         self.counters = Counters()
@@ -118,7 +118,7 @@ class Scheduler(ABC):
         self._ready: deque[Request] = deque()  # admitted, and their loads are done
         self._kept = 0  # blocks kept free for admitted requests that do not hold them yet
         self._sink = sink
-        # Changes that are not announced yet: a request with its full blocks, or evicted names.
+        # Changes of the cache to be announced: a request with a range of full blocks, or evicted block hashes.
         self._unsent: list[tuple[Request, int, int] | list[int]] = []
         self._listener = listener
 
@@ -126,28 +126,28 @@ class Scheduler(ABC):
 
     @abstractmethod
     def run_until(self, time: float) -> None:
-        """Do everything that is due up to and including `time`."""
+        """Process everything that is due up to and including the virtual time `time`."""
 
     def drain(self) -> None:
-        """Run until nothing is left to do."""
+        """Run until no request is left."""
         self.run_until(math.inf)
 
     def depth(self, block_hashes: list[int]) -> int:
-        """The number of leading blocks of a prompt that are cached here, right now."""
+        """Number of leading blocks of a prompt in the cache, at this moment."""
         return self.pool.depth(block_hashes)
 
     def usable(self, block_hashes: list[int]) -> tuple[int, float]:
-        """The number of leading blocks of a prompt that are cached here or can be loaded, and the seconds of that."""
+        """Leading blocks of a prompt that are cached or can be loaded, and the seconds that the load would take."""
         depth = self.depth(block_hashes)
         return (depth, 0.0) if self.offload is None else self.offload.outlook(block_hashes, depth)
 
     @property
     def told(self) -> bool:
-        """True if all changes have been announced."""
+        """True if all changes of the cache have been announced."""
         return not self._unsent
 
     def announced_depth(self, block_hashes: Sequence[int]) -> int:
-        """The number of leading blocks of a prompt that are cached here according to the announcements so far."""
+        """Number of leading blocks of a prompt in the cache, according to the announcements so far."""
         changes: Counter[int] = Counter()
         for each in self._unsent:
             if isinstance(each, tuple):
@@ -161,7 +161,10 @@ class Scheduler(ABC):
         )
 
     def reset(self) -> bool:
-        """Clear the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
+        """Clear the cache, as an administrator's reset does.
+
+        Returns False, and does nothing, while requests hold blocks.
+        """
         if not self.pool.reset():
             return False
         self._sink.clear(self.worker)
@@ -170,7 +173,7 @@ class Scheduler(ABC):
     # Requests
 
     def _queue(self, request: Request, now: float) -> bool:
-        """Queue a request. Returns False if it is refused."""
+        """Queue a request. Returns False if the request is refused, as it would not fit in an empty cache."""
         request.arrival = now
         if -(-request.cacheable_tokens // self.config.block_size) > self.config.blocks:
             request.state = State.REFUSED
@@ -182,11 +185,11 @@ class Scheduler(ABC):
         return True
 
     def _blocked_until(self, now: float) -> float:
-        """Seconds until `now` during which the first of the queue had no room."""
+        """Total seconds, until `now`, during which the first request of the queue lacked room."""
         return self._blocked + (now - self._blocked_since if self._blocked_since is not None else 0.0)
 
     def _room_of_first(self) -> list[int] | None:
-        """The cached blocks of the queue's first request; None if there is no room for it."""
+        """Cached blocks of the queue's first request, by their numbers; None if the request cannot be admitted yet."""
         if len(self.running) + len(self.loading) >= self.config.max_running:
             return None
         request, size = self.waiting[0], self.config.block_size
@@ -195,7 +198,7 @@ class Scheduler(ABC):
         return hits if new + self.pool.idle(hits) + self._kept <= self.pool.free else None
 
     def _admit_first(self, now: float) -> Request | None:
-        """Admit the next request that can be computed now. Returns None if none waits, or there is no room."""
+        """Admit requests until one can be computed at once, and return that one; None if no request can."""
         while not self._ready:
             if not self.waiting:
                 return None
@@ -221,7 +224,7 @@ class Scheduler(ABC):
         return self._begin(request)
 
     def _begin(self, request: Request) -> Request:
-        """Begin to compute an admitted request."""
+        """Start the prefill of an admitted request, and return the request."""
         request.state = State.PREFILL
         self.running.append(request)
         if not request.preempted:
@@ -235,13 +238,13 @@ class Scheduler(ABC):
     # Loading
 
     def _missing(self, request: Request) -> int:
-        """Blocks that a prompt needs besides those that its request holds."""
+        """Number of blocks that a request's prompt needs beyond those that the request holds."""
         return -(-request.target // self.config.block_size) - len(request.blocks)
 
     def _load(self, request: Request, now: float) -> bool:
-        """Begin to load what follows a prompt's cached blocks. Returns False if there is nothing to wait for.
+        """Start to load the blocks after a prompt's cached ones. Returns False if there is no load to wait for.
 
-        There is room for the whole prompt.
+        The cache must have room for the whole prompt.
         """
         offload = self.offload
         if offload is None:
@@ -267,7 +270,7 @@ class Scheduler(ABC):
         return True
 
     def _loaded(self, request: Request, load: Load, now: float) -> None:
-        """Note that a request has been loaded: its blocks are cached."""
+        """Record that a request's load is done: the loaded blocks are now cached."""
         request.load = None
         if self.offload is not None:
             self.offload.loaded(request, load)
@@ -278,7 +281,7 @@ class Scheduler(ABC):
             request.sources = Counter(load.tokens)
 
     def _load_ends(self, request: Request, now: float) -> None:
-        """Note the end of a request's load: it is computed next, or looks again."""
+        """Process the end of a request's load: prefill is next, or the request is queued again and looks again."""
         load = request.load
         if load is None:
             return
@@ -293,7 +296,7 @@ class Scheduler(ABC):
         self._ready.append(request)
 
     def _drop_load(self, request: Request) -> None:
-        """Abandon a load, whether it is done or not."""
+        """Cancel a request's load, also one that is done."""
         if self.offload is not None and request.load is not None:
             self.offload.abandon(request, request.load)
         request.load = None
@@ -304,10 +307,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _wake(self, request: Request, time: float) -> None:
-        """Call `_load_ends` for a request at `time`."""
+        """Schedule a call of `_load_ends` for a request at virtual time `time`."""
 
     def _is_prefilled(self, request: Request, now: float) -> bool:
-        """Note that a prompt is computed. Returns False after a preemption, when this is not the first token."""
+        """Record the end of a request's prefill. Returns False if the first token already came before a preemption."""
         request.state = State.DECODE
         if request.first_token is not None:
             return False
@@ -328,7 +331,7 @@ class Scheduler(ABC):
     # Blocks
 
     def _grow(self, request: Request, blocks: int, now: float) -> bool:
-        """Grow a request to `blocks` blocks, preempting others if needed. Returns False if it was preempted itself."""
+        """Extend a request to `blocks` blocks, preempting others if needed. False: the request itself is preempted."""
         missing = blocks - len(request.blocks)
         if missing <= 0:
             return True
@@ -344,7 +347,7 @@ class Scheduler(ABC):
         return True
 
     def _store_full(self, request: Request, tokens: int) -> None:
-        """Cache the blocks newly filled by `tokens` tokens. They are announced when the step is done."""
+        """Cache the newly full blocks among the first `tokens` tokens of a request, to be announced after the step."""
         start, end = request.stored, tokens // self.config.block_size
         if end <= start:
             return
@@ -367,12 +370,12 @@ class Scheduler(ABC):
                     self.offload.computed(*each)
 
     def _announce_store(self, request: Request, start: int, end: int) -> None:
-        """Announce the full blocks of a request from `start` up to `end`."""
+        """Announce the blocks of a request from number `start` up to `end` as stored."""
         parent = request.block_hashes[start - 1] if start else None
         self._sink.store(self.worker, parent, request.block_hashes[start:end], request.content_hashes[start:end])
 
     def _preempt(self, request: Request, now: float) -> None:
-        """Preempt a request: release its blocks, and put it at the head of the queue, to be computed again."""
+        """Preempt a request: release its blocks, and put it at the head of the queue to be computed again."""
         self._interrupt(request, now)
         request.state = State.WAITING
         request.generation += 1
@@ -385,4 +388,4 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _interrupt(self, request: Request, now: float) -> None:
-        """Interrupt a request: record its progress, and what it has to compute when it resumes."""
+        """Record the progress of a request that is preempted, and the tokens to be computed when it resumes."""

@@ -53,7 +53,7 @@ class SteppedEngine(Scheduler):
         self._awake = -math.inf  # until when it does nothing
         self._partial: Request | None = None  # a prompt that has begun
         self._step = 0  # steps done: all decoding requests have had a token in each since they began
-        # When a decoding request fills a block or ends: step, order, generation, request.
+        # Steps in which decoding requests fill a block or end: number of the step, order, generation, request.
         self._agenda: list[tuple[int, int, int, Request]] = []
         self._order = 0
         self._full: list[Request] = []  # need another block before the next step
@@ -150,17 +150,17 @@ class SteppedEngine(Scheduler):
 
     @property
     def begun_tokens(self) -> int:
-        """Tokens still to be computed of the prompt that has begun."""
+        """Tokens still to be computed of the partly computed prompt; 0 if no prompt is partly computed."""
         begun = self._partial
         return begun.target - begun.computed if begun is not None else 0
 
     # A run of steps
 
     def _stop_after(self, now: float) -> None:
-        """End the planned run of steps with the one that runs at `now`."""
+        """Shorten the planned run of steps to end with the step that runs at time `now`."""
         passed, g = max(now - self._began, 0.0), self._growth
         first = self._first - g / 2
-        # The count n of steps that take `passed`: first·n + g·n²/2 = passed.
+        # The number of steps, n, that take `passed` seconds: first·n + g·n²/2 = passed.
         n = (math.sqrt(first * first + 2 * g * passed) - first) / g if g > 0 else passed / self._first
         self._count = max(1, min(self._count, math.ceil(n - 1e-9)))
         self.due = self._began + self._length(self._count)
@@ -169,7 +169,7 @@ class SteppedEngine(Scheduler):
         return count * self._first + self._growth * (count * (count - 1) / 2)
 
     def _plan(self, now: float) -> None:
-        """Plan the next steps."""
+        """Plan the next run of steps from time `now` on."""
         now = max(now, self._awake)
         while self._loads and (self._loads[0][0] <= now or self._loads[0][2] != self._loads[0][3].generation):
             _, _, generation, loaded = heapq.heappop(self._loads)
@@ -182,7 +182,7 @@ class SteppedEngine(Scheduler):
         left = limit - self.decoding if limit is not None else 1 << 60
         tokens = read = 0
         pairs = 0.0
-        # One token of a prompt at least, or decoding could keep prompts out for ever.
+        # At least one token of a prompt, or decoding could keep prompts out for ever.
         left = max(left, 1)
         while left > 0:
             request = self._partial
@@ -226,7 +226,7 @@ class SteppedEngine(Scheduler):
             self._stop_after(self._loads[0][0])
 
     def _done(self, now: float) -> None:
-        """Complete the planned steps."""
+        """Complete the planned run of steps at time `now`."""
         count = self._count
         if self.decoding:
             self.gaps.add_rising(self._first, self._growth, count, self.decoding)
@@ -277,21 +277,21 @@ class SteppedEngine(Scheduler):
     # Decoding
 
     def _next(self, request: Request) -> None:
-        """Compute when a decoding request fills its block, or ends."""
+        """Schedule the step in which a decoding request fills its block or ends."""
         size = self.config.block_size
         steps = min(request.cacheable_tokens - request.computed, size - request.computed % size)
         self._order += 1
         heapq.heappush(self._agenda, (self._step + steps, self._order, request.generation, request))
 
     def _catch_up(self, request: Request) -> None:
-        """Count the tokens that a decoding request has generated since the last look."""
+        """Add the tokens that a decoding request has generated since the last call."""
         request.computed += self._step - request.since_step
         request.since_step = self._step
 
     # Blocks
 
     def _extend(self, now: float) -> bool:
-        """Give each decoding request the block that it needs. Returns True if a request was preempted for it."""
+        """Give each decoding request with a full last block a new one. Returns True if this preempted a request."""
         before = self.counters.preemptions
         full, self._full = self._full, []
         for request in full:
@@ -308,6 +308,6 @@ class SteppedEngine(Scheduler):
             request.since = now
         elif request is self._partial:
             self._partial = None
-        # A prompt that the step being planned was to compute drops out of it.
+        # A planned step no longer computes the preempted request's prompt.
         kept = [(other, some) for other, some in self._prompts if other is not request]
         self._prompts[:] = kept

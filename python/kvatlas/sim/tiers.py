@@ -63,7 +63,7 @@ class TierConfig:
 
 
 class PoolChunks(Protocol):
-    """Chunks in a pool. `ChunkStore` is one kind."""
+    """Chunks of cached blocks in a pool, by the name of each chunk's last block, such as in a `ChunkStore`."""
 
     def __contains__(self, name: object) -> bool: ...
 
@@ -75,13 +75,19 @@ class PoolChunks(Protocol):
 
 
 class SharedPool:
-    """Pool that several engines store in and load from. Evictions are not announced, as of files in a shared folder."""
+    """Pool of chunks that several engines store in and load from. Evictions are not announced to the engines."""
 
     def __init__(self, transfer: Transfer, slots: int | None = None, chunks: PoolChunks | None = None) -> None:
-        """Create a pool. `slots`: largest number of chunks; None: no limit. `chunks`: a store of another kind."""
+        """Create a pool.
+
+        `slots`: maximum number of chunks; None: no limit. `chunks`: another store; then `slots` is unused.
+        """
         self.transfer = transfer
         self.chunks: PoolChunks = ChunkStore(slots) if chunks is None else chunks
 
     def take(self, blocks: Sequence[int]) -> bool:
-        """Store a chunk. Returns False if it is there already."""
+        """Store a chunk, given as its blocks.
+
+        Returns False if the chunk is not added: already held, or no slot is free.
+        """
         return blocks[-1] not in self.chunks and self.chunks.add(blocks) is not None

@@ -12,7 +12,7 @@ from kvatlas._text import counted
 from kvatlas.errors import TraceError
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Units of time by name, in seconds."""
+"""Seconds of each unit of time, by the unit's name."""
 
 WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
@@ -25,7 +25,7 @@ _EPOCH = (1e9, 4e9)
 
 
 def parse_time(text: object, unit: str | None = None) -> float:
-    """Parse a number in `unit` (None: guessed by its size), or a date and time, as seconds. Raises `TraceError`."""
+    """Parse a time, in seconds: a number in `unit` (None: guessed by its size), or a date. Raises `TraceError`."""
     if isinstance(text, bool) or text is None:
         raise TraceError(f"{text!r} is no time")
     value = str(text).strip()
@@ -44,7 +44,7 @@ def parse_time(text: object, unit: str | None = None) -> float:
 
 
 def parse_date(text: str) -> float | None:
-    """Parse an ISO date and time as seconds since 1970, in UTC without a zone. Returns None for other text."""
+    """Parse an ISO date and time as seconds since 1970 (UTC if no zone is given); None for other text."""
     try:
         when = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -53,7 +53,7 @@ def parse_date(text: str) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """True for a finite number, also if written as text."""
+    """True for a finite number, also in the form of text."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return False
     try:
@@ -63,14 +63,14 @@ def is_number(value: object) -> bool:
 
 
 def unit_of_date(number: float) -> str | None:
-    """The unit in which a number is a present-day time since 1970; None if there is none."""
+    """Unit in which a number is a present-day time since 1970, by name; None if no unit fits."""
     return next((unit for unit, seconds in UNITS.items() if _EPOCH[0] <= number * seconds < _EPOCH[1]), None)
 
 
 def check_unit(times: Sequence[float], unit: str, where: str) -> None:
-    """Check that numbers assumed to be in `unit` make a plausible trace. Raises `TraceError` that names the option.
+    """Check that times are plausible for the unit in which they were read. Raises `TraceError` that names the option.
 
-    `times`: the times in seconds under that assumption, rising.
+    `times`: seconds, rising, from numbers read in `unit`. `where` names the trace in errors.
     """
     if not times:
         return

@@ -249,7 +249,10 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
 
 
 def _contradiction(told: int, how: ReadOptions, header: Header | None) -> str | None:
-    """The option that contradicts a trace's first line, which gives `told` tokens an id; None if none does."""
+    """Advice to leave out an option that contradicts a trace's first line; None without a contradiction.
+
+    `told`: tokens of an id according to that line. `header`: the first line of an `agentic_mooncake` trace.
+    """
     if how.block not in (None, told):
         return f"the file says that its ids stand for {told} tokens: leave out --block-size"
     if header is not None and how.unit not in (None, "ms"):
@@ -311,7 +314,7 @@ def _parse_row(
 
 
 def _foreign(row: dict[str, object]) -> str:
-    """The reason why an object is not a request of a trace, with advice."""
+    """Reason, for an error, why an object is not a request of a trace, with advice on foreign formats."""
     form = form_of(row)
     if form == "record":
         return "a decision of a router's record, not a request of a trace: use --decisions"
@@ -322,7 +325,7 @@ def _foreign(row: dict[str, object]) -> str:
 
 
 def _other_block(ids: int, length: int, block: int) -> str:
-    """Advice if the ids of a prompt stand for another number of tokens than assumed."""
+    """Advice for an error if a prompt's number of ids suggests another block size; "" otherwise."""
     likely = [size for size in (16, 32, 64, 128, 256, 512, 1_024, 2_048) if length // size <= ids <= -(-length // size)]
     if not ids or not likely or block in likely:
         return ""
@@ -353,7 +356,7 @@ def _timestamp(row: dict[str, object], unit: str | None) -> int:
 
 
 def other_format(line: bytes) -> str | None:
-    """The format of a line that is not JSON, and advice; None if it looks like no other format."""
+    """Guess the format of a line that is not JSON, as advice for an error; None if no known format is likely."""
     for magic, name in _COMPRESSED.items():
         if line.startswith(magic):
             return f"the file is {name}: unpack it first"

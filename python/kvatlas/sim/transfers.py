@@ -70,12 +70,12 @@ def find_transfer(name: str) -> Transfer:
 
 
 class Link:
-    """Link that carries one transfer after the other, in the order in which they begin."""
+    """Link that carries one transfer after the other, in the order of their starts."""
 
     def __init__(self) -> None:
         self.free_at = -math.inf  # when all that it was given has passed
 
     def carry(self, transfer: Transfer, tokens: int, now: float) -> float:
-        """Carry a transfer that begins at `now`. Returns the time at which it is done."""
+        """Send `tokens` tokens, starting at time `now`. Returns the time at which the transfer is done."""
         self.free_at = max(now + transfer.floor, self.free_at) + transfer.per_token * tokens
         return self.free_at

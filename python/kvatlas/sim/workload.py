@@ -102,11 +102,11 @@ class _Generator:
         self._documents: dict[tuple[int, int], int] = {}
 
     def length(self, median: float, sigma: float) -> int:
-        """A log-normal number of tokens, at least 1."""
+        """Draw a log-normal number of tokens, at least 1."""
         return max(1, round(float(self.random.lognormal(math.log(median), sigma))))
 
     def session(self, number: int) -> _Session:
-        """A new session without requests."""
+        """Draw the kind, shared parts and length of a new session, which has no requests yet."""
         config, random = self.config, self.random
         agent = bool(random.random() < config.agents)
         app = int(random.choice(config.apps, p=self._app_popularity))
@@ -122,7 +122,7 @@ class _Generator:
         return _Session(number, agent, shared, tokens, turns)
 
     def turn(self, session: _Session) -> tuple[int, int, tuple[int, ...]] | None:
-        """The next (prompt tokens, output tokens, ids) of a session; None if it would grow too long."""
+        """Next request of a session: prompt tokens, output tokens and block ids; None if it would be too long."""
         config = self.config
         session.tokens += self.length(config.tool_result if session.agent else config.message, 1.2)
         output = self.length(config.agent_output if session.agent else config.chat_output, 0.8)
@@ -137,12 +137,12 @@ class _Generator:
         return prompt, output, tuple(ids)
 
     def pause(self, session: _Session, output: int) -> float:
-        """Seconds from a question to the next one."""
+        """Draw the seconds from a session's request with `output` tokens to the next request."""
         wait = self.config.tool if session.agent else self.config.think
         return output / self.config.decode_rate + float(self.random.exponential(wait))
 
     def _id(self, session: _Session, block: int) -> int:
-        """The id of a full block, from the first part of the prompt that reaches its end."""
+        """Id of a full block: shared with other sessions if the block lies in a shared part of the prompt."""
         end = (block + 1) * TRACE_BLOCK
         owner = next((key for key, stop in session.shared if end <= stop), (-1, session.number))
         key = (owner, block)

@@ -1,10 +1,10 @@
-//! The book of all that can be loaded: ranks that offload, and pools.
+//! Book of all blocks that can be loaded: those of ranks that offload, and those of pools.
 //!
-//! A rank's part says what its blocks mean as the index has it, where the device decides. A pool's part has the names that
-//! its members put there. What a name means there comes from a member that has it on its device, if there is
-//! one, then from what is known already, then from what its publisher has elsewhere, and last from the event, which may
-//! leave out a salt. Engines that share a pool name blocks alike, so a name that one holder cannot trace to the beginning of
-//! a prompt may be traced by what another of the same pool knows.
+//! A rank's part maps block hashes to blocks as the index does, where the device decides. A pool's part has the block
+//! hashes that its members stored there. The block behind a hash is looked up first at the publisher's device,
+//! then in the pool, then on the publisher's other tiers, and last in the event, which may leave out a salt. Engines
+//! that share a pool use the same block hashes, so a block whose chain one holder cannot trace to the beginning of a
+//! prompt may be traced by another holder of the same pool.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -20,38 +20,38 @@ use crate::hash::next_prefix_hash;
 use crate::segmented::Map;
 use crate::types::Tier;
 
-/// A name with the block that it means and the tiers on which a rank has it; both are empty if the rank has nothing under
-/// it.
+/// Block hash with the block that it means and the set of tiers on which a rank has it; None and empty if the rank does
+/// not have it.
 pub(crate) struct HeldName {
     pub(crate) name: u64,
     pub(crate) block: Option<(Option<u64>, u64)>,
     pub(crate) on: u8,
 }
 
-/// A rank's part of the book.
+/// Rank's part of the book.
 pub(super) struct RankPart {
     pub(super) worker: Arc<str>,
     pub(super) rank: u32,
     pub(super) names: Names,
-    /// Pools that it may load from, in the order in which they were added.
+    /// Numbers of the pools that the rank may load from, in the order in which they were added.
     pub(super) pools: SmallVec<[u32; 2]>,
     pub(super) settings: OffloadSettings,
-    /// Blocks in a chunk of each tier beyond the device, as stores show.
+    /// Blocks in a chunk of each tier beyond the device, as learnt from stores.
     pub(super) learnt: [u32; 3],
-    /// True if a reset may have left blocks in its host memory that were taken for gone.
+    /// True if a reset may have left blocks in host memory that are counted as gone.
     pub(super) is_in_doubt: bool,
 }
 
-/// A pool's part of the book.
+/// Pool's part of the book.
 pub(super) struct PoolPart {
     pub(super) pool: SharedPool,
     pub(super) name: Arc<str>,
     pub(super) names: Names,
     /// Blocks in a chunk, as members' stores show; 0 before the first.
     learnt: u32,
-    /// Time of the last proof of each name, in seconds.
+    /// Time, in seconds, at which each block hash was last seen to be in the pool.
     pub(super) seen: Map<u64, f64>,
-    /// The same in the order of time, if the pool's room is limited.
+    /// Announcements in the order of time, if the pool's room is limited.
     pub(super) announced: AnnouncementOrder,
 }
 
@@ -61,27 +61,27 @@ pub(super) enum Part {
     Pool(u32),
 }
 
-/// See the module's text.
+/// Book of all blocks that can be loaded; see the module's documentation.
 #[derive(Default)]
 pub(crate) struct LoadBook {
     pub(super) ranks: HashMap<u32, RankPart>,
     pub(super) pools: Vec<PoolPart>,
     settings: HashMap<Box<str>, OffloadSettings>,
-    /// Settings of the other workers.
+    /// Settings of workers that have none of their own.
     usual: OffloadSettings,
-    /// Chunks that differ from a block, by worker and rank.
+    /// Blocks in a chunk of each tier, by worker and rank, if any of them is not 1.
     learnt: HashMap<(Box<str>, u32), [u32; 3]>,
-    /// Names whose beginning is not known, by the name of the block before.
+    /// Block hashes without a known prefix hash, by the block hash of their parent.
     waiting: Map<u64, SmallVec<[(Part, u64); 2]>>,
     pub(super) outside: Arc<Outside>,
 }
 
-/// State of the book that is read and set without its lock.
+/// State of the book that is read and set without locking the book.
 #[derive(Default)]
 pub(crate) struct Outside {
-    /// The time in seconds, as the bits of a float.
+    /// Current time in seconds, as the bits of a float.
     now: AtomicU64,
-    /// True if the book has anything in it.
+    /// True if the book has ranks or pools.
     is_in_use: AtomicBool,
 }
 
@@ -145,13 +145,13 @@ impl LoadBook {
         }
     }
 
-    /// Forgets the chunks of a worker that is gone: who has its name next may have others.
+    /// Forgets the learnt chunk lengths of a worker that is gone: a later worker of this name may have others.
     pub(crate) fn forget_chunks(&mut self, worker: &str) {
         self.learnt.retain(|(its, _), _| **its != *worker);
         self.learnt.shrink_to_fit();
     }
 
-    /// Adds a pool, or gives the one of its name other settings: what it has stays.
+    /// Adds a pool, or changes the settings of the pool of the same name, whose blocks stay.
     pub(crate) fn add_pool(&mut self, pool: SharedPool) {
         match self.pools.iter().position(|it| it.pool.name == pool.name) {
             Some(number) => {
@@ -184,7 +184,7 @@ impl LoadBook {
         self.pools.iter().any(|it| it.pool.tier == tier && it.pool.members.has(worker))
     }
 
-    /// Begins a rank's part.
+    /// Creates a rank's part of the book.
     pub(crate) fn track(&mut self, number: u32, worker: Arc<str>, rank: u32) {
         let (pools, settings) = (pools_of(&self.pools, &worker), self.settings_of(&worker));
         let learnt = self.learnt.get(&(Box::from(&*worker), rank)).copied().unwrap_or([1; 3]);
@@ -193,7 +193,7 @@ impl LoadBook {
         self.outside.is_in_use.store(true, Relaxed);
     }
 
-    /// The pool that a tier of a rank is.
+    /// Number of the rank's pool that uses this tier; None if no pool does.
     pub(crate) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
         let pools = &self.ranks.get(&rank)?.pools;
         pools.iter().copied().find(|&pool| self.pools[pool as usize].pool.tier == tier)
@@ -203,7 +203,7 @@ impl LoadBook {
         self.ranks.get(&rank).is_some_and(|it| !it.pools.is_empty())
     }
 
-    /// The block that a name means in the pools of a rank.
+    /// The block that a block hash means in the pools of a rank; None if they do not have it.
     pub(crate) fn block_in_pools(&self, rank: u32, name: u64) -> Option<(Option<u64>, u64)> {
         let pools = &self.ranks.get(&rank)?.pools;
         pools.iter().find_map(|&pool| Some(self.pools[pool as usize].names.get(name)?.block))
@@ -215,8 +215,8 @@ impl LoadBook {
         pools.find_map(|it| Some(it.names.get(name)?.block))
     }
 
-    /// Takes over changed blocks of a rank. `device_says`: something was stored on its device, which decides what names
-    /// mean.
+    /// Applies changes of a rank's blocks. `device_says`: blocks were stored on the device, which decides what block
+    /// hashes mean.
     pub(crate) fn sync(&mut self, rank: u32, said: &[HeldName], device_says: bool) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };
         let mut forgotten: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
@@ -253,7 +253,7 @@ impl LoadBook {
         self.settle(fresh);
     }
 
-    /// A rank has put a chain into a pool.
+    /// Adds a chain that a rank has stored in a pool.
     pub(crate) fn store_in_pool(&mut self, pool: u32, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let Some(publisher) = self.ranks.get(&rank) else { return };
         let (it, now) = (&mut self.pools[pool as usize], self.outside.time());
@@ -275,13 +275,13 @@ impl LoadBook {
         self.keep_to_room(pool);
     }
 
-    /// Blocks were removed from a pool, in any order. Returns the number of names that were not there.
+    /// Removes blocks from a pool, given in any order. Returns the number of block hashes that the pool did not have.
     pub(crate) fn remove_from_pool(&mut self, pool: u32, names: &[u64]) -> usize {
         names.iter().rev().filter(|name| !self.take_from_pool(pool, **name)).count()
     }
 
-    /// An engine could not load from a pool what ends with this prefix: that chunk is gone, and what continues it.
-    /// Returns the number of blocks.
+    /// Removes a chunk that an engine failed to load from a pool, and all blocks that continue it. `prefix`: prefix
+    /// hash at the chunk's end. Returns the number of blocks removed.
     pub(crate) fn lose_from_pool(&mut self, pool: &str, prefix: u64) -> usize {
         let Some(number) = self.pools.iter().position(|it| *it.name == *pool) else { return 0 };
         let mut lost = 0;
@@ -299,7 +299,7 @@ impl LoadBook {
         lost
     }
 
-    /// A rank has nothing any more, or nothing on one tier. Pools keep what they have.
+    /// Removes a rank's blocks, or those on one tier. Pools keep their blocks.
     pub(crate) fn clear(&mut self, rank: u32, tier: Option<Tier>) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };
         let gone = tier.map_or(Tiers::MAX, only);
@@ -325,7 +325,7 @@ impl LoadBook {
         }
     }
 
-    /// A reset has taken a rank's offloaded blocks for gone, which it may have left.
+    /// Records that a reset may have left a rank's offloaded blocks in place, which are counted as gone.
     pub(crate) fn doubt(&mut self, rank: u32) {
         if let Some(it) = self.ranks.get_mut(&rank) {
             it.is_in_doubt = true;
@@ -336,7 +336,7 @@ impl LoadBook {
         self.ranks.get(&rank).is_some_and(|it| it.is_in_doubt)
     }
 
-    /// A rank is gone.
+    /// Removes a rank with its blocks.
     pub(crate) fn drop_rank(&mut self, rank: u32) {
         self.clear(rank, None);
         self.ranks.remove(&rank);
@@ -357,7 +357,8 @@ impl LoadBook {
         }
     }
 
-    /// The other parts of the book that name blocks as this one does.
+    /// The other parts of the book that use the same block hashes: a rank's pools, or the ranks that may load from a
+    /// pool.
     fn beside(&self, part: Part) -> SmallVec<[Part; 8]> {
         match part {
             Part::Rank(rank) => {
@@ -380,8 +381,9 @@ impl LoadBook {
         }
     }
 
-    /// Finds the beginning that a name ends, if that is not known: from the block before it, wherever that is known, or
-    /// from a holder that has the same block. Otherwise it waits for the block before.
+    /// Finds a block's prefix hash, if it is not known: from the block's parent, wherever that is known, or from
+    /// another holder of the same block. Otherwise lists the block as waiting for its parent. `fresh` gets the block
+    /// hashes whose prefix hash has become known.
     pub(super) fn trace(&mut self, part: Part, name: u64, fresh: &mut Vec<(Part, u64)>) {
         let Some(known) = self.names(part).and_then(|names| names.get(name)) else { return };
         if known.prefix.is_some() {
@@ -418,13 +420,13 @@ impl LoadBook {
         fresh.extend(named.into_iter().map(|name| (part, name)));
     }
 
-    /// The beginning that a block before another ends, from the same part of the book or from one beside it.
+    /// Prefix hash of a parent block, known in this part of the book or in one that uses the same block hashes.
     fn trace_from(&self, part: Part, parent: u64) -> Option<u64> {
         let prefix = |part: Part| self.names(part)?.get(parent)?.prefix;
         prefix(part).or_else(|| self.beside(part).into_iter().find_map(prefix))
     }
 
-    /// Goes on with names that have waited for these.
+    /// Traces the blocks that waited for the parents in `fresh`, and then those that waited for them.
     pub(super) fn settle(&mut self, mut fresh: Vec<(Part, u64)>) {
         while !self.waiting.is_empty()
             && let Some((part, name)) = fresh.pop()
@@ -449,7 +451,7 @@ impl LoadBook {
         }
     }
 
-    /// True if what is kept agrees with itself.
+    /// True if the parts of the book are consistent.
     #[cfg(feature = "testing")]
     pub(crate) fn is_consistent(&self) -> bool {
         self.ranks.values().all(|it| it.names.is_consistent())
@@ -463,7 +465,7 @@ impl PoolPart {
         self.pool.chunk.map_or(self.learnt.max(1), NonZeroU32::get)
     }
 
-    /// Time of the last proof of a block that ends with this prefix, if there is one.
+    /// Time, in seconds, at which a block with this prefix hash was last seen to be in the pool; None if never.
     pub(super) fn last_seen(&self, prefix: u64) -> Option<f64> {
         self.names.of_prefix(prefix).iter().filter_map(|name| self.seen.get(name).copied()).reduce(f64::max)
     }

@@ -1,22 +1,22 @@
-//! Blocks that engines can load: those beyond their device memory, of their own and in pools that several share.
+//! Blocks that engines can load: their own offloaded blocks, and blocks in pools that several engines share.
 //!
-//! Engines that offload look for a prompt's continuation from where their device has no more of it, chunk by chunk: a
-//! chunk is some consecutive blocks, kept and moved as one, and it begins at a multiple of their number. Each chunk is
-//! looked for in host memory first, then in the other tiers. Names include all that comes before a block, so a chunk is
-//! held where the name of its last block is, and what an engine holds below a hole of its device counts if it can get
-//! there by chunks.
+//! An engine that offloads looks for the continuation of a prompt after the part on its device, chunk by chunk. A chunk
+//! is a fixed number of consecutive blocks, stored and moved as one; it begins at a multiple of that number. The engine
+//! looks for each chunk in host memory first, then in the other tiers. As block hashes cover all blocks before, a chunk
+//! is held where the block hash of its last block is held. Blocks below a hole of the device count if chunks lead to
+//! them.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `names.rs` | the names that one holder has, and which beginning of a prompt each one ends |
-//! | `book.rs` | all holders that offload and all pools: what events change |
-//! | `shrink.rs` | blocks of pools that go unannounced: for want of room, or as a look at the store shows |
-//! | `walk.rs` | a look-up, and its answer |
+//! | `names.rs` | the block hashes of one holder, each with the beginning of a prompt that it ends |
+//! | `book.rs` | all holders that offload and all pools, as changed by events |
+//! | `shrink.rs` | blocks that leave pools without an announcement: for lack of room, or missing in a listing of the store |
+//! | `walk.rs` | lookups and their results |
 //!
-//! What operators say of engines and pools, and blocks of pools as a snapshot has them, are in this file.
+//! Settings of engines and pools, and pools' blocks in a snapshot, are in this file.
 //!
-//! Only ranks that have offloaded something, or that may load from a pool, are in the book; of the others it costs a
-//! look at a flag in each event.
+//! Only ranks that have offloaded blocks, or that may load from a pool, are in the book; for other ranks each event
+//! checks one flag.
 
 mod book;
 mod names;
@@ -31,22 +31,23 @@ pub(crate) use book::{HeldName, LoadBook, Outside};
 pub(crate) use names::only;
 pub use walk::{Loadable, Segment};
 
-/// Settings of a worker's engine that offloads.
+/// Settings of how a worker's engine offloads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OffloadSettings {
-    /// Blocks in a chunk of host memory, of local disks, and of what is external; none for what is learnt from stores.
+    /// Blocks in a chunk of host memory, of local disks, and of external storage; None for the length learnt from
+    /// stores.
     pub chunks: [Option<NonZeroU32>; 3],
-    /// True if a reset of the engine's prefix cache leaves what it has offloaded; none if that is not known. Engines do
-    /// either and do not say which.
+    /// True if a reset of the engine's prefix cache keeps offloaded blocks; None if that is not known. Engines differ
+    /// in this, and do not announce it.
     pub resets_keep: Option<bool>,
 }
 
-/// Workers that may load from a pool.
+/// Members of a pool: the workers that write to it and may load from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Members {
-    /// All that there are.
+    /// All workers.
     All,
-    /// Workers of these names, whether they have ever announced anything or not.
+    /// Workers with these names, whether they have announced anything yet or not.
     Named(Vec<Box<str>>),
 }
 
@@ -59,51 +60,53 @@ impl Members {
     }
 }
 
-/// A store that several engines put blocks in and load from, such as a shared folder.
+/// Store of blocks that several engines write to and load from, such as a shared folder.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SharedPool {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Workers that put blocks in it and may load from it.
+    /// Workers that write blocks to the pool and may load from it.
     pub members: Members,
-    /// Tier under which members' events announce the pool's blocks; never the device.
+    /// Tier under which the members' events announce the pool's blocks; never the device.
     pub tier: Tier,
-    /// Blocks in a chunk; none for what its members' stores show.
+    /// Blocks in a chunk; none for what the members' stores show.
     pub chunk: Option<NonZeroU32>,
-    /// True if its members announce what is removed. Otherwise blocks may go unnoticed.
+    /// True if the members announce removals. Otherwise blocks may leave the pool unnoticed.
     pub announces_removals: bool,
-    /// Seconds after which a block counts no more unless it was announced again; none for no limit.
+    /// Seconds after which a block no longer counts unless it is announced again; None for no limit.
     pub lifetime: Option<f64>,
-    /// Blocks that it has room for: of more, those that were announced longest ago count no more. None for no limit.
+    /// Number of blocks that fit into the pool: beyond it, the blocks announced longest ago no longer count. None for
+    /// no limit.
     pub room: Option<NonZeroU64>,
 }
 
-/// Blocks of one pool.
+/// Blocks of one pool, as saved in a snapshot.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SavedPool {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Blocks of the pool, and blocks before them in their prompts that tell their contents, in any order.
+    /// Blocks of the pool, and the blocks before them in their prompts as far as needed to know their contents; in any
+    /// order.
     pub blocks: Vec<SavedPoolBlock>,
 }
 
-/// A block of a pool: the engines' hash of it, and its contents.
+/// Block of a pool: its block hash, and its contents.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SavedPoolBlock {
-    /// Block hash by which the engines call it.
+    /// Block hash.
     pub name: u64,
-    /// Block hash of the block before it; none at the beginning of a prompt.
+    /// Block hash of the preceding block; None at the beginning of a prompt.
     pub parent: Option<u64>,
-    /// Content hash.
+    /// Content hash of the block.
     pub content: u64,
-    /// Prefix hash of all blocks to its end; none if the beginning of the prompt is not known.
+    /// Prefix hash of the block; None if the beginning of the prompt is not known.
     pub prefix: Option<u64>,
-    /// Seconds since it was last announced; none if it is not in the pool, but blocks that continue it are.
+    /// Seconds since the block was last announced; None if only blocks that continue it are in the pool.
     pub age: Option<f64>,
 }
 
 impl LoadBook {
-    /// Copies all pools that have blocks.
+    /// Copies all pools that contain blocks.
     pub(crate) fn saved_pools(&self) -> Vec<SavedPool> {
         let now = self.outside.time();
         let filled = self.pools.iter().filter(|it| !it.seen.is_empty());
@@ -120,8 +123,8 @@ impl LoadBook {
         saved.collect()
     }
 
-    /// Puts blocks back into a pool, as they were `elapsed` seconds ago. Blocks that were announced since then stay as
-    /// they are. Returns the number of blocks that were put back: 0 if the pool does not exist.
+    /// Puts the blocks of a copied pool back into the pool of the same name, as they were `elapsed` seconds ago. Blocks
+    /// announced since then stay as they are. Returns the number of blocks put back: 0 if the pool does not exist.
     pub(crate) fn restore_pool(&mut self, saved: &SavedPool, elapsed: f64) -> usize {
         let Some(number) = self.pools.iter().position(|it| it.pool.name == saved.name) else { return 0 };
         let part = Part::Pool(number as u32);

@@ -1,7 +1,7 @@
-//! Names of one holder's blocks, and what they mean: the beginning of a prompt that each one ends, as a prefix hash.
+//! Block hashes of one holder, and their meaning: the prefix hash of the prompt's beginning that each one ends.
 //!
-//! A block's prefix follows from the one before it. It is remembered as long as the block is held on any tier,
-//! whatever becomes of the block before it, and changes with it while that is held too.
+//! A block's prefix hash follows from the preceding block's. It is kept as long as the block is held on any tier,
+//! even if the preceding block goes, and updated with the preceding block's while that is held too.
 
 use smallvec::SmallVec;
 
@@ -9,34 +9,34 @@ use crate::hash::next_prefix_hash;
 use crate::segmented::Map;
 use crate::types::Tier;
 
-/// Parent of a block, none at the beginning of a prompt, and its content hash.
+/// Block's parent (its block hash; None at the beginning of a prompt) and content hash.
 pub(super) type Block = (Option<u64>, u64);
 
 /// Set of tiers: bit n for the n-th of [`Tier::ALL`].
 pub(super) type Tiers = u8;
 
-/// The set of one tier.
+/// Set that contains one tier.
 pub(crate) fn only(tier: Tier) -> Tiers {
     1 << tier as u8
 }
 
-/// Engine's name of a block, with the block that it means, its prefix hash and its tiers.
+/// Meaning of an engine's block hash: the block, its prefix hash and the tiers that have it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnownName {
     pub(super) block: Block,
-    /// None while it is not known how the chain begins.
+    /// Prefix hash of the block; None while the beginning of its chain is not known.
     pub(super) prefix: Option<u64>,
-    /// Tiers that have the block. There may be none, where blocks that continue it are held: they mean what they do by it.
+    /// Tiers that have the block; empty if only blocks that continue it are held, whose prefix hashes need it.
     pub(super) on: Tiers,
 }
 
-/// Names of the blocks of one rank or pool, found by name and by prefix hash.
+/// Block hashes of one rank or pool, found by block hash and by prefix hash.
 #[derive(Default)]
 pub(super) struct Names {
     by_name: Map<u64, KnownName>,
-    /// Blocks held, by the name of the block before them, which need not be held.
+    /// Block hashes by the block hash of the preceding block, which need not be held.
     children: Map<u64, SmallVec<[u64; 2]>>,
-    /// Names by the prefix that they mean: one each, but for engines with several names for a block.
+    /// Block hashes by prefix hash: one each, except for engines with several block hashes for a block.
     by_prefix: Map<u64, SmallVec<[u64; 2]>>,
 }
 
@@ -54,26 +54,26 @@ impl Names {
         self.by_name.get(&name).copied()
     }
 
-    /// Names of blocks that end with this prefix.
+    /// Block hashes of the blocks with this prefix hash.
     #[inline]
     pub(super) fn of_prefix(&self, prefix: u64) -> &[u64] {
         self.by_prefix.get(&prefix).map_or(&[], |names| names)
     }
 
-    /// True if a block that ends with this prefix is on the tier.
+    /// True if a block with this prefix hash is on the tier.
     #[inline]
     pub(super) fn holds(&self, prefix: u64, tier: Tier) -> bool {
         self.of_prefix(prefix).iter().any(|name| self.get(*name).is_some_and(|known| known.on & only(tier) != 0))
     }
 
-    /// Names that are held on any of these tiers.
+    /// Block hashes that are held on any of these tiers.
     pub(super) fn names_on(&self, tiers: Tiers) -> Vec<u64> {
         self.by_name.iter().filter(|(_, known)| known.on & tiers != 0).map(|(&name, _)| name).collect()
     }
 
-    /// Sets what a name means and where it is. Where the meaning is new the prefix is not known afterwards. Returns the names
-    /// that do not wait for the block any more that was before them, which it returns too: the name itself, if another
-    /// block is before it now, and those that are forgotten for that.
+    /// Sets the block that a block hash means, and its tiers. If the block is new, its prefix hash becomes unknown.
+    /// Returns the block hashes that no longer wait for a parent, each with this parent: `name` itself if its parent
+    /// changed, and those that were forgotten because of that.
     pub(super) fn set(&mut self, name: u64, block: Block, on: Tiers) -> SmallVec<[(u64, Option<u64>); 4]> {
         let mut moved = SmallVec::new();
         let Some(before) = self.get(name) else {
@@ -96,17 +96,17 @@ impl Names {
         moved
     }
 
-    /// All names, with the block that each stands for and the tiers that have it.
+    /// All block hashes, with the blocks that they mean and the tiers that have them.
     pub(super) fn known(&self) -> impl Iterator<Item = (u64, KnownName)> {
         self.by_name.iter().map(|(&name, known)| (name, *known))
     }
 
-    /// All names, with the names of the blocks before them.
+    /// All block hashes, with the block hash of each one's parent.
     pub(super) fn all(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
         self.known().map(|(name, known)| (name, known.block.0))
     }
 
-    /// Forgets a name, which is held nowhere any more.
+    /// Forgets a block hash that is on no tier any more; returns what it meant.
     pub(super) fn forget(&mut self, name: u64) -> Option<KnownName> {
         let known = self.by_name.remove(&name)?;
         if let Some(prefix) = known.prefix {
@@ -116,8 +116,8 @@ impl Names {
         Some(known)
     }
 
-    /// Sets the prefix of a name, and of all names that continue it. `fresh` gets the names whose prefix has become known
-    /// or has changed.
+    /// Sets the prefix hash of a block, and of all blocks that continue it. Appends to `fresh` the block hashes whose
+    /// prefix hash has become known or has changed.
     pub(super) fn put(&mut self, name: u64, prefix: Option<u64>, fresh: &mut Vec<u64>) {
         let mut next: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
         next.push((name, prefix));
@@ -142,7 +142,8 @@ impl Names {
         }
     }
 
-    /// A name is held nowhere any more. What it means is kept as long as a block that continues it is held.
+    /// Records that a block is on no tier any more. Its meaning is kept as long as a block that continues it is held.
+    /// Returns the block hashes forgotten, each with its parent.
     pub(super) fn release(&mut self, name: u64) -> SmallVec<[(u64, Option<u64>); 4]> {
         if let Some(known) = self.by_name.get_mut(&name) {
             known.on = 0;
@@ -150,8 +151,8 @@ impl Names {
         self.forget_unused(name)
     }
 
-    /// Forgets a name if neither it nor anything that continues it is held, and then those before it likewise. Returns them,
-    /// with the names of the blocks before them.
+    /// Forgets a block hash if neither its block nor one that continues it is held, and then its parents likewise.
+    /// Returns the block hashes forgotten, each with its parent.
     pub(super) fn forget_unused(&mut self, name: u64) -> SmallVec<[(u64, Option<u64>); 4]> {
         let mut gone = SmallVec::new();
         let mut next = Some(name);
@@ -167,7 +168,7 @@ impl Names {
         gone
     }
 
-    /// Forgets a name and all that continue it; returns them, with the names of the blocks before them.
+    /// Forgets a block hash and all that continue it; returns them, each with its parent.
     pub(super) fn forget_from(&mut self, name: u64) -> Vec<(u64, Option<u64>)> {
         let mut gone = Vec::new();
         let mut next = vec![name];
@@ -194,7 +195,7 @@ impl Names {
         }
     }
 
-    /// True if what is kept agrees with itself.
+    /// True if the maps agree with each other.
     #[cfg(feature = "testing")]
     pub(super) fn is_consistent(&self) -> bool {
         let count = |lists: &Map<u64, SmallVec<[u64; 2]>>| lists.iter().map(|(_, names)| names.len()).sum::<usize>();
@@ -207,7 +208,7 @@ impl Names {
     }
 }
 
-/// Removes a name from the list of a key, and the list with the last one.
+/// Removes a block hash from the list of a key, and the list if it becomes empty.
 fn remove_from(lists: &mut Map<u64, SmallVec<[u64; 2]>>, key: u64, name: u64) {
     let Some(names) = lists.get_mut(&key) else { return };
     if let Some(at) = names.iter().position(|it| *it == name) {

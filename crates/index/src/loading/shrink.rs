@@ -1,19 +1,20 @@
-//! Blocks of pools that go unannounced: those that a pool has no room for, and those that a look at the store does not find.
+//! Blocks that leave pools without an announcement: those beyond a pool's room, and those that a listing of its store
+//! lacks.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::book::{LoadBook, Part, PoolPart};
 use crate::segmented::Map;
 
-/// Announcements kept beyond twice the number of blocks, before those that were repeated since are left out.
+/// Number of announcements kept beyond twice the number of blocks, before outdated ones are removed.
 const SPARE: usize = 64;
 
-/// Announcements of a pool's blocks in their order, the oldest first; none of a pool without a limit.
+/// Announcements of a pool's blocks, the oldest first; empty for a pool without a limit.
 #[derive(Default)]
 pub(super) struct AnnouncementOrder {
-    /// Number and name of each; a block that was announced again is here more than once.
+    /// Sequence number and block hash of each announcement; a block that was announced again is here more than once.
     order: VecDeque<(u64, u64)>,
-    /// Number of the last announcement of each block.
+    /// Sequence number of the last announcement of each block.
     last: Map<u64, u64>,
     next: u64,
 }
@@ -29,12 +30,12 @@ impl AnnouncementOrder {
         self.next += 1;
     }
 
-    /// Forgets a block that the pool does not have any more.
+    /// Forgets a block that has left the pool.
     pub(super) fn forget(&mut self, name: u64) {
         self.last.remove(&name);
     }
 
-    /// The block that was announced longest ago.
+    /// Removes and returns the block whose last announcement is the oldest; None if there is none.
     fn pop(&mut self) -> Option<u64> {
         while let Some((number, name)) = self.order.pop_front() {
             if self.last.get(&name) == Some(&number) {
@@ -46,7 +47,7 @@ impl AnnouncementOrder {
 }
 
 impl PoolPart {
-    /// Notes that blocks were announced, in the order of their prompt.
+    /// Records announcements of blocks, in the order of their prompt.
     pub(super) fn note_announced(&mut self, names: &[u64]) {
         if self.pool.room.is_none() {
             return;
@@ -58,7 +59,7 @@ impl PoolPart {
         names.iter().for_each(|name| self.announced.add(*name));
     }
 
-    /// Puts the announcements in order by their times, after others than those of events.
+    /// Sorts the announcements by time, needed after adding blocks other than by events.
     pub(super) fn sort_announced(&mut self) {
         self.announced = AnnouncementOrder::default();
         if self.pool.room.is_some() {
@@ -68,7 +69,7 @@ impl PoolPart {
         }
     }
 
-    /// The block that was announced longest ago, if the pool has no room for all.
+    /// The block announced longest ago, if the pool has more blocks than room; None otherwise.
     fn next_beyond_room(&mut self) -> Option<u64> {
         let room = usize::try_from(self.pool.room?.get()).unwrap_or(usize::MAX);
         if self.seen.len() > room { self.announced.pop() } else { None }
@@ -76,21 +77,21 @@ impl PoolPart {
 }
 
 impl LoadBook {
-    /// Takes out of a pool what it has no room for.
+    /// Removes the oldest blocks of a pool until the rest fits its room.
     pub(super) fn keep_to_room(&mut self, pool: u32) {
         while let Some(name) = self.pools[pool as usize].next_beyond_room() {
             self.take_from_pool(pool, name);
         }
     }
 
-    /// Blocks of a pool that were announced until a time and are not among those found in its store.
+    /// Blocks of a pool that were announced at `until` or before and are not in `found`, the listing of its store.
     pub(crate) fn missing_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> Vec<u64> {
         let pool = self.pools.iter().find(|it| *it.name == *pool);
         let seen = pool.into_iter().flat_map(|it| it.seen.iter());
         seen.filter(|(name, at)| **at <= until && !found.contains(*name)).map(|(name, _)| *name).collect()
     }
 
-    /// Takes blocks out of a pool, unless they were announced after a time. Returns their number.
+    /// Removes blocks from a pool, unless they were announced after `until`, in seconds. Returns the number removed.
     pub(crate) fn take_missing(&mut self, pool: &str, missing: &[u64], until: f64) -> usize {
         let Some(number) = self.pools.iter().position(|it| *it.name == *pool) else { return 0 };
         let is_old = |it: &PoolPart, name| it.seen.get(name).is_some_and(|at| *at <= until);
@@ -100,12 +101,12 @@ impl LoadBook {
         gone.count()
     }
 
-    /// Number of blocks that each pool has.
+    /// Name of each pool, and the number of its blocks.
     pub(crate) fn pool_sizes(&self) -> Vec<(Box<str>, usize)> {
         self.pools.iter().map(|it| (it.pool.name.clone(), it.seen.len())).collect()
     }
 
-    /// Takes a block out of a pool.
+    /// Removes a block from a pool; true if the pool had it.
     pub(super) fn take_from_pool(&mut self, pool: u32, name: u64) -> bool {
         let it = &mut self.pools[pool as usize];
         if it.seen.remove(&name).is_none() {

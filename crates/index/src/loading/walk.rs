@@ -1,4 +1,4 @@
-//! A look-up of what each rank can load of a prompt.
+//! Lookup of the part of a prompt that each rank can load.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -7,48 +7,48 @@ use super::Members;
 use super::book::{LoadBook, PoolPart, RankPart};
 use crate::types::Tier;
 
-/// Consecutive blocks of a prompt that an engine has, or can load, from one place.
+/// Consecutive blocks of a prompt that an engine has in, or can load from, one place.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Segment {
-    /// Number of blocks of the prompt before it.
+    /// Number of the prompt's blocks before the segment.
     pub start: u32,
-    /// Number of blocks of the prompt up to its end.
+    /// Number of the prompt's blocks up to the segment's end.
     pub end: u32,
-    /// Tier on which these blocks are.
+    /// Tier that has the blocks.
     pub tier: Tier,
-    /// SharedPool that has it; none where it is the worker's own.
+    /// Name of the pool that has the blocks; None if the worker itself has them.
     pub pool: Option<Arc<str>>,
-    /// True if its end would have been announced.
+    /// True if the removal of any of the blocks would have been announced.
     pub is_certain: bool,
-    /// Seconds since the oldest of its chunks was last announced, in a pool.
+    /// Seconds since the last announcement of the segment's oldest chunk; None outside pools.
     pub age: Option<f64>,
 }
 
-/// Part of a prompt that an engine can use without computing it.
+/// Part of a prompt that a rank's engine can use without computing it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Loadable {
-    /// The worker.
+    /// Name of the worker.
     pub worker: Arc<str>,
-    /// The rank of the worker.
+    /// Number of the worker's rank.
     pub rank: u32,
-    /// Leading blocks on the device.
+    /// Number of leading blocks on the device.
     pub device: u32,
-    /// Leading blocks in whole chunks of host memory alone: what another engine can pull from it.
+    /// Number of leading blocks in whole chunks of host memory alone: what another engine can pull from this one.
     pub host: u32,
-    /// True if a reset may have left blocks in host memory that are not counted.
+    /// True if a reset may have left blocks in host memory that are not counted here.
     pub may_hold_more: bool,
-    /// Sources of the blocks, in the order of the prompt and without a gap.
+    /// Sources of the blocks, in the order of the prompt and without gaps.
     pub segments: Vec<Segment>,
 }
 
 impl Loadable {
-    /// Leading blocks that the engine can use without computing them.
+    /// Number of leading blocks that the engine can use without computing them.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.segments.last().map_or(0, |last| last.end)
     }
 
-    /// Leading blocks that the engine has on its device, continued by those in its host memory.
+    /// Number of leading blocks that the engine has on its device, continued by those in its host memory.
     #[must_use]
     pub fn own_depth(&self) -> u32 {
         let own = |it: &&Segment| it.pool.is_none() && it.tier <= Tier::Cpu;
@@ -56,7 +56,7 @@ impl Loadable {
     }
 }
 
-/// Walk along a prompt: the prefix hashes of its blocks, and what was found so far.
+/// Walk along a prompt: the prefix hashes of its blocks, and the segments found so far.
 struct Walk<'q> {
     prefixes: &'q [u64],
     segments: Vec<Segment>,
@@ -64,7 +64,8 @@ struct Walk<'q> {
 }
 
 impl Walk<'_> {
-    /// The prefix that the chunk ends with that has the next block, and the number of blocks up to there.
+    /// End of the chunk of `blocks` blocks that contains the next block, as a number of the prompt's blocks, and the
+    /// prefix hash there; None if the prompt ends before.
     fn chunk(&self, blocks: u32) -> Option<(u32, u64)> {
         let end = (self.at / blocks + 1).checked_mul(blocks)?;
         Some((end, *self.prefixes.get(end as usize - 1)?))
@@ -84,12 +85,12 @@ impl Walk<'_> {
     }
 }
 
-/// Tiers of a rank's own beyond its device.
+/// Tiers beyond the device that a rank has for itself.
 const OWN: [Tier; 3] = [Tier::Cpu, Tier::Disk, Tier::External];
 
 impl LoadBook {
-    /// Looks up what each rank that offloads or may load from a pool can use of a prompt, given the prefix hashes of its
-    /// blocks and the depth on a rank's device; by worker and rank.
+    /// Looks up which part of a prompt each rank can use that offloads or may load from a pool. `prefixes`: prefix
+    /// hashes of the prompt's blocks; `device`: number of leading blocks on a rank's device. Sorted by worker and rank.
     pub(crate) fn look_up(&self, prefixes: &[u64], device: impl Fn(&str, u32) -> u32) -> Vec<Loadable> {
         let mut found: Vec<Loadable> =
             self.ranks.values().map(|it| self.walk(it, prefixes, device(&it.worker, it.rank))).collect();
@@ -134,7 +135,7 @@ impl LoadBook {
         }
     }
 
-    /// Goes on by a chunk in a pool, if it has the next one.
+    /// Extends a walk by the next chunk, if a pool has it; returns whether it does.
     fn step_in_pool(&self, walk: &mut Walk<'_>, it: &PoolPart) -> bool {
         let Some((end, prefix)) = walk.chunk(it.chunk()) else { return false };
         let Some(seen) = it.last_seen(prefix) else { return false };
@@ -149,7 +150,7 @@ impl LoadBook {
     }
 }
 
-/// Goes on by a chunk on a tier of the rank's own, if it has the next one.
+/// Extends a walk by the next chunk, if the rank has it on a tier of its own; returns whether it does.
 fn step_in_tier(walk: &mut Walk<'_>, it: &RankPart, tier: Tier) -> bool {
     let slot = tier as usize - 1;
     let chunk = it.settings.chunks[slot].map_or(it.learnt[slot], NonZeroU32::get);

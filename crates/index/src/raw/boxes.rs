@@ -1,12 +1,13 @@
-//! Boxes whose content readers look at: replaced as a whole by the writer, freed when no reader can have them.
+//! Boxes whose content readers access: the writer replaces a content as a whole, and frees it when no reader can have
+//! it any more.
 //!
-//! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as a [`SharedBox`],
-//! which it retires. A reader loads the pointer under a [`Guard`] and uses what it finds while the guard lives, or keeps
-//! it beside its guard as a [`GuardedPointer`].
+//! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as a
+//! [`SharedBox`], which it retires. A reader loads the pointer under a [`Guard`] and uses the content while the guard
+//! lives, or keeps the pointer together with the guard as a [`GuardedPointer`].
 //!
-//! **Invariants.** The pointer is never null and always made by `Box`; content is never changed while it is linked,
-//! but by its own atomics; a `SharedBox` is dropped by the writer alone, after [`super::RetiredList`] handed it back
-//! (rules 1 and 2 of the room). A guard or a token of another index protects nothing here, and is refused by a panic.
+//! **Invariants.** The pointer is never null and always made by `Box`; linked content is never changed, except its own
+//! atomics; only the writer drops a `SharedBox`, after [`super::RetiredList`] has handed it back (rules 1 and 2 of
+//! `raw/mod.rs`). A guard or a token of another index protects nothing here, and is refused by a panic.
 //!
 //! **Checked by** the tests and the loom model below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
 //! under Valgrind and the address sanitizer (`make sanitize`).
@@ -30,7 +31,7 @@ unsafe impl<T: Send> Send for SharedBox<T> {}
 unsafe impl<T: Sync> Sync for SharedBox<T> {}
 
 impl<T> SharedBox<T> {
-    /// Turns it into a box of the writer's alone: no reader has it any more.
+    /// Converts to a plain box of the writer, when no reader can have the content any more.
     pub(crate) fn into_box(self) -> Box<T> {
         let it = std::mem::ManuallyDrop::new(self);
         // SAFETY: as when it is dropped, which it is not.
@@ -54,15 +55,15 @@ impl<T> Drop for SharedBox<T> {
     }
 }
 
-/// Cell whose content the writer replaces as a whole. Readers of any thread look at it, and any thread may replace and free
-/// it: hence the bounds, without which the pointer in it would let anything through.
+/// Cell whose content the writer replaces as a whole. Readers on any thread look at the content, and any thread may
+/// replace and free it: hence the bounds, without which the pointer in the cell would let any type through.
 pub(crate) struct SwapCell<T: Send + Sync> {
     it: AtomicPtr<T>,
     index: IndexId,
 }
 
 impl<T: Send + Sync> SwapCell<T> {
-    /// Publishes a value in the index of this writer.
+    /// Creates a cell with a content, in the index of this writer.
     pub(crate) fn new(it: T, writer: &WriterToken) -> Self {
         Self { it: AtomicPtr::new(Box::into_raw(Box::new(it))), index: writer.index }
     }
@@ -74,13 +75,13 @@ impl<T: Send + Sync> SwapCell<T> {
         unsafe { &*self.it.load(Ordering::Acquire) }
     }
 
-    /// Loads the thing like [`Self::load`], for a reader that keeps its guard beside the result.
+    /// Loads the content like [`Self::load`], for a reader that keeps its guard beside the result.
     #[inline]
     pub(super) fn hold(&self, guard: &Guard<'_>) -> GuardedPointer<T> {
         GuardedPointer(ptr::from_ref(self.load(guard)))
     }
 
-    /// The content, for the writer, which needs no guard because it alone replaces it.
+    /// Content of the cell, for the writer, which needs no guard because it alone replaces it.
     #[inline]
     pub(crate) fn get(&self, writer: &WriterToken) -> &T {
         writer.assert_of(self.index);
@@ -88,7 +89,7 @@ impl<T: Send + Sync> SwapCell<T> {
         unsafe { &*self.it.load(Ordering::Relaxed) }
     }
 
-    /// Links `it`; the result is for the writer to retire.
+    /// Replaces the content by `it`; returns the old one, which the writer must retire.
     pub(crate) fn replace(&self, it: T, writer: &mut WriterToken) -> SharedBox<T> {
         writer.assert_of(self.index);
         let old = self.it.swap(Box::into_raw(Box::new(it)), Ordering::AcqRel);
@@ -104,8 +105,8 @@ impl<T: Send + Sync> Drop for SwapCell<T> {
     }
 }
 
-/// Pointer to what was published when a reader looked, good for as long as that reader's guard. The pointer stays in
-/// this room, beside the guard.
+/// Pointer to a content that a reader has loaded, valid as long as the reader's guard. It never leaves this module
+/// without the guard.
 pub(super) struct GuardedPointer<T>(*const T);
 
 impl<T> PartialEq for GuardedPointer<T> {
@@ -124,14 +125,14 @@ impl<T> GuardedPointer<T> {
     }
 }
 
-/// Token of the writer; there is one an index, inside its lock.
+/// Token that identifies the writer of an index; each index has one, inside its lock.
 pub(crate) struct WriterToken {
     index: IndexId,
     pub(super) under_change: Arc<ChangeRecord>,
 }
 
 impl WriterToken {
-    /// The token of the writer of the index with these readers: to be made once.
+    /// Token of the writer of the index with these readers; to be created once.
     pub(crate) fn of(readers: &Readers) -> Self {
         Self { index: readers.index(), under_change: readers.under_change() }
     }

@@ -1,11 +1,11 @@
-//! The table of children: (parent run, fork, first content hash) to the run that continues there.
+//! Table of children: (parent run, fork, first content hash) to the run that continues there.
 //!
-//! **Protocol.** The table holds addresses of runs, and no keys: a reader that finds an address looks at the run itself to
-//! see whether it is the one. Readers do so under a guard, beside the one writer that links, moves and unlinks.
+//! **Protocol.** The table contains addresses of runs, and no keys: a reader that finds an address compares the key in
+//! the run. Readers do so under a guard, while the one writer links, moves and unlinks runs.
 //!
-//! **Invariants.** Every address in the table leads to a run that is alive, or was retired since the caller came; a
-//! run has its first content hash before it is linked, and the head's `parent` and `fork` never change. An empty slot
-//! is never offered (`table.rs`), as what it last held may be freed.
+//! **Invariants.** Every address in the table leads to a run that is alive, or was retired since the reader took its
+//! guard; a run has its first content hash before it is linked, and `parent` and `fork` of its head never change. An
+//! empty slot is never offered (`table.rs`), as its last value may be freed.
 //!
 //! **Checked by** the loom model and the test of `table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under
 //! Valgrind and the address sanitizer (`make sanitize`).
@@ -40,7 +40,7 @@ impl Children {
         self.table.bytes()
     }
 
-    /// Gives up a part of the memory; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         self.table.shed()
     }
@@ -50,7 +50,7 @@ impl Children {
         self.secret.mix_hash(content, u64::from(parent) << 32 | u64::from(fork))
     }
 
-    /// The run that continues `parent` after `fork` blocks with `content`.
+    /// The run that continues run `parent` after `fork` blocks with `content`.
     #[inline]
     pub(crate) fn find<'p>(&'p self, guard: &'p Guard<'_>, parent: u32, fork: u32, content: u64) -> Option<RunRef<'p>> {
         guard.assert_of(self.index);
@@ -58,7 +58,7 @@ impl Children {
         Some(RunRef { head, guarded: PhantomData })
     }
 
-    /// As [`Self::find`], for the writer: the run's id.
+    /// Id of the run that continues run `parent` after `fork` blocks with `content`; for the writer.
     #[inline]
     pub(crate) fn find_id(&self, parent: u32, fork: u32, content: u64, writer: &WriterToken) -> Option<u32> {
         writer.assert_of(self.index);
@@ -77,14 +77,14 @@ impl Children {
         NonNull::new(ptr::with_exposed_provenance_mut(found as usize))
     }
 
-    /// Links a run whose first content hash is `content`.
+    /// Links a run, whose first content hash is `content`.
     pub(crate) fn insert(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
         self.table.insert(self.hash(head.parent, head.fork, content), run.address(), writer);
     }
 
-    /// Unlinks a run; it is for the caller to retire.
+    /// Unlinks a run, which the caller must retire.
     pub(crate) fn remove(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
@@ -92,7 +92,7 @@ impl Children {
         debug_assert!(was_there);
     }
 
-    /// Links a run that has moved in place of its old memory, which is for the caller to retire.
+    /// Links a run that has moved, in place of its old memory, which the caller must retire.
     pub(crate) fn replace(&self, old: &Run, new: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = new.head();

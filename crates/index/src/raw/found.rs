@@ -1,12 +1,13 @@
-//! Findings of a lookup, beside the guard that keeps them.
+//! Results of a lookup, kept together with the guard that protects them.
 //!
-//! **Protocol.** A lookup goes under a guard, walks, and notes the sets that it found as words. The answer keeps them
-//! together with the guard, so that who wants the members can have them for as long as the answer lives. Who a holder
-//! is must be known as of the walk: what says so is loaded before it and looked at again after it, and the walk is
-//! repeated if it was replaced meanwhile (a worker came or went, or first offloaded).
+//! **Protocol.** A lookup takes a guard, walks the runs, and keeps the sets that it found as words. The result keeps
+//! them together with the guard, so that their members can be read for as long as the result lives. The workers behind
+//! the holders' numbers must be those at the time of the walk: the roster is loaded before the walk and compared
+//! afterwards, and the walk is repeated if the roster was replaced meanwhile (a worker came or went, or first
+//! offloaded).
 //!
-//! **Invariants.** The words in a [`WalkResult`] were linked while its guard lived, as was what says who is who. The types see
-//! to that: a walk can note only a [`SetRef`] of its own `'p`, whatever other guards there are.
+//! **Invariants.** The words in a [`WalkResult`] were linked while its guard lived, and so was the roster. The types
+//! ensure this: a walk can keep only a [`SetRef`] of its own `'p`, whatever other guards there are.
 //!
 //! **Checked by** the loom model below (`make loom`), and by `tests/concurrency.rs` under Valgrind and the address
 //! sanitizer (`make sanitize`).
@@ -19,18 +20,18 @@ use super::boxes::{GuardedPointer, SwapCell};
 use super::reclaim::{Guard, Readers};
 use super::set::{Members, SetRef, SetWord};
 
-/// Holders of the first `depth` blocks of the query.
+/// Set of the holders of the query's first `depth` blocks.
 #[derive(Clone, Copy, Debug)]
 struct Reach {
     depth: u32,
     set: SetWord,
 }
 
-/// Findings of a walk under a guard that lives for `'p`: depths rise, sets shrink.
+/// Collector of a walk's results under a guard that lives for `'p`: depths rise, sets shrink.
 pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl<'p> Reaches<'_, 'p> {
-    /// Adds a set of holders that reach `depth`.
+    /// Adds the set of the holders that reach `depth` blocks.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };
@@ -42,16 +43,17 @@ impl<'p> Reaches<'_, 'p> {
     }
 }
 
-/// The answer to a walk. `W` says who the holders are.
+/// Result of a walk. `W` maps holders to ranks.
 pub(crate) struct WalkResult<'i, W> {
     reaches: SmallVec<[Reach; 12]>,
-    /// Ranks of the holders at the time of the walk.
+    /// Map from holders to ranks at the time of the walk.
     who: GuardedPointer<W>,
     guard: Guard<'i>,
 }
 
 impl<'i, W: Send + Sync> WalkResult<'i, W> {
-    /// Runs `walk`, and keeps what it finds with the holders' ranks at that time.
+    /// Runs `walk` until the map from holders to ranks was the same before and after, and keeps the results with this
+    /// map.
     #[inline]
     pub(crate) fn by(
         readers: &'i Readers,
@@ -72,20 +74,20 @@ impl<'i, W: Send + Sync> WalkResult<'i, W> {
         }
     }
 
-    /// Ranks of the holders.
+    /// Map from holders to ranks at the time of the walk.
     #[inline]
     pub(crate) fn who(&self) -> &W {
         // SAFETY: held under this guard.
         unsafe { self.who.get(&self.guard) }
     }
 
-    /// The largest depth; 0 if no holder was found.
+    /// The largest depth in blocks; 0 if no holder was found.
     #[inline]
     pub(crate) fn deepest(&self) -> u32 {
         self.reaches.last().map_or(0, |reach| reach.depth)
     }
 
-    /// Returns the holders that reach each depth, deepest first.
+    /// Depths in blocks, deepest first, each with the set of the holders that reach it.
     #[inline]
     pub(crate) fn reached(&self) -> impl DoubleEndedIterator<Item = (u32, Members<'_>)> {
         // SAFETY: found under this guard, which lives as long as the borrow.

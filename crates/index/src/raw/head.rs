@@ -1,23 +1,23 @@
-//! The head of a run: its levels, read under a sequence number.
+//! Head of a run: its levels, read under a sequence number.
 //!
-//! **Protocol** (a sequence lock, Boehm 2012, without waiting). A reader copies the levels between two looks at the
-//! version, and comes again if that has changed. Up to [`INLINE`] levels are in the head itself; a longer list is a box of
-//! its own, replaced as a whole. The writer has two ways to change them:
+//! **Protocol** (a sequence lock, Boehm 2012, without waiting). A reader copies the levels between two reads of the
+//! version, and tries again if the version has changed. Up to [`INLINE`] levels are in the head itself; a longer list
+//! is in memory of its own, replaced as a whole. The writer changes levels in one of two ways:
 //!
-//! - *By one word*, which is most changes: one level's end or set, how many levels there are, or another list. What only
-//!   the new word makes visible is written before it, and the next version is told after it. A reader that finds the
-//!   new word under the old version has the levels of after the change, else those of before.
-//! - *By several words*. The levels from before go to the index's one record ([`super::levels::ChangeRecord`]). Then the
-//!   version becomes odd, the words are written, and the version becomes even. A reader that meets an odd version takes
-//!   the levels from the record: the change is not done yet.
+//! - *By one word*, in most cases: the end or set of one level, the number of levels, or another list. Data that only
+//!   the new word makes visible is written before it, and the next version after it. A reader that finds the new word
+//!   under the old version has the levels after the change, otherwise those before.
+//! - *By several words*. The old levels are copied to the index's one record ([`super::levels::ChangeRecord`]). Then
+//!   the version becomes odd, the words are written, and the version becomes even. A reader that finds an odd version
+//!   takes the levels from the record, as the change is not complete.
 //!
-//! So a reader comes again only if the writer has finished a change of this head in the meantime; behind a writer that has
-//! lost its processor it waits for nothing.
+//! So a reader tries again only if the writer has completed a change of this head in the meantime; it never waits for a
+//! writer whose thread is suspended.
 //!
-//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a spilled list
-//! is immutable, and is retired, not freed, when it is replaced, and after its change is done. A reader that sees a word
-//! of a change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd
-//! version, and a reader that sees it odd finds the record at that change or a later one.
+//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour. A list in
+//! memory of its own is immutable; when it is replaced, it is retired, not freed, after the change is complete. A
+//! reader that sees a word of a change sees the versions of all changes before. As there is one writer, one head at a
+//! time has an odd version, and a reader that sees an odd version finds the record at that change or a later one.
 //!
 //! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
 //! under Valgrind and the address sanitizer (`make sanitize`).
@@ -31,7 +31,7 @@ use super::reclaim::Guard;
 use super::thin::{Spares, ThinBox};
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// A run's levels as the writer finds them: the sets are words, which its table of sets counts.
+/// Levels of a run as the writer sees them: the sets are words, which its table of sets counts.
 pub(crate) struct LevelsNow<'w>(LevelsRef<'w>);
 
 impl Deref for LevelsNow<'_> {
@@ -43,18 +43,18 @@ impl Deref for LevelsNow<'_> {
     }
 }
 
-/// Bit in [`Words::info`]: some run hangs off this one.
+/// Bit in [`Words::info`]: set if the run has children.
 const HAS_CHILDREN: u32 = 0x100;
 
-/// The first cache line of a run; its content hashes follow.
+/// Head of a run: its first cache line; the content hashes follow.
 #[repr(C, align(64))]
 pub(crate) struct RunHead {
     pub(crate) id: u32,
-    /// The run this one continues, 0 for none,
+    /// Id of the run that this one continues, 0 for none.
     pub(crate) parent: u32,
-    /// after this number of its blocks.
+    /// Number of the parent's blocks after which this run continues it.
     pub(crate) fork: u32,
-    /// Odd while the levels are being written.
+    /// Version of the levels, odd while the levels are being written.
     version: AtomicU32,
     words: Words,
 }
@@ -67,13 +67,13 @@ impl RunHead {
         Self { id, parent, fork, version: AtomicU32::new(0), words: Words::default() }
     }
 
-    /// The address by which the record of a change names this head.
+    /// Address of this head, by which the record of a change identifies it.
     #[inline]
     fn address(&self) -> usize {
         ptr::from_ref(self).addr()
     }
 
-    /// Takes the spilled list, if there is one, from a head that no reader has.
+    /// Unlinks and returns the spilled list, if there is one, of a head that no reader uses.
     pub(super) fn take_spilled(&self) -> Option<SpilledLevels> {
         Self::owned(self.words.spilled.swap(ptr::null_mut(), Ordering::Relaxed))
     }
@@ -83,7 +83,7 @@ impl RunHead {
         NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
     }
 
-    /// True if any run hangs off this one.
+    /// True if the run has children.
     #[inline]
     pub(crate) fn has_children(&self) -> bool {
         self.words.info.load(Ordering::Acquire) & HAS_CHILDREN != 0
@@ -94,7 +94,7 @@ impl RunHead {
         self.words.info.store(if has { info | HAS_CHILDREN } else { info }, Ordering::Release);
     }
 
-    /// The levels as of one moment.
+    /// Levels of the run at one moment.
     #[inline]
     pub(super) fn levels<'p>(&self, guard: &'p Guard<'_>) -> LevelsRef<'p> {
         loop {
@@ -113,14 +113,15 @@ impl RunHead {
         }
     }
 
-    /// The levels, for the writer.
+    /// Levels of the run, for the writer.
     #[inline]
     pub(crate) fn levels_now<'w>(&'w self, _writer: &'w WriterToken) -> LevelsNow<'w> {
         // SAFETY: rule 1: the writer alone unlinks spilled lists, and only with its token borrowed mutably.
         LevelsNow(unsafe { self.words.read() })
     }
 
-    /// Takes the levels, and whether there are children, over from another head of the same run. No reader has this one.
+    /// Copies the levels, and whether there are children, from another head of the same run. No reader uses this head
+    /// yet.
     pub(super) fn take_over(&self, from: &Self, spares: &mut Spares<(), Level>, writer: &WriterToken) {
         self.words.copy(&from.words);
         if let LevelsNow(LevelsRef::Spilled(levels)) = from.levels_now(writer) {
@@ -128,7 +129,7 @@ impl RunHead {
         }
     }
 
-    /// Publishes `levels` as the run's levels. A list that was spilled before is the result, to be retired.
+    /// Publishes `levels` as the run's levels. Returns the previous list if it was spilled, which must be retired.
     pub(crate) fn publish(
         &self,
         levels: &[Level],
@@ -170,7 +171,7 @@ impl RunHead {
         None
     }
 
-    /// Counts a change that readers saw by one store.
+    /// Increments the version after a change that readers saw by a single store.
     #[inline]
     fn next_version(&self) {
         let version = self.version.load(Ordering::Relaxed);

@@ -1,10 +1,10 @@
-//! A run's levels as words that are written one by one, and the record of those that are being changed.
+//! Levels of a run as words that are written one by one, and the record of levels that are being changed.
 //!
-//! Both belong to the protocol of `head.rs`, which says in what order the words are written and read. The record lies here,
-//! below the guard of a reader and the token of the writer, since each of them leads to it.
+//! Both belong to the protocol of `head.rs`, which defines the order in which the words are written and read. The
+//! record is in this file, as a reader's guard and the writer's token both lead to it.
 //!
-//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a reader that copies
-//! one compares versions before it uses it.
+//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a reader
+//! compares versions before it uses a copy.
 //!
 //! **Checked by** the tests and the loom models of `head.rs`.
 
@@ -25,7 +25,7 @@ pub(crate) struct Level {
 pub(crate) type SpilledLevels = ThinBox<(), Level>;
 pub(super) type SpilledMemory = Memory<(), Level>;
 
-/// A run's levels as a reader finds them, under a guard that lives for `'p`.
+/// Levels of a run as read under a guard that lives for `'p`.
 pub(crate) enum LevelsRef<'p> {
     Inline([Level; INLINE], usize),
     Spilled(&'p [Level]),
@@ -40,23 +40,23 @@ impl<'p> LevelsRef<'p> {
         }
     }
 
-    /// Returns the end of each level, and the set of those who hold all up to there.
+    /// End of each level in blocks, and the set of the holders of all blocks up to there.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, SetRef<'p>)> {
         // SAFETY: read from a head, whose sets are linked, under the guard of `'p`.
         self.as_slice().iter().map(|level| (level.end, unsafe { SetRef::new(level.set) }))
     }
 
-    /// End of the last level.
+    /// End of the last level in blocks; 0 without levels.
     #[inline]
     pub(super) fn end(&self) -> u32 {
         self.as_slice().last().map_or(0, |level| level.end)
     }
 }
 
-/// Greatest number of levels kept in the head of a run. The model checker has a day's work with three.
+/// Largest number of levels kept in the head of a run: few under the model checker, which takes a day for three.
 pub(super) const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
-/// In [`Words::info`]: the number of levels, `SPILLED` if they do not fit into the head.
+/// Mask of the number of levels in [`Words::info`]; `SPILLED` there if they do not fit into the head.
 pub(super) const COUNT: u32 = 0xff;
 pub(super) const SPILLED: u32 = 0xff;
 
@@ -70,13 +70,13 @@ pub(super) struct Words {
     pub(super) spilled: AtomicPtr<SpilledMemory>,
 }
 
-/// The levels of a head from before the change that the writer is at: one record for each index.
+/// Record of a head's levels from before the change that the writer is making; there is one for each index.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct ChangeRecord {
-    /// Odd while this is being written.
+    /// Version of the record, odd while the record is being written.
     version: AtomicU32,
-    /// Address of the head that is being changed, and the odd version that it has during the change.
+    /// Odd version that the head under change has during the change; `head` is this head's address.
     change: AtomicU32,
     head: AtomicUsize,
     words: Words,
@@ -105,7 +105,7 @@ impl Words {
         LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
-    /// Writes levels that fit. A reader that sees one of the words sees that the changes before are done.
+    /// Writes levels that fit into the head. A reader that sees one of the words sees that earlier changes are done.
     #[inline]
     pub(super) fn write(&self, levels: &[Level]) {
         for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {
@@ -114,7 +114,7 @@ impl Words {
         }
     }
 
-    /// Number of words in which the first levels differ from these.
+    /// Number of words in which the current levels differ from `levels`.
     #[inline]
     pub(super) fn differences(&self, levels: &[Level]) -> usize {
         let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
@@ -124,7 +124,7 @@ impl Words {
         self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
     }
 
-    /// Copies the words of another head of the writer.
+    /// Copies the words of another head.
     #[inline]
     pub(super) fn copy(&self, from: &Self) {
         self.info.store(from.info.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -138,7 +138,7 @@ impl Words {
 }
 
 impl ChangeRecord {
-    /// Records the words of a head before the writer begins a change of it.
+    /// Records the words of a head before the writer starts a change of this head.
     #[inline]
     pub(super) fn begin(&self, head: usize, words: &Words, change: u32) {
         let version = self.version.load(Ordering::Relaxed);
@@ -151,10 +151,11 @@ impl ChangeRecord {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// The levels of the head at an address before this change, which the caller has seen begun; none if it is done.
+    /// Levels of the head at address `head` before the change `change`, which the caller has seen started; None if it
+    /// is done.
     ///
     /// # Safety
-    /// As of [`Words::read`], since before the caller saw the change.
+    /// Those of [`Words::read`], from before the caller saw the change.
     #[inline(never)]
     pub(super) unsafe fn before<'p>(&self, head: usize, change: u32) -> Option<LevelsRef<'p>> {
         let version = self.version.load(Ordering::Acquire);

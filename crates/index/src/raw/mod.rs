@@ -1,35 +1,34 @@
-//! The memory that readers look at while the writer changes it: all `unsafe` of this crate, a file for each protocol.
+//! Memory that readers access while the writer changes it: all `unsafe` of this crate, a file for each protocol.
 //!
 //! | file | protocol |
 //! |---|---|
-//! | `reclaim.rs` | when may be freed what readers could still see |
-//! | `boxes.rs` | a thing that the writer replaces as a whole |
+//! | `reclaim.rs` | when to free memory that readers may still access |
+//! | `boxes.rs` | a content that the writer replaces as a whole |
 //! | `thin.rs` | a header and a list behind one pointer |
-//! | `set.rs` | a set of holders in a word, or behind it |
-//! | `head.rs` | a run's levels, under a sequence number |
-//! | `levels.rs` | the words of that protocol, and the record of a change |
-//! | `run.rs` | a run's hashes, appended behind what readers see |
+//! | `set.rs` | a set of holders, in a word or behind it |
+//! | `head.rs` | the levels of a run, read under a sequence number |
+//! | `levels.rs` | the words of levels, and the record of a change |
+//! | `run.rs` | the hashes of a run, to which blocks are appended beyond the part that readers see |
 //! | `table.rs` | a hash table that is probed while it changes |
-//! | `zeroed.rs` | no protocol: a long list whose memory comes as it is written to |
-//! | `children.rs` | that table, of runs |
-//! | `found.rs` | what a lookup has found, beside the guard that keeps it |
-//! | `cpu.rs` | no protocol: some instructions |
+//! | `zeroed.rs` | no protocol: a long list whose memory is provided when it is written to |
+//! | `children.rs` | a hash table of runs |
+//! | `found.rs` | the results of a lookup, with the guard that protects them |
+//! | `cpu.rs` | no protocol: some processor instructions |
 //!
-//! The rules, which all of them rely on:
+//! All protocols rely on these rules:
 //!
-//! 1. **One writer.** Only the holder of the index's [`WriterToken`], which is behind its lock, creates, changes, unlinks
-//!    or frees; it never frees a thing before [`RetiredList`] has handed it back.
-//! 2. **Readers hold a [`Guard`] of the same index** from before they follow the first pointer until after the last use.
-//!    What has an address that readers begin at knows its index, and refuses the guard and the token of another by a
-//!    panic; what is found there is bound to the guard by its type.
-//! 3. **What readers may see of a run is written once.** The content hashes below the end of a published level never
-//!    change in place: a run that must change one of them moves to new memory, and the old is retired.
-//! 4. **The rest of a run that readers see** (its levels) is read under a sequence number, or as it was before a change
-//!    that is not done.
+//! 1. **One writer.** Only the holder of the index's [`WriterToken`], which is behind its lock, creates, changes,
+//!    unlinks or frees memory; it frees nothing before [`RetiredList`] has handed it back.
+//! 2. **Readers hold a [`Guard`] of the same index** from before they follow the first pointer until after the last
+//!    use. Each entry point of readers knows its index, and refuses the guard and the token of another index by a
+//!    panic; data found from there is bound to the guard by its type.
+//! 3. **The part of a run that readers may see is written once.** The content hashes below the end of a published level
+//!    never change in place: to change one of them, the run moves to new memory, and the old memory is retired.
+//! 4. **The levels of a run** are read under a sequence number, or as they were before a change that is not complete.
 //!
-//! Why unsafe at all: a lookup costs about as much as its cache misses. With reference-counted runs instead, every
-//! lookup of every thread would write to the line of the first run they all share; with indices into growing arrays
-//! it would take one more dependent miss a run. `docs/design/` has the measurement.
+//! Reason for unsafe code: a lookup costs about as much as its cache misses. With reference-counted runs, every lookup
+//! of every thread would write to the cache line of the first run, which they all share; with indices into growing
+//! arrays, each run would take one more dependent miss. `docs/design/` has the measurement.
 
 mod boxes;
 mod children;

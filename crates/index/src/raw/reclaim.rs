@@ -1,20 +1,20 @@
-//! Reclamation: when memory that readers could still see may be freed.
+//! Reclamation: decides when memory that readers could still see may be freed.
 //!
-//! **Protocol.** Readers announce themselves in a counter before they follow a pointer and take themselves back after; they wait
-//! for no other thread and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been
-//! seen at zero at some moment after that: every reader that could have seen the thing has left. This is the idea of
-//! sleepable RCU (McKenney 2006): counters come in two parities and new readers are steered to the other one, so that each
-//! counter gets its quiet moment under any load. Counters are striped by thread, each on a cache line of its own, so that
-//! readers do not fight for one.
+//! **Protocol.** Readers count themselves in a counter before they follow a pointer, and subtract themselves after the
+//! last use; they wait for no other thread and never free memory. The writer unlinks an item, *retires* it, and frees
+//! it once every counter has been seen at zero at some moment after that: every reader that could have seen the item
+//! has left. This is the idea of sleepable RCU (McKenney 2006): counters come in two parities, and new readers are
+//! directed to the other one, so that each counter reaches zero under any load. Counters are striped by thread, each on
+//! a cache line of its own, so that readers do not contend for one.
 //!
-//! **Invariants.** A thing is unlinked before it is retired, so no reader that comes later finds it; a reader is counted
-//! before it follows its first pointer; a thing is freed only after each counter was seen at zero since it was retired.
-//! All of it is safe code, but the `unsafe` of this room stands on it.
+//! **Invariants.** An item is unlinked before it is retired, so no later reader finds it; a reader is counted before it
+//! follows its first pointer; an item is freed only after each counter was seen at zero since it was retired. This file
+//! is safe code, but the `unsafe` code of this folder relies on it.
 //!
 //! **Checked by** the tests and the loom models below (`make loom`), and by Miri (`make miri`).
 //!
-//! Why not a crate: the general collectors let readers run other people's destructors now and then, which is where
-//! their lookup tail comes from. Here all freeing is the writer's.
+//! No crate is used, as the general collectors sometimes let readers run other threads' destructors, which is the
+//! reason for the slowest of their lookups. Here only the writer frees memory.
 
 use std::mem;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use super::levels::ChangeRecord;
 use crate::stats::step;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 
-/// Counter on two cache lines of its own, as Intel's spatial prefetcher fetches pairs.
+/// Counter on two cache lines of its own, as Intel's spatial prefetcher fetches pairs of lines.
 #[repr(align(128))]
 struct Cell(AtomicU64);
 
-/// The readers of one index, counted.
+/// Counters of the readers of one index.
 pub(crate) struct Readers {
-    /// `[stripe * 2 + parity]`.
+    /// Counter of each stripe and parity, at `stripe * 2 + parity`.
     cells: Box<[Cell]>,
     /// Parity that new readers use (the lowest bit).
     parity: AtomicUsize,
@@ -37,7 +37,7 @@ pub(crate) struct Readers {
     under_change: Arc<ChangeRecord>,
 }
 
-/// Identity of the index that a thing belongs to: no two that ever were in this process have the same.
+/// Identity of an index, unique within the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct IndexId(u64);
 
@@ -49,7 +49,7 @@ impl IndexId {
     }
 }
 
-/// Guard of a reader at work: nothing it can see is freed. While it lives, nothing of its index that it has seen is freed.
+/// Guard of a reader at work: while it lives, nothing that the reader has seen in the index is freed.
 pub(crate) struct Guard<'r> {
     cell: &'r Cell,
     readers: &'r Readers,
@@ -69,7 +69,7 @@ impl Guard<'_> {
 }
 
 impl Readers {
-    /// `stripes`: a power of two of at most 64; about the number of cores.
+    /// Creates counters for `stripes` stripes: a power of two of at most 64, about the number of cores.
     pub(crate) fn new(stripes: usize) -> Self {
         assert!(stripes.is_power_of_two() && stripes <= 64);
         Self {
@@ -132,17 +132,17 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// The writer's half of reclamation: what is retired and not yet free.
+/// The writer's part of reclamation: items that are retired and not freed yet.
 pub(crate) struct RetiredList<T> {
-    /// Things that were retired since the current wait began.
+    /// Items retired since the current wait began.
     fresh: Vec<T>,
-    /// Things that were retired before it began.
+    /// Items retired before the current wait began.
     waiting: Vec<T>,
-    /// Things that no reader can hold any more.
+    /// Items that no reader can hold any more.
     ready: Vec<T>,
-    /// Counters not yet seen at zero since it began: a bit each.
+    /// Counters that were not seen at zero yet since the current wait began, a bit each.
     unseen: u128,
-    /// True if new readers have been steered back once in this wait.
+    /// True if new readers were switched back to the other parity once in this wait.
     flipped_back: bool,
 }
 
@@ -151,12 +151,12 @@ impl<T> RetiredList<T> {
         Self { fresh: Vec::new(), waiting: Vec::new(), ready: Vec::new(), unseen: 0, flipped_back: false }
     }
 
-    /// True if there is something that no reader can hold any more.
+    /// True if there are items that no reader can hold any more.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Retires a thing that has been unlinked: no reader that comes now can find it.
+    /// Retires an item that has been unlinked: no reader that starts now can find it.
     pub(crate) fn push(&mut self, thing: T) {
         self.fresh.push(thing);
     }
@@ -166,8 +166,8 @@ impl<T> RetiredList<T> {
         self.fresh.iter().chain(&self.waiting).chain(&self.ready)
     }
 
-    /// Gives `free` what no reader can hold any more, at most `most` at a time. Never waits; returns whether anything
-    /// is left.
+    /// Gives `free` items that no reader can hold any more, at most `most` per call. Never waits; returns whether any
+    /// items are left.
     pub(crate) fn advance(&mut self, readers: &Readers, most: usize, mut free: impl FnMut(T)) -> bool {
         self.look(readers);
         let from = self.ready.len().saturating_sub(most);
@@ -182,7 +182,7 @@ impl<T> RetiredList<T> {
         true
     }
 
-    /// Looks at the counters, and moves on what no reader can hold any more.
+    /// Reads the counters, and moves items on to `ready` that no reader can hold any more.
     fn look(&mut self, readers: &Readers) {
         // Twice: what was fresh can often go at once.
         for _ in 0..2 {
@@ -229,7 +229,7 @@ impl<T> RetiredList<T> {
     }
 }
 
-/// The bits of all counters of one parity.
+/// Bits of all counters of one parity.
 fn parity_bits(parity: usize) -> u128 {
     let even = u128::MAX / 3;
     if parity & 1 == 0 { even } else { even << 1 }

@@ -1,11 +1,11 @@
-//! A run: its head, its content hashes and its block hashes in one piece of memory.
+//! Run: its head, its content hashes and its block hashes in one piece of memory.
 //!
-//! **Protocol.** The writer appends behind the last block and publishes a level that reaches there afterwards; a reader
-//! reads the levels first and then no further than the last one's end. Blocks that are lost are only forgotten: the
-//! next ones to come may stay in this memory if they are the same, otherwise the run moves and the old memory is retired.
+//! **Protocol.** The writer appends after the last block, and afterwards publishes a level that reaches there; a reader
+//! reads the levels first, and then no further than the end of the last level. Lost blocks stay in this memory: if the
+//! next blocks are the same, they are used again, otherwise the run moves and the old memory is retired.
 //!
 //! **Invariants.** `len <= written <= room`. Content hashes below `written` never change (rule 3); no level that was
-//! published from this memory reaches beyond `written`. The block hashes are the writer's own and no reader's.
+//! published from this memory reaches beyond `written`. Only the writer accesses the block hashes.
 //!
 //! **Checked by** `tests/random_streams.rs` and `tests/concurrency.rs`, both under Valgrind and the address sanitizer
 //! (`make sanitize`), and by the tests below under Miri (`make miri`).
@@ -30,7 +30,7 @@ pub(crate) struct Run {
     room: u32,
     /// Number of blocks.
     len: u32,
-    /// Content hashes ever written to this memory: readers may still look at those beyond `len`.
+    /// Number of content hashes ever written to this memory: readers may still look at those beyond `len`.
     written: u32,
 }
 
@@ -40,7 +40,7 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 
 impl Run {
-    /// An empty run.
+    /// Creates an empty run with room for `room` blocks.
     pub(crate) fn new(id: u32, parent: u32, fork: u32, room: usize) -> Self {
         let layout = Self::layout(room);
         // SAFETY: the layout is not empty.
@@ -100,13 +100,14 @@ impl Run {
         unsafe { self.hashes().add(self.room() + at).write(name) };
     }
 
-    /// True if blocks of these contents can be added without moving the run.
+    /// True if blocks with these content hashes can be added to the run without moving its memory.
     #[inline]
     pub(crate) fn has_room_for(&self, contents: &[u64]) -> bool {
         self.len() + contents.len() <= self.room() && self.continues_with(contents)
     }
 
-    /// True if adding these contents would leave every block that ever was at its offset the same.
+    /// True if adding blocks with these content hashes overwrites no other hash: each offset keeps the block that it
+    /// ever had.
     #[inline]
     pub(crate) fn continues_with(&self, contents: &[u64]) -> bool {
         let written = (self.written - self.len) as usize;
@@ -116,12 +117,12 @@ impl Run {
         beyond[..n] == contents[..n]
     }
 
-    /// Number of content hashes in this memory, those beyond the last block included.
+    /// Number of content hashes in this memory, including those beyond the last block.
     pub(crate) fn written(&self) -> usize {
         self.written as usize
     }
 
-    /// Adds blocks at the end, for which there is room. Without names they are called [`NO_NAME`].
+    /// Adds blocks at the end; there must be room. Without `names`, their block hashes are [`NO_NAME`].
     #[inline]
     pub(crate) fn extend(&mut self, contents: &[u64], names: Option<&[u64]>) {
         assert!(self.has_room_for(contents));
@@ -144,12 +145,12 @@ impl Run {
         self.written = self.written.max(self.len);
     }
 
-    /// Forgets the blocks from `len` on.
+    /// Shortens the run to its first `len` blocks.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len as u32);
     }
 
-    /// Copies the run into new memory, with its levels.
+    /// Copies the run, with its levels, into new memory with room for `room` blocks.
     pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);
@@ -165,7 +166,7 @@ impl Run {
         new
     }
 
-    /// The address, for the table of children.
+    /// Address of the run's head, for the table of children.
     pub(super) fn address(&self) -> u64 {
         self.head.as_ptr().expose_provenance() as u64
     }
@@ -179,7 +180,7 @@ impl Drop for Run {
     }
 }
 
-/// A run as a reader sees it.
+/// Reference to a run, for a reader.
 #[derive(Clone, Copy)]
 pub(crate) struct RunRef<'p> {
     pub(super) head: NonNull<RunHead>,
@@ -193,7 +194,7 @@ impl<'p> RunRef<'p> {
         unsafe { self.head.as_ref() }
     }
 
-    /// The levels at one moment, and the content hashes that they cover.
+    /// Levels of the run at one moment, and the content hashes up to the last level's end.
     #[inline]
     pub(crate) fn read(self, guard: &'p Guard<'_>) -> (LevelsRef<'p>, &'p [u64]) {
         let levels = self.head().levels(guard);

@@ -1,10 +1,10 @@
-//! A set of holders: a word that has the members in it, or leads to them.
+//! Set of holders: a word that contains the members, or points to them.
 //!
-//! Most sets are small or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
+//! Most sets are small, or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
 //! to three holders of any number below 2^20. Any other word is the address of a set in memory of its own ([`SetBox`]).
 //!
-//! **Protocol.** The writer counts the references to a set and retires it with the last; readers get at it by words
-//! that they found under their guard.
+//! **Protocol.** The writer counts the references to a set, and retires the set with the last one; readers access a set
+//! by words that they found under their guard.
 //!
 //! **Invariants.** Words of objects are made of the address of a [`SetBox`], whose key and members never change. A
 //! word is used either under the guard it was found under (rule 2), which [`SetRef`] and [`super::Found`] see to, or by
@@ -23,17 +23,18 @@ const KIND: u64 = 3;
 const OBJECT: u64 = 0;
 const MASK: u64 = 1;
 const FEW: u64 = 2;
-/// Number of holders that fit into a mask: those with lower numbers.
+/// Number of holders that fit into a mask: those with numbers below.
 pub(crate) const MASK_HOLDERS: u32 = 62;
-/// `FEW` keeps three holders of 20 bits; all ones is none.
+/// Bits of a holder's number in a word of kind `FEW`, which has room for three holders; all ones for no holder.
 const FEW_BITS: u32 = 20;
 const FEW_NONE: u32 = (1 << FEW_BITS) - 1;
 
-/// A set of holders. Words of objects are references that the table of sets counts, and are valid while it counts them.
+/// Set of holders in a word. A word that points to an object is a reference that the table of sets counts, and valid
+/// only while counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SetWord(u64);
 
-/// A set as a reader found it under a guard that lives for `'p`. No other `'p` will do.
+/// Set of holders as a reader found it under a guard that lives for `'p`, and valid only for this `'p`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SetRef<'p>(SetWord, PhantomData<fn(&'p ()) -> &'p ()>);
 
@@ -51,7 +52,7 @@ impl SetRef<'_> {
     }
 }
 
-/// Members of a set, in one of the forms of a word.
+/// Members of a set, in one of the forms that a word can have.
 #[derive(Clone, Copy)]
 pub(crate) enum Members<'a> {
     Mask(u64),
@@ -60,24 +61,24 @@ pub(crate) enum Members<'a> {
     Bits(&'a [u64]),
 }
 
-/// Head that goes before the members of a set that does not fit into a word.
+/// Head of a set that does not fit into a word; its members follow.
 pub(crate) struct SetHead {
     /// Key of the set: the xor of its members' random words.
     pub(crate) key: u64,
-    /// Number of levels and copies that mean the set; the writer's own, an atomic only because readers may look beside
-    /// it.
+    /// Number of references to the set from levels and from its copies. Only the writer uses it; an atomic because
+    /// readers may read beside it.
     references: AtomicU32,
     /// Number of members.
     members: u32,
-    /// True if the members have a bit each, up to the highest; else they are listed, rising, two to a word, with 0 to
-    /// fill it.
+    /// True if the members are a bitmap up to the highest member; otherwise a rising list, two to a word, filled up
+    /// with 0.
     bits: bool,
 }
 
-/// A set that does not fit into a word.
+/// Set that does not fit into a word.
 pub(crate) type SetBox = ThinBox<SetHead, u64>;
 
-/// Set that does not fit into a word, to be looked at.
+/// Borrowed set that does not fit into a word.
 #[derive(Clone, Copy)]
 pub(crate) struct Set<'a> {
     head: &'a SetHead,
@@ -126,14 +127,14 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// Adds a reference. There is one writer, so no locked instruction.
+    /// Adds a reference. There is only one writer, so this takes no locked instruction.
     #[inline]
     pub(crate) fn retain(self, _: &CountedToken) {
         let references = self.head.references.load(Ordering::Relaxed);
         self.head.references.store(references + 1, Ordering::Relaxed);
     }
 
-    /// Takes a reference away; returns whether it was the last.
+    /// Drops a reference; true if it was the last.
     #[inline]
     pub(crate) fn release(self, _: &CountedToken) -> bool {
         let references = self.head.references.load(Ordering::Relaxed);
@@ -142,7 +143,7 @@ impl<'a> Set<'a> {
     }
 }
 
-/// Token of the table that counts the references; there is one an index.
+/// Token of the table that counts references to sets; each index has one.
 pub(crate) struct CountedToken(());
 
 impl CountedToken {
@@ -182,13 +183,13 @@ impl SetWord {
         self.decode(|address| unsafe { Self::at(address) })
     }
 
-    /// The members, for the table that counts this word.
+    /// Members of the set, for the table that counts the references to it.
     #[inline]
     pub(crate) fn counted_members(self, token: &CountedToken) -> Members<'_> {
         self.decode(|address| Self::counted(address, token))
     }
 
-    /// The set that this word leads to, if it does not have the members in itself.
+    /// The object that this word points to; None if the word itself contains the members.
     #[inline]
     pub(crate) fn object(self, token: &CountedToken) -> Option<Set<'_>> {
         self.is_object().then(|| Self::counted(self.0, token))
@@ -230,12 +231,12 @@ impl SetWord {
         }
     }
 
-    /// The word of a set that the table of sets owns.
+    /// Word that points to a set, which the table of sets owns.
     pub(crate) fn of_object(set: &SetBox) -> Self {
         Self(set.as_ptr().expose_provenance() as u64)
     }
 
-    /// The set of these holders (rising), if its members fit into the word.
+    /// Word of the set of these holders, in rising order, if they fit into a word; None otherwise.
     pub(crate) fn of_holders(holders: &[u32]) -> Option<Self> {
         let Some(&highest) = holders.last() else { return Some(Self::EMPTY) };
         if highest < MASK_HOLDERS {
@@ -244,14 +245,14 @@ impl SetWord {
         (holders.len() <= 3 && highest < FEW_NONE).then(|| Self::of_few(holders))
     }
 
-    /// A mask with one more holder, if this is one and it fits.
+    /// Word with one more holder, if this is a mask and the holder fits; None otherwise.
     #[inline]
     pub(crate) fn mask_with(self, holder: u32) -> Option<Self> {
         let is_mask = (self.is_empty() || self.0 & KIND == MASK) && holder < MASK_HOLDERS;
         is_mask.then(|| Self(self.0 | MASK | 1 << (2 + holder)))
     }
 
-    /// A mask without a holder that is in it, if this is one.
+    /// Word without a member, if this is a mask; None otherwise.
     #[inline]
     pub(crate) fn mask_without(self, holder: u32) -> Option<Self> {
         if self.0 & KIND != MASK {

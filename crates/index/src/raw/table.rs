@@ -1,17 +1,17 @@
-//! A hash table whose every probe is one cache line and whose entries never move.
+//! Hash table whose probes each read one cache line and whose entries never move.
 //!
 //! **Protocol.** One writer inserts, replaces and removes by single stores of words while any number of readers probe.
-//! A line holds seven 64-bit values, a tag byte for each, and a count of the entries that wanted this line and found
-//! it full (the layout idea of folly's F14, with the overflow count instead of tombstones). Keys are not stored: the
-//! caller says whether a value is the one it means, which it must look at anyway. Because entries never move and a
-//! removal leaves no mark, readers may probe while the one writer inserts and removes: an entry that is there all the
-//! while is always found.
+//! A line holds seven 64-bit values, a tag byte for each, and the number of entries that belong to this line but found
+//! it full (the layout of folly's F14, with this overflow count instead of tombstones). Keys are not stored: the caller
+//! decides whether a value is the wanted one, which it has to read anyway. Entries never move and a removal leaves no
+//! mark, so readers may probe while the writer inserts and removes: an entry that is there all the time is always
+//! found.
 //!
 //! The table does not grow by itself: its owner builds a larger one.
 //!
-//! **Invariants.** An empty slot is never offered to a reader: what it last held may be freed. A value is in its slot
-//! before its tag is in the line, and its tag is gone before the value may be freed. An overflow count is never less
-//! than the number of entries that went past its line, and exact when the writer has returned. Only the holder of the
+//! **Invariants.** An empty slot is never offered to a reader: its last value may be freed. A value is in its slot
+//! before its tag is in the line, and its tag is removed before the value may be freed. An overflow count is never less
+//! than the number of entries that passed its line, and is exact when the writer has returned. Only the holder of the
 //! writer's token changes a table.
 //!
 //! **Checked by** the tests and the loom models below (`make loom`), and by Miri (`make miri`).
@@ -26,11 +26,12 @@ use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
 const SLOTS: usize = 7;
-/// Average number of entries a line in a full table.
+/// Average number of entries in a line of a full table.
 const FULL: usize = 4;
 const LOW: u64 = 0x0001_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
-/// One more in the overflow count, which is the top byte. What is beyond its maximum is counted aside.
+/// Summand of one entry in the overflow count, which is the top byte. Entries beyond its maximum are counted in
+/// `beyond`.
 const ONE_OVERFLOW: u64 = 1 << 56;
 const MAX_OVERFLOW: u64 = 255;
 
@@ -46,23 +47,23 @@ struct Line {
 #[cfg(not(loom))]
 unsafe impl Zeroable for Line {}
 
-/// Loom's atomics are not made of zeros.
+/// Lines of a table. Under loom a plain list, as loom's atomics are not made of zeros.
 #[cfg(loom)]
 type Lines = Box<[Line]>;
 #[cfg(not(loom))]
 type Lines = ZeroedList<Line>;
 
-/// See the module's text.
+/// Hash table for one writer and many readers; see the module's documentation.
 pub(crate) struct Table {
     lines: Lines,
-    /// By line, entries that went past it beyond the [`MAX_OVERFLOW`] that its count can say: the writer's own, and
-    /// empty unless equal hashes of different keys were found.
+    /// For each line, number of overflowing entries beyond the [`MAX_OVERFLOW`] that the line can count. Used by the
+    /// writer only, and empty unless equal hashes of different keys were found.
     beyond: Mutex<HashMap<usize, u64>>,
 }
 
 impl Table {
-    /// Room for `entries` at a load of at most four sevenths: under churn, entries that once found their line full
-    /// stay where they went, and above that load the ways to them get long.
+    /// Creates a table for `entries` entries at a load of at most four sevenths. Under churn, entries that once found
+    /// their line full stay where they are, and at a higher load these entries get far from their lines.
     pub(crate) fn with_room_for(entries: usize) -> Self {
         let lines = entries.div_ceil(FULL).max(1);
         #[cfg(loom)]
@@ -72,7 +73,7 @@ impl Table {
         Self { lines, beyond: Mutex::default() }
     }
 
-    /// Gives up a part of the memory; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         #[cfg(loom)]
         return !std::mem::take(&mut self.lines).is_empty();
@@ -80,7 +81,7 @@ impl Table {
         self.lines.shed()
     }
 
-    /// Number of entries that the table holds before it should grow.
+    /// Number of entries at which the table should be replaced by a larger one.
     pub(crate) fn room(&self) -> usize {
         self.lines.len() * FULL
     }
@@ -102,7 +103,8 @@ impl Table {
         line_after(line, self.lines.len())
     }
 
-    /// The first value under `hash` that `is_it` accepts. Values of other keys may be offered too.
+    /// The first value under `hash` that `is_it` accepts; values of other keys may be offered to `is_it` too. None if
+    /// there is none.
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u64) -> bool) -> Option<u64> {
         let tag = tag(hash);
@@ -126,7 +128,7 @@ impl Table {
         None
     }
 
-    /// Adds a value. The caller keeps the number of entries below [`Self::room`].
+    /// Adds a value. The caller must keep the number of entries below [`Self::room`].
     pub(crate) fn insert(&self, hash: u64, value: u64, _writer: &mut WriterToken) {
         let mut at = self.home(hash);
         loop {
@@ -148,12 +150,12 @@ impl Table {
         }
     }
 
-    /// Never waited for: the writer alone asks.
+    /// Locked overflow counts; never waits, as only the writer calls this.
     fn beyond(&self) -> std::sync::MutexGuard<'_, HashMap<usize, u64>> {
         self.beyond.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An entry less has gone past a line.
+    /// Decrements the overflow count of a line.
     fn one_less_past(&self, line: usize) {
         let meta = &self.lines[line].meta;
         let now = meta.load(Ordering::Relaxed);
@@ -170,7 +172,7 @@ impl Table {
         meta.store(now - ONE_OVERFLOW, Ordering::Release);
     }
 
-    /// Puts `new` where `old` is; returns whether `old` was there.
+    /// Replaces the value `old` by `new`; true if `old` was there.
     pub(crate) fn replace(&self, hash: u64, old: u64, new: u64, _writer: &mut WriterToken) -> bool {
         self.at(hash, old).is_some_and(|(line, slot, _)| {
             self.lines[line].slots[slot].store(new, Ordering::Release);
@@ -178,7 +180,7 @@ impl Table {
         })
     }
 
-    /// Takes `value` out; returns whether it was there.
+    /// Removes a value; true if it was there.
     pub(crate) fn remove(&self, hash: u64, value: u64, _writer: &mut WriterToken) -> bool {
         let Some((line, slot, distance)) = self.at(hash, value) else { return false };
         let meta = &self.lines[line].meta;
@@ -191,7 +193,7 @@ impl Table {
         true
     }
 
-    /// Finds `value`: line, slot, and lines from its home.
+    /// Finds `value`: its line, its slot, and the number of lines from its first choice.
     fn at(&self, hash: u64, value: u64) -> Option<(usize, usize, usize)> {
         let tag = tag(hash);
         let mut at = self.home(hash);
@@ -214,7 +216,7 @@ impl Table {
     }
 }
 
-/// The tag of a hash: its low byte, never 0.
+/// Tag of a hash: its low byte, never 0.
 #[inline]
 fn tag(hash: u64) -> u64 {
     (hash & 0xff).max(1)
@@ -228,7 +230,7 @@ fn zero_bytes(meta: u64) -> u64 {
     !(((meta & low_bits) + low_bits) | meta) & HIGH
 }
 
-/// The slot of the lowest mark.
+/// Slot of the lowest mark.
 #[inline]
 fn slot(marks: u64) -> usize {
     marks.trailing_zeros() as usize / 8

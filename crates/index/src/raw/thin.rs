@@ -1,10 +1,11 @@
-//! A header and a list in one piece of memory, behind a thin pointer: what readers get to by one word.
+//! Header and list in one piece of memory behind a thin pointer, so that readers can reach both by one word.
 //!
-//! **Protocol.** Whole before it is linked, and never changed after, but by atomics in the header; unlinked and retired
-//! like a box.
+//! **Protocol.** The memory is complete before it is linked, and never changed afterwards, except atomics in the
+//! header; it is unlinked and retired like a box.
 //!
-//! **Invariants.** A [`ThinRef`] points to memory that [`ThinBox::new`] made: a header, the length, and that number of items, all
-//! written. It is followed only while that box lives, or while the reader's guard keeps it from being freed.
+//! **Invariants.** A [`ThinRef`] points to memory made by [`ThinBox::new`]: a header, the length, and that number of
+//! items, all written. It is followed only while that box lives, or while a reader's guard keeps the memory from being
+//! freed.
 //!
 //! **Checked by** the test below, and with the sets and levels that are kept in them: `tests/random_streams.rs` and
 //! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).
@@ -21,7 +22,7 @@ pub(super) struct Memory<H, T> {
     items: [T; 0],
 }
 
-/// Owns a header and its list.
+/// Owner of a header and its list.
 pub(crate) struct ThinBox<H, T: Copy>(NonNull<Memory<H, T>>);
 
 // SAFETY: it owns its content as a Box does.
@@ -29,13 +30,13 @@ unsafe impl<H: Send, T: Copy + Send> Send for ThinBox<H, T> {}
 // SAFETY: as above.
 unsafe impl<H: Sync, T: Copy + Sync> Sync for ThinBox<H, T> {}
 
-/// A header and its list, to be looked at.
+/// Borrowed header and its list.
 pub(super) struct ThinRef<'p, H, T> {
     memory: NonNull<Memory<H, T>>,
     owned: PhantomData<&'p Memory<H, T>>,
 }
 
-/// Step in which room grows, in items.
+/// Step in which the capacity grows, in items.
 const CLASS: usize = 4;
 
 fn class(len: usize) -> usize {
@@ -129,16 +130,16 @@ impl<'p, H, T> ThinRef<'p, H, T> {
     }
 }
 
-/// Boxes to be written anew, because no reader has them any more: most of those that come are as large as one that went.
+/// Spare boxes that no reader uses any more, to be written again: most new boxes are as large as one that was freed.
 pub(crate) struct Spares<H, T: Copy> {
-    /// Boxes by their room.
+    /// Spare boxes, by their capacity in steps of `CLASS` items.
     classes: Vec<Vec<ThinBox<H, T>>>,
     bytes: usize,
 }
 
-/// Greatest class of boxes that are kept.
+/// Number of capacities for which spare boxes are kept.
 const MOST_CLASSES: usize = 64;
-/// Greatest number of bytes of spares.
+/// Largest total size of the spare boxes, in bytes.
 const MOST_BYTES: usize = 64 << 10;
 
 impl<H, T: Copy> Spares<H, T> {
@@ -151,7 +152,7 @@ impl<H, T: Copy> Spares<H, T> {
         self.bytes + self.classes.capacity() * size_of::<Vec<ThinBox<H, T>>>() + lists
     }
 
-    /// As [`ThinBox::new`].
+    /// Makes a box like [`ThinBox::new`], from a spare one if possible.
     pub(crate) fn make(&mut self, head: H, items: &[T]) -> ThinBox<H, T> {
         let Some(spare) = self.classes.get_mut(class(items.len())).and_then(Vec::pop) else {
             return ThinBox::new(head, items);
@@ -161,7 +162,7 @@ impl<H, T: Copy> Spares<H, T> {
         unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
     }
 
-    /// Keeps a box that no reader has any more.
+    /// Keeps a box that no reader uses any more, unless there are enough spare ones.
     pub(crate) fn keep(&mut self, it: ThinBox<H, T>) {
         let (class, bytes) = (class(it.get().items().len()), it.bytes());
         if class >= MOST_CLASSES || self.bytes + bytes > MOST_BYTES {

@@ -1,8 +1,8 @@
-//! A long list that begins as zeros, and whose memory is the system's until it is first written to.
+//! Long list of zeros, whose memory the system provides only when it is first written to.
 //!
-//! To write zeros to tens of megabytes takes tens of milliseconds, nearly all of it the system's, for handing them out. What
-//! is asked for as zeros is handed out page by page, at the first write to each. Allocators do that only for what needs
-//! no special alignment: so this asks for words, and begins at the first that is aligned as it should be.
+//! Writing zeros to tens of megabytes takes tens of milliseconds, nearly all of it for the system to provide the
+//! memory. Memory that is requested as zeros is provided page by page, at the first write to each. Allocators do so
+//! only for memory without special alignment: so this list requests words, and starts at the first one that is aligned.
 //!
 //! **Protocol.** None: access to the list is access to its elements, which have a protocol of their own.
 //!
@@ -15,13 +15,13 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
-/// Type whose values may begin as zeros.
+/// Type for which all-zero memory is a valid value.
 ///
 /// # Safety
-/// Zeros must be a value of it, and nothing must be done when it is dropped.
+/// Zeros must be a valid value of the type, and dropping a value must do nothing.
 pub(super) unsafe trait Zeroable {}
 
-/// List of zeros at first, whose memory comes page by page at the first write.
+/// List whose elements start as zeros, and whose memory the system provides page by page at the first write.
 pub(super) struct ZeroedList<T: Zeroable> {
     first: NonNull<T>,
     len: usize,
@@ -30,7 +30,7 @@ pub(super) struct ZeroedList<T: Zeroable> {
     owns: PhantomData<Box<[T]>>,
 }
 
-/// Greatest number of words that are given back at once: 2 MiB, which take the system a fifth of a millisecond.
+/// Largest number of words that are freed at once: 2 MiB, which takes the system a fifth of a millisecond.
 const PIECE: usize = 256 << 10;
 
 // SAFETY: it owns its elements as a Box does.
@@ -65,7 +65,7 @@ impl<T: Zeroable> ZeroedList<T> {
         self.words * size_of::<u64>()
     }
 
-    /// Gives up a part of the memory; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(super) fn shed(&mut self) -> bool {
         let mut memory = self.take().into_vec();
         memory.truncate(memory.len().saturating_sub(PIECE));

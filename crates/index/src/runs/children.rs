@@ -1,4 +1,4 @@
-//! Children of runs: in lists for the writer, in order of their places, which are called forks, and in a table for readers.
+//! Children of runs: in lists for the writer, sorted by fork, and in a table for readers.
 
 use std::mem;
 
@@ -10,14 +10,14 @@ use crate::raw::Children;
 use crate::retire::{Garbage, Trash};
 use crate::stats::step;
 
-/// Number of runs up to which a table of children is made at once.
+/// Number of runs up to which a table of children is built in one step.
 const FEW: usize = 1 << 9;
-/// Runs moved into a new table of children for each run that comes or goes meanwhile: it is complete before the old one
-/// is much fuller than it should be.
+/// Number of runs moved into a new table of children for each run that is created or freed meanwhile: large enough that
+/// it is complete before the old one is much fuller than it should be.
 const PACE: usize = 16;
 
 impl Runs {
-    /// Lists a run among the children of its parent, unless that is the root, which has too many and needs no list.
+    /// Lists a run among the children of its parent; not for the root, which has too many children and needs no list.
     pub(super) fn hang(&mut self, id: u32, place: Place) {
         if place.run == ROOT {
             return;
@@ -70,20 +70,20 @@ impl Runs {
         }
     }
 
-    /// True if a run has children that it does not list.
+    /// True if a run has children that are not in its list.
     #[inline]
     pub(crate) fn has_unlisted(&self, id: u32) -> bool {
         self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.has_unlisted())
     }
 
-    /// Place where a run hangs that is not listed with its siblings.
+    /// Place where a run continues its parent, if the run is not in the parent's list; None if it is.
     #[inline]
     pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
         (!self.entries[id as usize].listed).then(|| self.origin(id))
     }
 
-    /// Calls `f` with the listed children that hang after more than `blocks` and at most `most` blocks, until it says stop
-    /// (true).
+    /// Calls `f` with each listed child that forks off after more than `blocks` and at most `most` blocks, until `f`
+    /// returns true; returns whether it did.
     pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
         let Some(forks) = &self.entries[id as usize].forks else { return false };
         for first in forks.between(blocks, most) {
@@ -99,11 +99,11 @@ impl Runs {
         false
     }
 
-    /// Keeps the table of children between a quarter and all of its room full, or about as large as it takes to make the
-    /// next one in time where few are left of many runs. A large one is made a few runs at a time, while the old one goes
-    /// on, and shown to readers when it is complete; returns whether one was.
+    /// Keeps the readers' table of children between a quarter full and full; when few of many runs are left, large
+    /// enough that the next table can be built in time. A large table is built a few runs per call while readers use
+    /// the old one, and shown to readers when it is complete; returns whether this call did so.
     pub(crate) fn reserve_children(&mut self, trash: &mut Trash) -> bool {
-        // Twice the runs that can come while all numbers of runs are gone through.
+        // Twice the number of runs that can be created while all numbers of runs are visited once.
         let least = if self.entries.len() <= FEW { 0 } else { self.entries.len() * 2 / PACE };
         let wanted = self.live.max(least);
         if self.next_children.is_none() {
@@ -135,31 +135,31 @@ impl Runs {
     }
 }
 
-/// A table of children that readers are not shown yet.
+/// Table of children that is being built, and that readers do not use yet.
 pub(super) struct NextChildren {
     pub(super) table: Children,
-    /// Runs with smaller numbers are in it.
+    /// Number up to which the runs are in the table.
     pub(super) until: u32,
 }
 
 impl NextChildren {
-    /// The table, if a run of this number is in it.
+    /// The table, if the run with this number is in it.
     pub(super) fn of(next: Option<&Self>, id: u32) -> Option<&Children> {
         next.filter(|next| id < next.until).map(|next| &next.table)
     }
 }
 
-/// Greatest number of a run's children that are listed. Of any more each holder counts those that it is in: a busy run has
-/// as many children as there are conversations, and what one holder does must not cost a look at everybody's.
+/// Largest number of a run's children that are listed. Further children are counted by each of their holders: a busy
+/// run has as many children as there are conversations, and a change of one holder must not look at all of them.
 const LISTED: u32 = 16;
 
-/// The places of one run where children hang, deepest first, each with its first child. Most runs with children have
-/// one place.
+/// Forks of one run: numbers of blocks after which children continue it, deepest first, each with the first child
+/// there. Most runs with children have one fork.
 #[derive(Default)]
 pub(crate) struct Forks {
     places: SmallVec<[(u32, u32); 2]>,
     listed: u32,
-    /// Children that are not listed.
+    /// Number of children that are not listed.
     unlisted: u32,
 }
 
@@ -173,12 +173,12 @@ impl Forks {
         self.listed == 0 && self.unlisted == 0
     }
 
-    /// True if the next child is to be listed; else it is counted.
+    /// True if the next child is to be listed; otherwise it is only counted.
     pub(crate) fn lists_next(&self) -> bool {
         self.listed < LISTED
     }
 
-    /// Makes `child` the first that hangs after `blocks` blocks; returns the former first.
+    /// Makes `child` the first child that forks off after `blocks` blocks; returns the previous first one.
     pub(crate) fn add(&mut self, blocks: u32, child: u32) -> Option<u32> {
         self.listed += 1;
         match self.places.binary_search_by(|(fork, _)| blocks.cmp(fork)) {
@@ -190,12 +190,12 @@ impl Forks {
         }
     }
 
-    /// Counts a listed child that is gone; it was not the first of its place.
+    /// Removes a listed child that was not the first of its fork from the count.
     pub(crate) fn remove(&mut self) {
         self.listed -= 1;
     }
 
-    /// Removes the first child that hangs after `blocks` blocks; the next there, if any, becomes the first.
+    /// Removes the first child that forks off after `blocks` blocks; `next`, if any, becomes the first there.
     pub(crate) fn remove_first(&mut self, blocks: u32, next: Option<u32>) {
         self.listed -= 1;
         let at = self.places.binary_search_by(|(fork, _)| blocks.cmp(fork)).expect("a child's parent lists it");
@@ -217,7 +217,7 @@ impl Forks {
         self.unlisted -= 1;
     }
 
-    /// The first listed children that hang after more than `blocks` and at most `most` blocks, deepest first.
+    /// First listed child at each fork after more than `blocks` and at most `most` blocks, deepest first.
     pub(crate) fn between(&self, blocks: u32, most: u32) -> impl Iterator<Item = u32> {
         let from = self.places.partition_point(|&(fork, _)| fork > most);
         self.places[from..].iter().take_while(move |&&(fork, _)| fork > blocks).map(|&(_, first)| first)

@@ -1,8 +1,8 @@
-//! The trie of runs, as the writer sees it.
+//! Trie of runs, as the writer sees it.
 //!
 //! A run is a stretch of consecutive positions of one chain. Runs are never split and positions never move: (run,
-//! offset) names a block for as long as anyone holds it. A chain that diverges after `fork` blocks of a run becomes a
-//! child, found by (run, fork, content hash). Run 0 is the empty prompt, which every chain continues.
+//! offset) identifies a block as long as any holder has it. A chain that diverges after `fork` blocks of a run becomes
+//! a child, found by (run, fork, content hash). Run 0 is the empty prompt, which every chain continues.
 
 mod children;
 mod pages;
@@ -18,33 +18,33 @@ use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::segmented::ChunkedList;
 
-/// Greatest number of blocks in a run; a longer chain continues in a child: bounds what moving a run costs.
+/// Largest number of blocks in a run; a longer chain continues in a child, which bounds the cost of moving a run.
 pub(crate) const MAX_RUN: usize = 1 << 16;
-/// Number of blocks below which a run grows by more than an eighth at once.
+/// Number of blocks below which a run's memory grows by half instead of an eighth.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
 
-/// Entry of a run: what the writer knows of it beyond what readers see.
+/// Entry of a run: the writer's data about the run, beyond what readers see.
 struct Entry {
-    /// The run; none for a free number.
+    /// The run; None for an unused number.
     run: Option<Run>,
-    /// Blocks before the run's first.
+    /// Number of blocks from the root to the run's first.
     start: u32,
-    /// Siblings that hang off the same place; the first has no `previous`.
+    /// Next child at the same fork of the parent; `previous` is the previous one, and unset for the first.
     next: u32,
     previous: u32,
-    /// True if memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
-    /// been through the old blocks may be about to look for children at the same offsets.
+    /// True if the hashes of blocks that once followed the last one are lost. Then nothing may be appended: a reader
+    /// that has read the old blocks may be about to look for children at the same offsets.
     cut: bool,
-    /// True if the run is listed with its siblings; else its holders count it.
+    /// True if the run is in its parent's list of children; otherwise its holders count it.
     listed: bool,
-    /// The run's last page.
+    /// Number of the run's last page.
     page: u32,
-    /// Places where children hang, deepest first, each with its first child.
+    /// Forks at which children continue the run.
     forks: Option<Box<Forks>>,
 }
 
-/// Entry point of readers: one line of memory for all.
+/// Entry point of readers, on one cache line.
 pub(crate) struct ReaderEntry {
     pub(crate) children: SwapCell<Children>,
     pub(crate) roster: SwapCell<Roster>,
@@ -55,16 +55,16 @@ pub(crate) struct Runs {
     entries: ChunkedList<Entry>,
     pages: Pages,
     free: ChunkedList<u32>,
-    /// Entry point of readers.
+    /// Entry point of readers, shared with them.
     pub(crate) shown: Arc<ReaderEntry>,
-    /// The next table of children while it is made.
+    /// Next table of children, while it is being built.
     next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
     bytes: usize,
-    /// Bytes of the places where children hang.
+    /// Size of the lists of forks, in bytes.
     fork_bytes: usize,
-    /// Spare memory for levels that do not fit into a head.
+    /// Spare memory for lists of levels that do not fit into a head.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
@@ -100,12 +100,12 @@ impl Runs {
         &mut self.pages
     }
 
-    /// True if `more` further runs can be numbered.
+    /// True if the index can number `more` further runs.
     pub(crate) fn can_number(&self, more: usize) -> bool {
         self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
 
-    /// Number of blocks of all runs.
+    /// Total number of blocks of all runs.
     pub(crate) fn positions(&self) -> usize {
         self.positions
     }
@@ -121,14 +121,14 @@ impl Runs {
             + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
     }
 
-    /// Every run that is not listed with its siblings, where it hangs, and its first level.
+    /// Place of every run that is not in its parent's list, and the run's first level.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn unlisted(&self) -> impl Iterator<Item = (Place, Option<Level>)> {
         let unlisted = (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id));
         unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
     }
 
-    /// True if the count of bytes is right.
+    /// True if the counts of bytes are right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
@@ -140,7 +140,7 @@ impl Runs {
         self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
     }
 
-    /// True if a run is live and not listed with its siblings.
+    /// True if a run exists and is not in its parent's list.
     pub(crate) fn is_unlisted(&self, id: u32) -> bool {
         self.is_live(id) && !self.entries[id as usize].listed
     }
@@ -155,7 +155,7 @@ impl Runs {
         self.entries[id as usize].run.as_mut().expect("a run that is referred to is live")
     }
 
-    /// Blocks before the run's first.
+    /// Number of blocks from the root to the run's first.
     #[inline]
     pub(crate) fn start(&self, id: u32) -> u32 {
         self.entries[id as usize].start
@@ -174,7 +174,7 @@ impl Runs {
         self.get(at.run).names()[at.offset as usize]
     }
 
-    /// Prefetches what [`Self::name`] reads for a position.
+    /// Prefetches the memory that [`Self::name`] reads for a position.
     #[inline]
     pub(crate) fn ask_for_name(&self, at: Position) {
         prefetch(&self.get(at.run).names()[at.offset as usize]);
@@ -184,13 +184,13 @@ impl Runs {
         self.get_mut(at.run).set_name(at.offset as usize, name);
     }
 
-    /// The place that the run's first block comes after.
+    /// Place where the run continues its parent.
     pub(crate) fn origin(&self, id: u32) -> Place {
         let head = self.get(id).head();
         Place { run: head.parent, blocks: head.fork }
     }
 
-    /// The block before, if any.
+    /// Position of the preceding block; None at the root.
     pub(crate) fn parent(&self, at: Position) -> Option<Position> {
         match at.offset {
             0 => self.origin(at.run).before(),
@@ -198,7 +198,7 @@ impl Runs {
         }
     }
 
-    /// The child that continues `place` with `content`.
+    /// Id of the child that continues `place` with `content`.
     #[inline]
     pub(crate) fn child(&self, place: Place, content: u64) -> Option<u32> {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
@@ -207,7 +207,8 @@ impl Runs {
         self.shown.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
-    /// The block that continues `place` with `content`, in the run itself or in a child.
+    /// Position of the block that continues `place` with `content`, in the run itself or in a child; None if there is
+    /// none.
     pub(crate) fn next(&self, place: Place, content: u64) -> Option<Position> {
         if place.run != ROOT && self.get(place.run).contents().get(place.blocks as usize) == Some(&content) {
             return Some(Position { run: place.run, offset: place.blocks });
@@ -215,8 +216,8 @@ impl Runs {
         self.child(place, content).map(|run| Position { run, offset: 0 })
     }
 
-    /// True if these blocks can go to the end of the run itself. They cannot if other blocks have ever been there:
-    /// (run, offset) means one prefix for as long as the run lives.
+    /// True if these blocks can be appended to the run itself. They cannot if other blocks were ever there: (run,
+    /// offset) identifies one prefix as long as the run lives.
     pub(crate) fn can_append(&self, place: Place, contents: &[u64]) -> bool {
         place.run != ROOT && {
             let run = self.get(place.run);
@@ -225,10 +226,10 @@ impl Runs {
         }
     }
 
-    /// Adds blocks at the end of a run, as many as it can take; they have no holders yet. Returns how many.
+    /// Appends blocks to a run, as many as it can take, without holders yet. Returns their number.
     ///
-    /// `names`: none if they have no shared names. `more`: number of blocks that follow soon; there is room for them if it
-    /// has to be made.
+    /// `names`: block hashes shared by all holders; None if there are none. `more`: number of blocks that follow soon;
+    /// included in the new capacity if the run must be moved.
     pub(crate) fn append(
         &mut self,
         id: u32,
@@ -255,7 +256,7 @@ impl Runs {
         contents.len()
     }
 
-    /// Takes back blocks at the end that no reader was ever shown as held.
+    /// Removes blocks from the end that no level ever covered.
     pub(crate) fn take_back(&mut self, id: u32, len: usize) {
         self.cut_off(id, len);
         self.get_mut(id).truncate(len);
@@ -284,7 +285,8 @@ impl Runs {
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
 
-    /// Makes a run of these blocks, as many as fit, below `place`; it has no holders yet.
+    /// Creates a run with the first of these blocks, as many as fit, that continues `place`, without holders yet;
+    /// returns its id.
     pub(crate) fn create(
         &mut self,
         place: Place,
@@ -311,7 +313,7 @@ impl Runs {
             }
             Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, listed: true, page, forks: None }
         };
-        // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
+        // The run is linked by its own copy of the blocks, so that the caller's list is not read twice.
         let run = self.entries[id as usize].run.as_ref().expect("live");
         self.shown.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
         if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
@@ -322,7 +324,7 @@ impl Runs {
         id
     }
 
-    /// Makes `levels` the run's levels and cuts off blocks without holders.
+    /// Publishes `levels` as the run's levels, and removes the blocks beyond the last level.
     pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash) {
         let run = self.entries[id as usize].run.as_mut().expect("live");
         if let Some(old) = run.head().publish(levels, &mut self.spare_levels, &mut self.token) {
@@ -361,12 +363,12 @@ impl Runs {
         self.reserve_children(trash);
     }
 
-    /// Numbers that runs have or had: all are less.
+    /// Upper limit of run numbers: all runs that exist or existed have smaller ones.
     pub(crate) fn numbers(&self) -> usize {
         self.entries.len()
     }
 
-    /// Takes back the number of a run that no reader can mean any more.
+    /// Makes the number of a run available again, when no reader can refer to the run any more.
     pub(crate) fn reuse(&mut self, id: u32) {
         self.free.push(id);
         if self.live == 0 && self.free.len() + 1 == self.entries.len() {
@@ -377,7 +379,7 @@ impl Runs {
 }
 
 impl Entry {
-    /// Books of the root alone.
+    /// List of entries with the root alone.
     fn of_root() -> ChunkedList<Self> {
         let mut entries = ChunkedList::default();
         entries.push(Self::free());

@@ -1,4 +1,4 @@
-//! Positions as 32-bit numbers.
+//! Numbering of positions with 32 bits.
 //!
 //! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
 //! keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
@@ -12,29 +12,29 @@ use crate::segmented::ChunkedList;
 use crate::stats::step;
 
 const BITS: u32 = 4;
-/// Blocks in a page.
+/// Number of blocks in a page.
 pub(crate) const PAGE: u32 = 1 << BITS;
 pub(crate) const NO_PAGE: u32 = u32::MAX;
-/// Greatest number of pages, so that a position fits into 32 bits.
+/// Largest number of pages, so that a position's number fits into 32 bits.
 const MOST_PAGES: usize = 1 << (32 - BITS);
 
-/// One page: 16 consecutive positions of a run.
+/// Page: 16 consecutive positions of a run.
 #[derive(Clone, Copy)]
 struct Page {
     run: u32,
-    /// Number of the page in its run; of a free one, the next free.
+    /// Index of the page in its run; of an unused page, the number of the next unused one.
     index: u32,
-    /// The run's page before this.
+    /// Number of the run's page before this one.
     previous: u32,
 }
 
-/// All pages.
+/// Table of all pages.
 pub(crate) struct Pages {
     pages: ChunkedList<Page>,
-    /// Number of the first free page.
+    /// Number of the first unused page.
     free: u32,
     used: usize,
-    /// Largest number of pages that there can be; fewer in tests.
+    /// Largest number of pages that may exist; lowered in tests.
     most: usize,
 }
 
@@ -62,7 +62,7 @@ impl Pages {
         self.used
     }
 
-    /// Adds a page for the run whose last page is `previous`.
+    /// Adds a page to the run whose last page is `previous`; returns its number.
     pub(crate) fn add(&mut self, run: u32, previous: u32) -> u32 {
         let index = if previous == NO_PAGE { 0 } else { self.pages[previous as usize].index + 1 };
         let page = Page { run, index, previous };
@@ -78,7 +78,7 @@ impl Pages {
         id
     }
 
-    /// Frees a run's last page; returns the one before.
+    /// Frees a run's last page; returns the number of the page before.
     pub(crate) fn remove(&mut self, id: u32) -> u32 {
         let previous = self.pages[id as usize].previous;
         self.pages[id as usize] = Page { run: 0, index: self.free, previous: NO_PAGE };
@@ -90,7 +90,7 @@ impl Pages {
         previous
     }
 
-    /// The number of the position `offset` of a run whose last page is `last`.
+    /// Number of the position at `offset` in a run whose last page is `last`.
     #[inline]
     pub(crate) fn number(&self, last: u32, offset: u32) -> u32 {
         let mut page = last;
@@ -101,21 +101,20 @@ impl Pages {
         (page << BITS) | (offset % PAGE)
     }
 
-    /// The pages of a run whose last is `last`, from that on backwards: the number and the offset of each one's first
-    /// position.
+    /// Pages of a run backwards from its last page `last`: of each, the number and the offset of its first position.
     pub(crate) fn back_from(&self, last: u32) -> impl Iterator<Item = (u32, u32)> {
         let live = |page: u32| (page != NO_PAGE).then_some(page);
         std::iter::successors(live(last), move |&page| live(self.pages[page as usize].previous))
             .map(|page| (page << BITS, self.pages[page as usize].index * PAGE))
     }
 
-    /// Prefetches the page of a number.
+    /// Prefetches the page of a position's number.
     #[inline]
     pub(crate) fn ask_for(&self, number: u32) {
         prefetch(&self.pages[(number >> BITS) as usize]);
     }
 
-    /// The position of a number.
+    /// Position with this number.
     #[inline]
     pub(crate) fn position(&self, number: u32) -> Position {
         let page = self.pages[(number >> BITS) as usize];
@@ -124,13 +123,13 @@ impl Pages {
 }
 
 impl Runs {
-    /// A position as a number of 32 bits.
+    /// Number, of 32 bits, of a position.
     #[inline]
     pub(crate) fn number(&self, at: Position) -> u32 {
         self.pages.number(self.entries[at.run as usize].page, at.offset)
     }
 
-    /// The numbers of the last positions of a run, from `start` on.
+    /// Numbers of a run's positions from offset `start` on.
     pub(crate) fn numbers_from(&self, id: u32, start: u32) -> impl Iterator<Item = u32> {
         let mut firsts: SmallVec<[u32; 64]> = SmallVec::new();
         for (number, offset) in self.pages(id) {
@@ -143,18 +142,18 @@ impl Runs {
         firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
     }
 
-    /// The pages of a run, last first: the number and the offset of each one's first position.
+    /// Pages of a run, the last first: of each, the number and the offset of its first position.
     pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
         self.pages.back_from(self.entries[id as usize].page)
     }
 
-    /// The position with this number.
+    /// Position with this number.
     #[inline]
     pub(crate) fn position(&self, number: u32) -> Position {
         self.pages.position(number)
     }
 
-    /// Prefetches what [`Self::position`] reads for a number.
+    /// Prefetches the memory that [`Self::position`] reads for a number.
     #[inline]
     pub(crate) fn ask_for_page(&self, number: u32) {
         self.pages.ask_for(number);

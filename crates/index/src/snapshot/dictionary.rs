@@ -1,4 +1,4 @@
-//! The dictionary of a snapshot: blocks that several ranks may hold, each once.
+//! Dictionary of a snapshot: the blocks that ranks hold, each stored once.
 
 use std::ops::Range;
 
@@ -8,46 +8,47 @@ use kvatlas_codec::{Cursor, put_varint, put_words};
 use crate::copied::CopiedChain;
 use crate::types::BlockHash;
 
-/// Blocks in a section of the dictionary, about.
+/// Approximate number of blocks in a section of the dictionary.
 const BLOCKS_A_SECTION: usize = 1 << 18;
-/// Chains of the dictionary that may be meant by one run: more are of engines that name blocks of their own.
+/// Number of the dictionary's chains per run that are compared with a new one: more come from engines with block hashes
+/// of their own.
 const MOST_ALIKE: usize = 4;
 
-/// A dictionary: chains, one after the other.
+/// Dictionary of a snapshot: chains of blocks, one after the other.
 #[derive(Debug, Default)]
 pub struct Dictionary {
-    /// The names of all blocks.
+    /// The block hashes of all blocks.
     pub names: Vec<BlockHash>,
-    /// The content hash of each.
+    /// The content hash of each block.
     pub contents: Vec<u64>,
-    /// The chains.
+    /// The chains, as ranges of the blocks.
     pub chains: Vec<Entry>,
 }
 
-/// A chain in a dictionary.
+/// Chain in a dictionary.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// Place of its first block.
+    /// Index of the chain's first block.
     pub start: usize,
-    /// Number of its blocks.
+    /// Number of the chain's blocks.
     pub blocks: usize,
-    /// The block before the first.
+    /// Block hash of the block before the first; None at the start of a prompt.
     pub parent: Option<BlockHash>,
 }
 
-/// Blocks of a dictionary that a rank holds.
+/// Part of a dictionary's chain that a rank holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
-    /// Place of the chain.
+    /// Index of the chain in the dictionary.
     pub entry: usize,
-    /// Blocks of the chain before the first.
+    /// Number of the chain's blocks before the piece.
     pub from: usize,
-    /// Number of blocks.
+    /// Number of blocks in the piece.
     pub blocks: usize,
 }
 
 impl Dictionary {
-    /// Parent, names and content hashes of a piece.
+    /// Parent, block hashes and content hashes of a piece.
     #[must_use]
     pub fn get(&self, piece: Piece) -> (Option<BlockHash>, &[BlockHash], &[u64]) {
         let entry = self.chains[piece.entry];
@@ -56,10 +57,10 @@ impl Dictionary {
         (parent, &self.names[within.clone()], &self.contents[within])
     }
 
-    /// Reads a section of blocks.
+    /// Adds the chains of a section of kind `BLOCKS` to the dictionary.
     ///
     /// # Errors
-    /// Words for what is wrong with it.
+    /// A description of what is wrong with the section.
     pub fn read(&mut self, payload: &[u8]) -> Result<(), String> {
         let mut cursor = Cursor(payload);
         // A chain has a block at least.
@@ -87,7 +88,7 @@ impl Dictionary {
     }
 }
 
-/// A chain of the dictionary that is being made.
+/// Chain of a dictionary that is being built.
 #[derive(Debug)]
 struct NewEntry {
     parent: Option<BlockHash>,
@@ -95,23 +96,23 @@ struct NewEntry {
     contents: Vec<u64>,
 }
 
-/// A dictionary that is being made, of what ranks hold. It is complete after the last of them: until then it is in memory,
-/// 16 bytes a block.
+/// Builder of a dictionary of the blocks that ranks hold. The dictionary is complete after the last rank: until then it
+/// is in memory, 16 bytes a block.
 #[derive(Debug, Default)]
 pub struct DictionaryWriter {
     entries: Vec<NewEntry>,
-    /// The entries that were made of what an index keeps as a run.
+    /// Indexes of the entries made from a run, by whether it is `elsewhere` (in another index), and its number.
     by_run: HashMap<(bool, u32), Vec<usize>>,
 }
 
 impl DictionaryWriter {
-    /// Number of blocks in it.
+    /// Number of blocks in the dictionary so far.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.entries.iter().map(|entry| entry.names.len() as u64).sum()
     }
 
-    /// The sections of blocks, in order.
+    /// Payloads of the sections of kind `BLOCKS`, in order.
     pub fn sections(&self) -> impl Iterator<Item = Vec<u8>> {
         let mut rest = &self.entries[..];
         std::iter::from_fn(move || {
@@ -130,8 +131,8 @@ impl DictionaryWriter {
         })
     }
 
-    /// Returns the place of the entry that begins with a chain, or of a new one. `elsewhere`: its run belongs to
-    /// another index than those of the other chains.
+    /// Index of the entry that begins with a chain, extended or created if needed. `elsewhere`: the chain's run belongs
+    /// to another index than the runs of other chains.
     pub(super) fn entry(&mut self, chain: CopiedChain, elsewhere: bool) -> usize {
         let CopiedChain { run, parent, names, contents, .. } = chain;
         let alike = self.by_run.entry((elsewhere, run)).or_default();

@@ -1,29 +1,29 @@
-//! Snapshots: the format in which blocks and their holders are kept, over a restart or on the way to another process.
+//! Snapshots: the format in which blocks and their holders are stored for a restart or for another process.
 //!
 //! ```text
 //! "KVASNAP\0"  version u32
 //! sections:    kind u8, length u64, payload, XXH3-64 (over the XXH3-64 of kind and length and the XXH3-64 of the payload)
 //!
-//! 1 head       JSON: when, by which version, an identifier
+//! 1 head       JSON: time, version of the writer, an identifier
 //! 2 keyspace   JSON: model, routing group, block size; the following sections belong to it
 //! 3 blocks     part of the dictionary: for each chain, its blocks * 2 + whether it has a parent, varint, and the
 //!              parent u64; then all names, then all content hashes, u64 each
-//! 4 stream     head in JSON (its length before it), then for each rank: what it holds, salted blocks, blocks known from
+//! 4 stream     head in JSON (its length before it), then for each rank: its blocks, salted blocks, blocks known from
 //!              answers
-//! 5 end        how many sections came before it, varint
+//! 5 end        number of sections before it, varint
 //! 6 index      block size, count copies, counters, varints; the following sections belong to it
-//! 7 rank       worker (text), rank (varint), what it holds
+//! 7 rank       worker (text), rank (varint), its blocks
 //! ```
 //!
 //! A service's snapshot has the sections 1 to 5; a [`BlockIndex`](crate::BlockIndex) by itself writes 6, 3, 7 and 5.
 //!
-//! The blocks of a rank are pieces of the dictionary's chains, which it has once each on the device, then other blocks with
-//! their copies on each tier. Blocks that several ranks hold under the same names are in the dictionary once. Two hashes
-//! of 64 bits that know nothing of each other are 16 bytes, however they are packed; what a rank holds of a chain takes 2
-//! to 6 bytes.
+//! The blocks of a rank are pieces of the dictionary's chains, with one copy of each block on the device, then other
+//! blocks with their copies on each tier. Blocks that several ranks hold under the same block hashes are in the
+//! dictionary once. A block takes 16 bytes there, as its two hashes of 64 bits cannot be compressed; a rank's part of a
+//! chain takes 2 to 6 bytes.
 //!
-//! To change the layout: give the version the next number, write it so, and read both. JSON may get more fields without
-//! that. Sections of kinds from 128 on are left out by who does not know them.
+//! To change the layout, increase the version, write the new layout, and read both. JSON may get more fields without a
+//! new version. Readers skip sections of unknown kinds from 128 on.
 
 mod dictionary;
 mod sections;
@@ -40,21 +40,21 @@ use crate::index::{BlockIndex, Config};
 use crate::stats::Counters;
 use crate::types::{BlockHash, Error, Tier};
 
-/// Copies of a block on all tiers at most.
+/// Largest total number of copies of a block on all tiers.
 const MOST_COPIES: u64 = 1 << 16;
 
-/// A rank's blocks, out of a snapshot.
+/// Blocks of one rank, read from a snapshot.
 #[derive(Debug, Default)]
 pub struct SavedBlocks {
-    /// Blocks with one copy on the device.
+    /// Blocks with exactly one copy, which is on the device.
     pub pieces: Vec<Piece>,
-    /// All others.
+    /// Blocks with other numbers of copies or on other tiers.
     pub others: Vec<UniformChain>,
 }
 
 impl DictionaryWriter {
-    /// Writes what a rank holds. Returns the number of blocks: names on the device and names elsewhere. `elsewhere`: its
-    /// runs are of another index than those of the other ranks.
+    /// Writes the blocks that a rank holds to `out`. Returns their number: block hashes on the device plus block hashes
+    /// elsewhere. `elsewhere`: the rank's runs belong to another index than those of other ranks.
     pub fn rank(&mut self, out: &mut Vec<u8>, mut rank: RankCopy, elsewhere: bool) -> u64 {
         let mut blocks = rank.blocks.len() as u64;
         let others = rank.uniform_chains();
@@ -89,10 +89,10 @@ impl DictionaryWriter {
 }
 
 impl SavedBlocks {
-    /// Reads what a rank holds.
+    /// Reads the blocks that a rank holds.
     ///
     /// # Errors
-    /// Words for what is wrong with it.
+    /// A description of what is wrong with the section.
     pub fn read(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<Self, String> {
         let mut it = Self::default();
         let count = cursor.count(2)?;
@@ -133,14 +133,14 @@ impl SavedBlocks {
         Ok(it)
     }
 
-    /// Blocks held: names on the device and names elsewhere.
+    /// Number of blocks held: block hashes on the device plus block hashes elsewhere.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
         pieces + self.others.iter().map(|chain| chain.names.len() as u64).sum::<u64>()
     }
 
-    /// Blocks held, each counted once for each of its copies.
+    /// Number of blocks held, each counted once for each of its copies.
     #[must_use]
     pub fn copies(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
@@ -150,7 +150,7 @@ impl SavedBlocks {
         pieces + self.others.iter().map(of).sum::<u64>()
     }
 
-    /// Tier, parent, names and content hashes of all that is to be stored, in order.
+    /// Tier, parent, block hashes and content hashes of each store that restores the blocks, in order.
     pub fn stores<'a>(
         &'a self,
         dictionary: &'a Dictionary,
@@ -170,8 +170,9 @@ impl SavedBlocks {
 }
 
 impl BlockIndex {
-    /// Everything held, the configuration and the counts so far, as bytes. The same on every machine. Writers go on
-    /// meanwhile: each rank is as it was at one moment, different ranks at different moments.
+    /// Serializes all blocks held, the configuration and the counts. The format is the same on every machine. Writers
+    /// may change the index meanwhile: each rank is saved as it was at one moment, different ranks at different
+    /// moments.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         // To write into memory does not fail.
@@ -211,7 +212,7 @@ impl BlockIndex {
         Ok(out.end()?.0)
     }
 
-    /// The index that a snapshot was made of.
+    /// Builds the index that a snapshot was made of.
     ///
     /// # Errors
     /// [`Error::Snapshot`] if the bytes are no snapshot of an index, of another version, cut off or altered,
@@ -245,9 +246,9 @@ impl From<ReadError> for Error {
     }
 }
 
-/// A snapshot, as far as it is read.
+/// Snapshot that is being read.
 struct PartialSnapshot {
-    /// The index, and the counts that it had.
+    /// The index, and the counts saved with it; None before the section of kind `INDEX`.
     index: Option<(BlockIndex, [u64; 6])>,
     dictionary: Dictionary,
 }
@@ -283,7 +284,7 @@ impl PartialSnapshot {
     }
 }
 
-/// Puts what one rank holds into the index.
+/// Stores the blocks of one rank in the index.
 fn restore(
     index: &BlockIndex,
     worker: &str,

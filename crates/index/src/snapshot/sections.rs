@@ -8,25 +8,25 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 const MAGIC: [u8; 8] = *b"KVASNAP\0";
 const VERSION: u32 = 1;
 
-/// Kinds of sections.
+/// Kinds of a snapshot's sections.
 pub mod kind {
-    /// The head of a service's snapshot.
+    /// Head of a service's snapshot.
     pub const HEAD: u8 = 1;
-    /// A keyspace, to which the next sections belong.
+    /// Keyspace, to which the following sections belong.
     pub const KEYSPACE: u8 = 2;
-    /// Part of a dictionary.
+    /// Part of a dictionary of blocks.
     pub const BLOCKS: u8 = 3;
-    /// A stream, with its ranks.
+    /// Event stream, with its ranks.
     pub const STREAM: u8 = 4;
-    /// The end.
+    /// End of the snapshot.
     pub const END: u8 = 5;
-    /// An index by itself.
+    /// Index without a service: its configuration and counts.
     pub const INDEX: u8 = 6;
-    /// A rank of an index.
+    /// Rank of an index.
     pub const RANK: u8 = 7;
-    /// Kinds from here on may be left out.
+    /// First kind that a reader may skip if it does not know it.
     pub(super) const OPTIONAL: u8 = 128;
-    /// A pool of a keyspace.
+    /// Pool of a keyspace.
     pub const POOL: u8 = 128;
 
     pub(super) fn name(kind: u8) -> &'static str {
@@ -44,7 +44,7 @@ pub mod kind {
     }
 }
 
-/// Writes sections.
+/// Writer of a snapshot's sections.
 #[derive(Debug)]
 pub struct SectionWriter<W> {
     out: W,
@@ -53,20 +53,20 @@ pub struct SectionWriter<W> {
 }
 
 impl<W: Write> SectionWriter<W> {
-    /// Begins a snapshot.
+    /// Writes the head of a snapshot's format to `out`.
     ///
     /// # Errors
-    /// Any error of the writer that it writes to.
+    /// Any error of writing to `out`.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         Ok(Self { out, sections: 0, bytes: (MAGIC.len() + 4) as u64 })
     }
 
-    /// Writes a section.
+    /// Writes one section.
     ///
     /// # Errors
-    /// Any error of the writer that it writes to.
+    /// Any error of the underlying writer.
     pub fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let mut head = [kind; 9];
         head[1..].copy_from_slice(&(payload.len() as u64).to_le_bytes());
@@ -79,10 +79,10 @@ impl<W: Write> SectionWriter<W> {
         Ok(())
     }
 
-    /// Writes the end. Returns the writer, and the number of bytes of the whole.
+    /// Writes the section that ends the snapshot. Returns the underlying writer, and the snapshot's size in bytes.
     ///
     /// # Errors
-    /// Any error of the writer that it writes to.
+    /// Any error of the underlying writer.
     pub fn end(mut self) -> io::Result<(W, u64)> {
         let mut payload = Vec::new();
         put_varint(&mut payload, self.sections);
@@ -98,32 +98,32 @@ fn sum(head: &[u8; 9], payload: &[u8]) -> u64 {
     sum.digest()
 }
 
-/// A section.
+/// Section of a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct Section<'a> {
-    /// Kind of the section.
+    /// Kind of the section, one of [`kind`].
     pub kind: u8,
-    /// Bytes of the section.
+    /// Content of the section, in bytes.
     pub payload: &'a [u8],
     number: u64,
     at: usize,
 }
 
 impl Section<'_> {
-    /// Says which section is at fault.
+    /// Error message that names this section and says `what` is wrong with it.
     #[must_use]
     pub fn wrong(&self, what: &str) -> String {
         format!("section {} ({}, at byte {}): {what}", self.number, kind::name(self.kind), self.at)
     }
 
-    /// Words for a section that cannot come where it is.
+    /// Error message for a section that must not be at this place in a snapshot.
     #[must_use]
     pub fn misplaced(&self) -> String {
         format!("a section of kind {} cannot be here", self.kind)
     }
 }
 
-/// Reads the sections of a snapshot.
+/// Reader of the sections of a snapshot.
 #[derive(Debug)]
 pub struct Sections<'a> {
     rest: &'a [u8],
@@ -132,10 +132,10 @@ pub struct Sections<'a> {
 }
 
 impl<'a> Sections<'a> {
-    /// Begins to read.
+    /// Checks the head of a snapshot's format in `bytes`.
     ///
     /// # Errors
-    /// Words for why the bytes are no snapshot.
+    /// A description of why the bytes are not a snapshot.
     pub fn new(bytes: &'a [u8]) -> Result<Self, String> {
         let Some((start, rest)) = bytes.split_first_chunk::<{ MAGIC.len() + 4 }>() else {
             return Err("it is too short for a snapshot".to_owned());
@@ -152,10 +152,10 @@ impl<'a> Sections<'a> {
         Ok(Self { rest, bytes: bytes.len(), number: 0 })
     }
 
-    /// The next section; none at the end, which is checked.
+    /// Reads the next section; None after the section that ends the snapshot, whose count of sections is checked.
     ///
     /// # Errors
-    /// Words for which section is damaged, and how.
+    /// A description of the damage, and of the section that has it.
     #[allow(clippy::should_implement_trait, reason = "it may fail, and then it must not go on")]
     pub fn next(&mut self) -> Result<Option<Section<'a>>, String> {
         loop {

@@ -1,20 +1,21 @@
-//! The writer: all there is to know about who holds what.
+//! The writer: the index's data about which holder has which blocks, and the operations that change it.
 //!
-//! A holder's *regular* blocks are those reachable from the root whose positions it covers under one name; nearly all
-//! are. In each run they are a prefix, so a holder is one cutoff a run, kept in the run's levels. Whatever is not like
-//! that (blocks below a hole, orphans, second names of one position) is *irregular* and kept aside by name.
+//! A holder's *regular* blocks are those reachable from the root whose positions it covers under one block hash; nearly
+//! all are. In each run they are a prefix, so a holder is one cutoff per run, kept in the run's levels. All other
+//! blocks (below a hole, orphans, second block hashes of one position) are *irregular* and kept separately by block
+//! hash.
 //!
-//! Readers see only levels. They change from the root down when a holder gains and from the leaves up when it loses,
-//! so that at every moment what a reader sees of a holder is a prefix that it holds then.
+//! Readers see only levels. These change from the root down when a holder gains blocks and from the leaves up when it
+//! loses some, so that a reader always sees a prefix that the holder really has at that time.
 //!
-//! All of it is methods of one [`Writer`], in three folders, each of which uses only those above it in this table:
+//! The operations are methods of one [`Writer`]. Each folder or file uses only those above it in this table:
 //!
-//! | folder | what |
+//! | folder | content |
 //! |---|---|
-//! | `names/` | block hash to position: the hash tables, of names that holders share and of a holder's own |
-//! | `holders/` | what is kept of a holder, of its irregular blocks, of a worker's ranks, and of holders on their way out |
-//! | `state.rs` | the writer: what it is made of, and when it frees |
-//! | `steps/` | what happens to a holder, and the events of a rank: its own text lists its files |
+//! | `names/` | block hash to position: hash tables of the block hashes that holders share, and private ones |
+//! | `holders/` | data about each holder, its irregular blocks, a worker's ranks, and departing holders |
+//! | `state.rs` | the writer: its data, and when it frees memory |
+//! | `steps/` | changes of a holder's blocks, and the events of a rank: its own text lists its files |
 
 mod holders;
 mod names;

@@ -1,4 +1,4 @@
-//! State of the writer: the parts that it is made of.
+//! State of the writer: its parts.
 
 use std::sync::Arc;
 
@@ -16,52 +16,52 @@ use crate::sets::Sets;
 use crate::stats::{Counters, step};
 use crate::types::BlockHash;
 
-/// Names for which room is kept from one event to the next.
+/// Largest number of block hashes for which memory is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
 
-/// Greatest number of blocks of a holder that gets names of its own at once.
+/// Largest number of blocks at which a holder gets its private table of names in one step.
 const OWN_AT_ONCE: u64 = 1 << 10;
 
 /// Least number of blocks below a hole that are kept as a branch.
 const LEAST_BRANCH: u64 = 1 << 7;
 
-/// All there is to know about who holds what.
+/// The writer's data: which holder has which blocks.
 pub(crate) struct Writer {
     pub(crate) runs: Runs,
     pub(super) sets: Sets,
-    /// Block hash → position, for all holders that agree on it.
+    /// Block hash to position, for all holders that agree on it.
     pub(super) names: NameTable,
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
-    /// Room for the names of an event.
+    /// Buffer for the block hashes of an event.
     pub(super) names_of_event: Vec<u64>,
-    /// Room for the names that a removal takes out.
+    /// Buffer for the block hashes that a removal takes out.
     pub(super) gone: Vec<u64>,
-    /// Room for a run's levels while they change.
+    /// Buffer for a run's levels while they change.
     pub(super) levels: Vec<Level>,
     pub(super) leaving: Departures,
-    /// Blocks of all holders whose chain to the root is not complete.
+    /// Number of blocks of all holders whose chain to the root is not complete.
     pub(super) waiting: usize,
-    /// Blocks of stores whose first part was made, and whose other parts are to come.
+    /// Number of blocks still to come in stores whose first part was applied.
     pub(super) promised: usize,
-    /// Blocks that are to follow those of this part of a store, if nothing of it is in its place yet.
+    /// Number of blocks that follow those of the current part of a store, as long as none of this part is stored.
     pub(super) coming: usize,
-    /// Roster that readers are shown; this is the newest.
+    /// The newest roster, to be published to readers.
     pub(super) roster: Roster,
-    /// Holders whose own names come together; some may be done.
+    /// Holders whose private tables of names are being built in steps; some may be complete.
     pub(super) gathering: Vec<u32>,
-    /// Greatest number of blocks of a holder that gets names of its own at once.
+    /// Largest number of blocks at which a holder gets its private table of names in one step.
     pub(crate) most_own_at_once: u64,
     /// Least number of blocks below a hole that are kept as a branch.
     pub(crate) least_branch: u64,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
-    /// The words of names that the event replaces, once for each time that it says them of a block held by then.
+    /// Fingerprint summands of block hashes that the event gives to other blocks, once for each time that this happens.
     pub(super) replaced_words: u64,
-    /// Ranks that a dump has copied in part.
+    /// Watches over the ranks that are being copied.
     pub(super) watches: Watches,
-    /// Book of the blocks that ranks can load; readers look at it too.
+    /// Book of the blocks that ranks can load; shared with readers.
     pub(crate) loading: Arc<RwLock<LoadBook>>,
     pub(super) count_copies: bool,
 }
@@ -95,7 +95,7 @@ impl Writer {
         }
     }
 
-    /// Makes a change in which nothing gains a second copy.
+    /// Makes a change in which no block gains a second copy.
     pub(crate) fn without_copies<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         let counts = std::mem::replace(&mut self.count_copies, false);
         let result = change(self);
@@ -103,7 +103,7 @@ impl Writer {
         result
     }
 
-    /// The names of an event, in a list that the writer keeps: to be given back by [`Self::names_done`].
+    /// The block hashes of an event in internal form, in a buffer that must be returned by [`Self::names_done`].
     #[inline]
     pub(super) fn inner_names(&mut self, block_hashes: &[BlockHash]) -> Vec<u64> {
         let mut names = std::mem::take(&mut self.names_of_event);
@@ -129,20 +129,20 @@ impl Writer {
         })
     }
 
-    /// Counts again how many blocks of a holder wait for others.
+    /// Recounts the blocks of a holder whose chain to the root is not complete.
     pub(super) fn count_waiting(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         let now = it.unlinked();
         self.waiting = self.waiting + now - std::mem::replace(&mut it.waiting, now);
     }
 
-    /// Shows readers the roster as it is now.
+    /// Publishes the current roster to readers.
     pub(super) fn publish_roster(&mut self) {
         let old = self.runs.shown.roster.replace(self.roster.clone(), &mut self.runs.token);
         self.trash.push(Garbage::Roster(old));
     }
 
-    /// Frees what no reader can see any more, when there is enough of it or little else is left.
+    /// Frees memory that no reader can see any more, if there is enough of it, the index is empty, or `now` is true.
     pub(crate) fn tidy(&mut self, readers: &Readers, now: bool) {
         if !now && !self.trash.is_full() && self.runs.len() != 0 {
             return;
@@ -157,7 +157,7 @@ impl Writer {
                 Garbage::Children(children) => leaving.push(Table::Children(children.into_box())),
                 memory => drop(memory),
             });
-            // When the last run's number has come back, a small table of children will do.
+            // Once the last run's number is free, a small table of children is enough.
             if runs.len() != 0 || !runs.reserve_children(trash) {
                 break;
             }
@@ -172,12 +172,12 @@ impl Writer {
         }
     }
 
-    /// True if there is anything that no reader can see any more and that is not freed.
+    /// True if there is memory to free that no reader can see any more.
     pub(super) fn has_garbage(&self) -> bool {
         self.trash.is_ready()
     }
 
-    /// Bytes of all this, as allocated. Walks over holders, and over nothing that they hold.
+    /// Memory that the writer has allocated, in bytes. Walks over all holders, but not over what each one holds.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.bytes()
             + self.sets.bytes()

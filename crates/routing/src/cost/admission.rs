@@ -1,8 +1,8 @@
-//! Admission foreseen: when an engine will begin with a prompt that is sent to it now.
+//! Forecast of admission: when an engine will start with a prompt that is sent to it now.
 //!
-//! Engines serve first come, first served: a prompt begins when the one before it is computed and there is room for its
-//! blocks. Running requests leave room when they end, which is as long as their answers are expected to go on. Blocks that
-//! several share come free when the last of them has ended; here each is taken for its part of what all use together.
+//! Engines serve first come, first served: a prompt starts when the one before it is computed and there is room for its
+//! blocks. Running requests free their room at their end, after the expected rest of their answers. Blocks that several
+//! requests share become free with the last of them; here each request counts for its part of all blocks in use.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,41 +12,42 @@ use crate::cost::demand::Demand;
 use crate::cost::idle::Tail;
 use crate::cost::slowness::Load;
 
-/// A sample of the time between tokens weighs at least this much.
+/// Least weight of a new sample of the time between tokens.
 const SLOWEST: f64 = 0.02;
-/// Tokens that an answer must have to tell the time between them.
+/// Number of tokens that an answer must have for a sample of the time between tokens.
 const LEAST_TOKENS: f64 = 8.0;
 
-/// Seconds for which a forecast holds while nothing happens at the engine. Where many requests run, it takes microseconds.
+/// Seconds for which a forecast is reused while nothing happens at the engine. With many running requests, it takes
+/// microseconds.
 const HOLDS: f64 = 0.02;
 
-/// A request without a first token.
+/// Request without a first token.
 #[derive(Debug, Clone, Copy)]
 struct QueuedRequest {
     number: u64,
-    /// Tokens to compute, and the seconds that this was expected to take.
+    /// Number of tokens to compute; `prefill`: seconds that this was expected to take.
     uncached: f64,
     prefill: f64,
     blocks: f64,
-    /// Tokens that it may generate, if it says so.
+    /// Largest number of tokens that the request may generate; None if it does not say.
     most: Option<f64>,
     tail: Tail,
 }
 
-/// A request with a first token.
+/// Request with a first token.
 #[derive(Debug, Clone, Copy)]
 struct RunningRequest {
     number: u64,
     first_token: f64,
     prefill: f64,
     blocks: f64,
-    /// The engine's [`Area`] at its first token.
+    /// [`Area`] of the engine at the request's first token.
     area: Area,
     most: Option<f64>,
     tail: Tail,
 }
 
-/// The requests that run at an engine and their blocks, summed over time.
+/// Running requests at an engine, and their blocks, integrated over time in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Area {
     at: f64,
@@ -54,70 +55,70 @@ struct Area {
     blocks: f64,
 }
 
-/// The router's requests at one worker.
+/// The router's requests at one worker, with the statistics of its steps.
 #[derive(Debug, Default)]
 pub(super) struct Engine {
     /// Requests without a first token, in the order in which they were sent.
     queue: VecDeque<QueuedRequest>,
     running: Vec<RunningRequest>,
-    /// Sums over all, and over those that run.
+    /// Blocks of all requests; `first_tokens` and `running_blocks` are sums over the running ones.
     blocks: f64,
     first_tokens: f64,
     running_blocks: f64,
     area: Area,
-    /// Seconds between two tokens of a request, on average; samples.
+    /// Mean time between two tokens of a request, in seconds; `samples`: number of its samples.
     step: f64,
     samples: f64,
     pub(super) demand: Demand,
     last_end: f64,
-    /// True if the first of the queue was seen to have no room.
+    /// True if the first request of the queue was found to have no room.
     blocked: bool,
-    /// The last forecast, and when it was made; none since something happened.
+    /// The last forecast, and its time; None if something has happened since.
     foreseen: RefCell<Option<(f64, Forecast)>>,
 }
 
-/// The state of an engine's cache and of its speed, as a candidate's row has it.
+/// State of an engine's cache and its speed, from a candidate's row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cache {
-    /// Blocks that there is room for; `NAN` if nobody knows.
+    /// Number of blocks that fit into the cache; infinite if unknown.
     pub(super) room: f64,
-    /// Blocks of prompts in use, those of other routers' requests included.
+    /// Blocks in use by prompts, including other routers' requests.
     pub(super) used: f64,
     pub(super) block_size: f64,
-    /// Prompt tokens a second.
+    /// Prompt tokens computed per second.
     pub(super) rate: f64,
-    /// Seconds since the turn of the prompt at the head of the queue came, if there was room for it.
+    /// Seconds since the prompt at the head of the queue got there, if there was room for it.
     pub(super) elapsed: f64,
-    /// Seconds of prompts that others have sent there.
+    /// Seconds of prompts that other routers have sent to the engine.
     pub(super) others: f64,
-    /// Requests that run at once, at most, less those of other routers; infinite if nobody knows.
+    /// Largest number of requests that run at once, less those of other routers; infinite if unknown.
     pub(super) limit: f64,
 }
 
-/// A forecast of an engine's requests if no other comes.
+/// Forecast of an engine's requests if no other comes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Forecast {
-    /// Seconds until all prompts that are there are computed, if the first of them is not late, and until the last of them
-    /// begins.
+    /// Seconds until all present prompts are computed, if the first is not late; `begun`: seconds until the last of
+    /// them starts.
     pub(super) computed: f64,
     begun: f64,
-    /// Seconds until so many requests have ended that one more may run.
+    /// Seconds until enough requests have ended for one more to run.
     turn: f64,
-    /// Blocks in use when the last of these prompts begins, its own among them.
+    /// Blocks in use when the last of the present prompts starts, including its own.
     used: f64,
-    /// Requests that end later, in order: when, and how many blocks come free.
+    /// Requests that end later, in this order: seconds until the end, and number of blocks freed.
     ends: VecDeque<(f64, f64)>,
 }
 
 impl Engine {
-    /// A request is sent there.
+    /// Adds a request that is sent to the engine.
     pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, most: Option<f64>, tail: Tail) {
         *self.foreseen.get_mut() = None;
         self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, most, tail });
         self.blocks += blocks;
     }
 
-    /// A request has its first token.
+    /// Records the first token of a request.
     pub(super) fn first_token(&mut self, number: u64, now: f64) {
         *self.foreseen.get_mut() = None;
         let Some(at) = self.queue.iter().position(|its| its.number == number) else { return };
@@ -138,7 +139,7 @@ impl Engine {
         self.blocked = false;
     }
 
-    /// Adds up what runs until now.
+    /// Integrates the running requests and their blocks until now.
     fn pass(&mut self, now: f64) {
         let passed = (now - self.area.at).max(0.0);
         self.area.at = now.max(self.area.at);
@@ -146,8 +147,8 @@ impl Engine {
         self.area.blocks += passed * self.running_blocks;
     }
 
-    /// A request that runs had so many tokens in all. Returns the time between them, in times of the
-    /// usual, and what ran meanwhile.
+    /// Records that a running request has generated `tokens` tokens in all. Returns the mean load meanwhile, and the
+    /// time between its tokens relative to the usual one; None if it has too few tokens.
     pub(super) fn answered(&mut self, number: u64, tokens: f64, block_size: f64, now: f64) -> Option<(Load, f64)> {
         self.pass(now);
         let its = self.running.iter().find(|its| its.number == number)?;
@@ -163,7 +164,8 @@ impl Engine {
         None
     }
 
-    /// A request is over. Returns the end of its prompt and the tokens of its answer, if it had a first one.
+    /// Removes a request that has ended. Returns the end of its prompt and the number of tokens of its answer, if it
+    /// had a first one.
     pub(super) fn ended(&mut self, number: u64, now: f64) -> Option<(Tail, f64)> {
         let mut ran = None;
         *self.foreseen.get_mut() = None;
@@ -189,7 +191,7 @@ impl Engine {
         ran
     }
 
-    /// Prompt tokens of requests without a first token, less those that were expected in the cache.
+    /// Prompt tokens to compute for requests without a first token, without those expected in the cache.
     pub(super) fn queued_tokens(&self) -> f64 {
         self.queue.iter().map(|its| its.uncached).sum()
     }
@@ -199,22 +201,22 @@ impl Engine {
         self.queue.len() + self.running.len()
     }
 
-    /// Seconds between two tokens of a request; 0 if nobody knows.
+    /// Mean time between two tokens of a request, in seconds; 0 if unknown.
     pub(super) fn step(&self) -> f64 {
         self.step
     }
 
-    /// Blocks that answers have filled so far.
+    /// Number of blocks that answers have filled so far.
     pub(super) fn grown(&self, step: f64, block_size: f64, now: f64) -> f64 {
         ((self.running.len() as f64 * now - self.first_tokens) / (step * block_size)).max(0.0)
     }
 
-    /// The part of its blocks that each request takes, as they share.
+    /// Fraction of its blocks that each request counts for, as requests share blocks.
     fn part(&self, used: f64) -> f64 {
         if self.blocks > 0.0 { (used / self.blocks).min(1.0) } else { 1.0 }
     }
 
-    /// True if the first of the queue has no room.
+    /// True if there is no room for the first request of the queue.
     fn is_blocked(&self, cache: &Cache, step: f64, now: f64) -> bool {
         let Some(first) = self.queue.front() else { return false };
         let running: f64 = self.running.iter().map(|its| its.blocks).sum();
@@ -222,17 +224,17 @@ impl Engine {
             || self.running.len() as f64 >= cache.limit
     }
 
-    /// Takes note of whether the first of the queue has room.
+    /// Records whether there is room for the first request of the queue.
     pub(super) fn look(&mut self, cache: &Cache, step: f64, now: f64) {
         self.blocked = self.blocked || self.is_blocked(cache, step, now);
     }
 
-    /// Seconds for which the prompt at the head could have been computed, of those since its turn came.
+    /// Seconds for which the prompt at the head could have been computed, given the seconds since it got there.
     pub(super) fn elapsed(&self, since_turn: f64, now: f64) -> f64 {
         if self.blocked { since_turn.min(now - self.last_end) } else { since_turn }
     }
 
-    /// Reads a forecast of what will happen at the engine, made now or a moment ago.
+    /// Calls `read` with a forecast for the engine, made now or a moment ago.
     pub(super) fn foresee<T>(
         &self,
         cache: &Cache,
@@ -248,7 +250,7 @@ impl Engine {
         read(&foreseen.get_or_insert_with(|| (now, self.forecast(cache, answers, step, now))).1)
     }
 
-    /// Forecasts what will happen at the engine. `step`: seconds between two tokens of a request.
+    /// Makes a forecast for the engine. `step`: seconds between two tokens of a request.
     fn forecast(&self, cache: &Cache, answers: &Answers, step: f64, now: f64) -> Forecast {
         let part = self.part(cache.used);
         let mut used = 0.0;
@@ -266,7 +268,7 @@ impl Engine {
         let (mut begun, mut computed) = (0.0_f64, cache.others);
         let elapsed = if self.is_blocked(cache, step, now) { 0.0 } else { cache.elapsed };
         let lasts = answers.mean() * step;
-        // Of many that run somebody ends soon, though each is expected to go on for long.
+        // Among many running requests one ends soon, though each is expected to run for long.
         let turn = |before: usize| ((before + 1) as f64 - cache.limit).max(0.0) * lasts / cache.limit;
         for (nth, its) in self.queue.iter().enumerate() {
             let blocks = its.blocks * part;
@@ -289,7 +291,7 @@ impl Engine {
     }
 }
 
-/// Lets requests end until there is room for so many blocks: when that is.
+/// Ends requests until there is room for `blocks`; returns the seconds until then.
 fn until_room(ends: &mut VecDeque<(f64, f64)>, used: &mut f64, blocks: f64, room: f64) -> f64 {
     let mut until = 0.0_f64;
     while *used + blocks > room
@@ -302,8 +304,8 @@ fn until_room(ends: &mut VecDeque<(f64, f64)>, used: &mut f64, blocks: f64, room
 }
 
 impl Forecast {
-    /// Seconds, beyond those until all prompts before it are computed, until there is room for one more with so many
-    /// blocks of its own.
+    /// Seconds, beyond those until all prompts before are computed, until there is room for one more request with `own`
+    /// blocks that it shares with no other.
     pub(super) fn wait_for_room(&self, own: f64, room: f64) -> f64 {
         let (mut used, mut until) = (self.used, self.begun.max(self.turn));
         for (end, freed) in &self.ends {
@@ -321,7 +323,7 @@ impl Forecast {
 mod tests {
     use super::*;
 
-    /// Answers of 100 tokens, one each 0.1 s: 10 s, whatever they have had.
+    /// Answers of 100 tokens at 0.1 s each: 10 s in all.
     fn answers() -> Answers {
         let mut answers = Answers::default();
         for _ in 0..2_048 {
@@ -353,7 +355,7 @@ mod tests {
         close(forecast.wait_for_room(19.0, 100.0), 0.0);
         close(forecast.wait_for_room(30.0, 100.0), first);
         close(forecast.wait_for_room(61.0, 100.0), second);
-        // More than there is room for at all: when nobody is left.
+        // More blocks than there is room for: when no request runs any more.
         close(forecast.wait_for_room(500.0, 100.0), second);
     }
 
@@ -439,7 +441,7 @@ mod tests {
         let here = cache(135.0);
         engine.look(&here, 0.1, 3.0);
         let left = answers.left(30.0) * 0.1;
-        // The second cannot begin before the first has ended, and its turn has not come before: 3 s count for nothing.
+        // The second prompt cannot begin before the first has ended: the 3 s before count for nothing.
         let elapsed = engine.elapsed(3.0, 3.0);
         close(elapsed, 3.0);
         let forecast = engine.forecast(&Cache { elapsed, ..here }, &answers, 0.1, 3.0);

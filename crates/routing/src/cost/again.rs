@@ -1,29 +1,30 @@
-//! The share of what is computed that was computed before, and pushed out meanwhile.
+//! Share of the computed blocks that were computed before and evicted since.
 //!
-//! In a cache that is full, as much is pushed out as is computed. So this share is also the chance that what a prompt pushes
-//! out is asked for again: where it is large, each prompt that is let in from outside undoes nearly as much as it does.
+//! A full cache evicts as much as is computed. So this share is also the probability that the blocks that a prompt
+//! evicts are requested again: where it is large, each prompt let in undoes nearly as much work as it does.
 
-/// Blocks that are kept in mind: the remains of as many prompts as fit.
+/// Number of blocks that are remembered: a sample of the latest prompts.
 const SLOTS: usize = 1 << 16;
-/// Blocks of a prompt for each one that is looked at. Prompts that begin alike have these at the same places.
+/// Distance between the blocks of a prompt that are sampled. Prompts with a common beginning have these at the same
+/// places.
 const EVERY: usize = 8;
-/// A new block makes those before it count so much less.
+/// Factor by which earlier blocks fade with each new one.
 const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
-/// Blocks that were never computed before, taken for granted at first.
+/// Initial number of blocks never computed before, as a prior.
 const PRIOR: f64 = 64.0;
 
-/// Blocks that were computed, as far as they are kept in mind, and how many were again.
+/// Sample of the computed blocks, with the faded numbers of repeated ones and of all.
 #[derive(Debug, Default)]
 pub(super) struct Again {
-    /// Part of the hash of each block, at a place that follows from the rest of it.
+    /// Part of the hash of each sampled block, at an index that follows from the rest of the hash.
     seen: Vec<u32>,
     again: f64,
     all: f64,
 }
 
 impl Again {
-    /// Notes that a prompt is sent to a worker that computes its blocks from `held` on; those from `gone` on no worker
-    /// holds.
+    /// Records a prompt sent to a worker that computes its blocks from `held` on. No worker holds the blocks from
+    /// `gone` on.
     pub(super) fn sent(&mut self, content_hashes: &[u64], held: usize, gone: usize) {
         let (mut looked_at, mut again) = (0_u32, 0_u32);
         for (at, hash) in content_hashes.iter().enumerate().skip(held.next_multiple_of(EVERY)).step_by(EVERY) {
@@ -42,7 +43,7 @@ impl Again {
         self.all = self.all * kept + f64::from(looked_at);
     }
 
-    /// The share of what is computed that was computed before and is gone, from 0 to 1.
+    /// Share, from 0 to 1, of the computed blocks that were computed before and are held by no worker.
     pub(super) fn share(&self) -> f64 {
         self.again / (self.all + PRIOR)
     }
@@ -61,7 +62,7 @@ mod tests {
             again.sent(&prompt(number << 32), 0, 0);
         }
         assert!(again.share() < 0.01, "{}", again.share());
-        // The same prompts again: held, so that nothing is computed; held by another; gone.
+        // The same prompts again: held by the worker, held by another one, and evicted.
         for number in 0..16 {
             again.sent(&prompt(number << 32), 512, 512);
             again.sent(&prompt(number << 32), 0, 512);

@@ -1,25 +1,26 @@
-//! An estimate of how long answers are, and how much of one that has begun is still to come.
+//! Estimate of the length of answers, and of the rest of an answer that has begun.
 
-/// Answers that are kept in mind.
+/// Largest number of answers that are kept.
 const MOST: usize = 1_024;
-/// Number of new answers after which the sums are made again, and the part of all answers that they have to be: to sort
-/// them costs more the more there are.
+/// Number of new answers after which the sums are recomputed; at least the share `1 / FRESH_PART` of all answers, as
+/// sorting more answers takes longer.
 const FRESH: usize = 16;
 const FRESH_PART: usize = 16;
-/// Answers of an average length still to come that each estimate is mixed with: the longest of those seen says little.
+/// Weight of the mean length in each estimate, in answers: the longest answers seen so far say little about the rest of
+/// even longer ones.
 const MEMORYLESS: f64 = 8.0;
-/// Tokens of answers that are taken for granted at first.
+/// Lengths in tokens that are assumed at first.
 const FIRST: [f64; 4] = [64.0, 128.0, 256.0, 512.0];
 
-/// The lengths of the last answers, in tokens.
+/// Lengths of the last answers, in tokens.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Lengths in the order in which they came, from `next` on.
+    /// Lengths in the order in which they came, the oldest at `next`.
     lengths: Vec<f64>,
     next: usize,
     fresh: usize,
     sorted: Vec<f64>,
-    /// Sums of each of `sorted` and all longer ones; one more for none.
+    /// Sums of each length in `sorted` and all longer ones; the last sum is 0.
     sums: Vec<f64>,
 }
 
@@ -32,7 +33,7 @@ impl Default for Answers {
 }
 
 impl Answers {
-    /// An answer had so many tokens.
+    /// Adds the length of an answer in tokens.
     pub(super) fn add(&mut self, tokens: f64) {
         if !tokens.is_finite() || tokens < 0.0 {
             return;
@@ -50,12 +51,12 @@ impl Answers {
         }
     }
 
-    /// Tokens of an answer, on average.
+    /// Mean number of tokens of an answer.
     pub(super) fn mean(&self) -> f64 {
         self.sums[0] / self.sorted.len() as f64
     }
 
-    /// Tokens still to come of an answer that has so many: what the longer ones of the past had beyond that, on average.
+    /// Expected number of further tokens of an answer that has `tokens`: the mean rest of the longer ones seen before.
     pub(super) fn left(&self, tokens: f64) -> f64 {
         let shorter = self.sorted.partition_point(|length| *length <= tokens);
         let longer = (self.sorted.len() - shorter) as f64;

@@ -1,4 +1,4 @@
-//! The state that the policy `kvatlas` keeps of each worker, and what it foresees there.
+//! Data that the policy `kvatlas` keeps about each worker, and its forecasts from them.
 
 use crate::candidates::Candidates;
 use crate::cost::Weights;
@@ -15,26 +15,26 @@ use crate::cost::slowness::Slowness;
 use crate::policy::Placement;
 use crate::request::Request;
 
-/// Seconds for which the demand on workers is taken to stay as it is.
+/// Seconds for which averages of the demand on workers are reused.
 const RECENT: f64 = 0.1;
-/// Below this share of a cache in use, room is taken to have no price.
+/// Share of a cache in use below which room is taken to have no price.
 const SCARCE: f64 = 0.25;
 
-/// A record of what was sent, what has begun and what has ended.
+/// Data of the policy: requests that were sent, have started and have ended, and the statistics learnt from them.
 #[derive(Debug, Default)]
 pub(super) struct Books {
-    /// The router's requests at each worker, by its number.
+    /// The router's requests at each worker, by the worker's number.
     engines: Vec<Engine>,
     answers: Answers,
-    /// The slowness of steps by load, learnt from the time between the tokens of answers.
+    /// Slowdown of steps by load, learnt from the time between the tokens of answers.
     steps: Slowness,
     averages: Averages,
     idle: IdlePrompts,
     sessions: Sessions,
     again: Again,
-    /// The limits of running requests, by number of the worker.
+    /// Limits of running requests, by the worker's number.
     limits: Vec<RunningLimit>,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     block_size: f64,
 }
 
@@ -47,14 +47,14 @@ impl Books {
         &mut self.engines[at]
     }
 
-    /// Notes that this router or another one has sent a request to a row.
+    /// Records that this router or another one has sent a request to a row.
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let depth = candidates.reached(row);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
         let most = request.max_tokens.map(f64::from);
-        // Where there is room for more like it, nobody pushes out what it leaves.
+        // Where there is room for more requests of this size, the blocks that this one leaves are not evicted.
         let may_matter = candidates.used_blocks[row] + blocks > SCARCE * candidates.capacity_blocks[row];
         let tail = if may_matter { Tail::of(request) } else { Tail::default() };
         self.block_size = f64::from(request.block_size.max(1));
@@ -76,7 +76,7 @@ impl Books {
         self.engine(placed.worker).first_token(placed.number, now);
     }
 
-    /// The share of what is computed that was computed before, and pushed out meanwhile.
+    /// Share of the computed blocks that were computed before and evicted since.
     pub(super) fn undone(&self) -> f64 {
         self.again.share()
     }
@@ -104,7 +104,7 @@ impl Books {
         }
     }
 
-    /// Takes note of what can only be seen while it is so.
+    /// Records observations that can only be made at this moment: engines' reports, and queues without room.
     pub(super) fn look(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
         self.look_at_reports(candidates, now);
         if !is_scarce(request, candidates) {
@@ -130,7 +130,7 @@ impl Books {
         }
     }
 
-    /// Takes note of how many requests the engines say they run while others wait.
+    /// Records the numbers of running requests that engines report while others wait.
     fn look_at_reports(&mut self, candidates: &Candidates, now: f64) {
         // Rows are in order of their worker.
         let workers = candidates.worker.last().map_or(0, |last| *last as usize + 1);
@@ -146,14 +146,14 @@ impl Books {
         }
     }
 
-    /// Returns the number of requests that the engine of a row runs at once, at most, if that is known.
+    /// Number of requests that the engine of a row can run at once; infinite if unknown.
     #[inline]
     fn limit(&self, candidates: &Candidates, row: usize) -> f64 {
         self.limits.get(candidates.worker[row] as usize).map_or(f64::INFINITY, RunningLimit::get)
     }
 
-    /// Returns what it says of the engine of a row that the prompt at the head of its queue, which could be computed for
-    /// `elapsed` seconds already, has no first token.
+    /// Delay expected at the engine of a row from its prompt at the head of the queue, which could have been computed
+    /// for `elapsed` seconds already and has no first token.
     #[inline]
     pub(super) fn late(&self, candidates: &Candidates, row: usize, elapsed: f64) -> Delay {
         if elapsed * candidates.prefill_rate[row] <= candidates.head_tokens[row] {
@@ -163,7 +163,7 @@ impl Books {
         Delay::of(candidates, row, elapsed, self.block_size, is_at_limit)
     }
 
-    /// Returns what is the same for all of these candidates.
+    /// Computes the part of the forecasts that is the same for all of these candidates.
     pub(super) fn common(
         &self,
         weights: &Weights,
@@ -186,7 +186,7 @@ impl Books {
         }
     }
 
-    /// Requests that a new session brings, times the weight of what it brings; 0 for one that is not new, or need not be.
+    /// Number of requests that a new session brings, times their weight; 0 without a session, or for one that is known.
     fn settle(&self, weights: &Weights, request: &Request<'_>) -> f64 {
         match request.session {
             Some(session) if weights.settle > 0.0 && !self.sessions.knows(session) => {
@@ -202,18 +202,18 @@ impl Books {
         Averages { at: now, workers: group(candidates), average: Average::of(demands, now) }
     }
 
-    /// Returns the prices of room at these candidates, if they are known.
+    /// Prices of room at these candidates; `None` if unknown.
     fn prices(&self, candidates: &Candidates, now: f64) -> Option<Prices> {
         let recent = self.averages.are_of(candidates, now);
         let mut average = if recent { self.averages.average } else { self.average(candidates, now).average }?;
         let engines = candidates.worker.iter().filter_map(|&worker| self.engines.get(worker as usize));
         let (there, ours): (u32, usize) = (candidates.requests.iter().sum(), engines.map(Engine::requests).sum());
-        // What other routers send is like what this one sends.
+        // Requests of other routers are assumed to be like those of this router.
         average.rate *= (f64::from(there) / ours.max(1) as f64).max(1.0);
         Some(Prices::new(&average))
     }
 
-    /// Returns the best that may be foreseen at a row, without a look at its books.
+    /// Best possible forecast for a row, without its requests.
     #[inline(always)]
     pub(super) fn best(&self, common: &SharedForecast, candidates: &Candidates, row: usize) -> Outlook {
         let queue = least_queue(candidates, row, 1.0 / candidates.prefill_rate[row]);
@@ -236,7 +236,7 @@ impl Books {
         }
     }
 
-    /// Returns what is foreseen at a row.
+    /// Forecast for a row.
     pub(super) fn outlook(
         &self,
         common: &SharedForecast,
@@ -274,7 +274,8 @@ impl Books {
                 });
         }
         if !lacks_room {
-            // In the queue of an engine at its limit it has its turn, and nobody with less to compute goes before it.
+            // In the queue of an engine at its limit the request keeps its turn: no later request with less to compute
+            // overtakes it.
             let queue = queue(candidates, row, elapsed);
             outlook.starts = held(candidates, row, queue, elapsed) + late.held;
             outlook.queue = if is_full { outlook.queue } else { queue + late.cost };
@@ -295,28 +296,29 @@ impl Books {
     }
 }
 
-/// The part of a forecast that is the same for all candidates of a decision.
+/// Part of the forecasts that is the same for all candidates of a decision.
 #[derive(Debug)]
 pub(super) struct SharedForecast {
-    /// True if some cache is so full that room may matter.
+    /// True if the cache of any candidate is so full that room may matter.
     is_scarce: bool,
-    /// The prices of room. `None`: it has none.
+    /// Prices of room. `None`: room has no price.
     prices: Option<Prices>,
-    /// Tokens of an answer.
+    /// Expected number of tokens of the answer.
     answer: f64,
     /// Steps by which one more request makes an answer longer.
     longer: f64,
-    /// Requests that run beside one.
+    /// Number of requests that an engine usually runs.
     usual_requests: f64,
-    /// Requests that a session that is new is expected to send after this one; 0: it is known, or there is none.
+    /// Number of requests that a new session is expected to send after this one, times their weight; 0 if it is known
+    /// or there is none.
     settle: f64,
-    /// Seconds of prompts of each of them.
+    /// Mean prefill of a session's later requests, in seconds.
     prefill: f64,
-    /// Seconds of waiting at an engine that are as good as none.
+    /// Seconds of waiting at an engine that count as none.
     hold: f64,
 }
 
-/// The demand on some workers, on average, as it was a moment ago.
+/// Mean demand on a group of workers, as of a moment ago.
 #[derive(Debug, Default)]
 struct Averages {
     at: f64,
@@ -324,7 +326,7 @@ struct Averages {
     average: Option<Average>,
 }
 
-/// Some workers: their number, the first and the last. Enough to tell those of one model from those of another.
+/// Group of workers: their number, the first and the last. Enough to distinguish those of different models.
 type Group = (usize, Option<u32>, Option<u32>);
 
 fn group(candidates: &Candidates) -> Group {
@@ -338,14 +340,14 @@ impl Averages {
     }
 }
 
-/// True if a cache is so full, or would be, that room may matter.
+/// True if the cache of a candidate is so full, or would be, that room may matter.
 fn is_scarce(request: &Request<'_>, candidates: &Candidates) -> bool {
     let blocks = f64::from(request.blocks());
     let fills = candidates.used_blocks.iter().zip(&candidates.capacity_blocks);
     fills.fold(false, |scarce, (used, room)| scarce | (used + blocks > SCARCE * room))
 }
 
-/// Blocks of a request that no other at the row uses: none, if nobody knows what it shares.
+/// Blocks of a request that no other request at the row uses; 0 without hashes, as sharing is unknown then.
 #[inline]
 fn own(request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
     if request.content_hashes.is_empty() {

@@ -1,22 +1,22 @@
-//! The demand on one worker: how many requests come, how much of its cache each takes, and for how long; and the price of
-//! room that follows: by how many seconds requests to come will wait longer for room in a cache, because this one is there.
+//! Demand on one worker: how many requests come, which share of its cache each takes, and for how long; and the price
+//! of room: the number of seconds by which future requests will wait longer for room in a cache because of this one.
 //!
 //! ```text
 //! price = rate * held * P * own / used * residence
 //! ```
-//! While this request holds its blocks, `rate * held` others come to the worker. Each finds no room with the probability `P`,
-//! and then waits for the time in which the cache comes free (`residence`), of which the part `own / used` is due to this
-//! request. In a cache that is far from full the price is 0.
+//! While this request holds its blocks, `rate * held` others come to the worker. Each finds no room with the
+//! probability `P`, and then waits for the time in which the cache becomes free (`residence`), where the part `own /
+//! used` is due to this request. In a cache that is far from full the price is 0.
 //!
 //! The fill of a cache when the next request comes is taken to lie between its fill now and its mean fill, with the
 //! spread of a sum of independent arrivals. `P` is the probability that it leaves no room for another request.
 
-/// Seconds over which arrivals are counted.
+/// Time constant over which arrivals are counted, in seconds.
 const ARRIVALS: f64 = 60.0;
-/// Seconds over which it is averaged what a request takes.
+/// Time constant over which the shares of requests and their times are averaged, in seconds.
 const SHARES: f64 = 600.0;
 
-/// Running sums of one worker, each of them fading.
+/// Exponentially fading sums over the requests of one worker.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Demand {
     at: f64,
@@ -29,7 +29,7 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// A request comes that takes this share of the cache from all others; `NAN`: nobody knows.
+    /// Adds a request that comes and takes this share of the cache from all others; `NAN`: unknown.
     pub(super) fn comes(&mut self, share: f64, now: f64) {
         *self = self.at(now);
         self.arrivals += 1.0;
@@ -40,14 +40,14 @@ impl Demand {
         }
     }
 
-    /// A request has ended that took its share for so many seconds.
+    /// Adds a request that has ended, after `seconds` in the cache.
     pub(super) fn goes(&mut self, seconds: f64, now: f64) {
         *self = self.at(now);
         self.ended += 1.0;
         self.residence += seconds;
     }
 
-    /// The sums as they have faded until then.
+    /// The sums, faded until `now`.
     fn at(&self, now: f64) -> Self {
         let passed = (now - self.at).max(0.0);
         let share = (-passed / SHARES).exp();
@@ -63,20 +63,20 @@ impl Demand {
     }
 }
 
-/// The demand on a worker, on average over some.
+/// Mean demand on a worker, over several.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Average {
-    /// Requests a second.
+    /// Number of requests per second.
     pub(super) rate: f64,
-    /// The share of a cache that a request takes, and its square.
+    /// Mean share of a cache that a request takes; `square`: mean of the share's square.
     pub(super) share: f64,
     pub(super) square: f64,
-    /// Seconds for which it takes it.
+    /// Mean time that a request occupies its KV blocks, in seconds.
     pub(super) residence: f64,
 }
 
 impl Average {
-    /// Averages over workers, each with the seconds since it joined. `None`: nothing is known yet.
+    /// Averages over workers, each with the seconds since it joined. `None`: no request has come and ended yet.
     pub(super) fn of<'a>(workers: impl Iterator<Item = (&'a Demand, f64)>, now: f64) -> Option<Self> {
         let (mut sum, mut seconds) = (Demand::default(), 0.0);
         for (demand, age) in workers {
@@ -100,18 +100,17 @@ impl Average {
     }
 }
 
-/// Share of what is in use now that is left at the time looked ahead to, half the time that a request stays:
-/// `exp(-1/2)`.
+/// Fraction of the blocks now in use that is still in use at the time considered, half a residence later: `exp(-1/2)`.
 const KEPT: f64 = 0.606_530_659_712_633_4;
-/// A chance of so many standard deviations is none.
+/// Number of standard deviations from which on the probability counts as 0.
 const FAR: f64 = 5.0;
 
-/// The part of the price that is the same for all candidates.
+/// Part of the price that is the same for all candidates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices {
     rate: f64,
     residence: f64,
-    /// The share that is in use on average, and that one more takes.
+    /// Mean share of a cache in use; `next`: share that one more request takes.
     usual: f64,
     next: f64,
     deviation: f64,
@@ -130,8 +129,8 @@ impl Prices {
         }
     }
 
-    /// Seconds. `used`, `own`: shares of the cache in use without this request, and what it takes; it does so for `held`
-    /// seconds.
+    /// Price of room in seconds. `used`: share of the cache in use without this request; `own`: share that this request
+    /// takes, for `held` seconds.
     pub(super) fn of(&self, used: f64, own: f64, held: f64) -> f64 {
         let filled = (used + own) * KEPT + self.usual * (1.0 - KEPT);
         let far = (1.0 - self.next - filled) / self.deviation;
@@ -142,7 +141,7 @@ impl Prices {
     }
 }
 
-/// The chance that a normal variable is more than so many deviations above its mean, to within 0.0002.
+/// Probability that a normal variable is more than this number of deviations above its mean, to within 0.0002.
 fn above(deviations: f64) -> f64 {
     let x = deviations;
     1.0 / (1.0 + (1.5976 * x + 0.070_56 * x * x * x).exp())
@@ -168,7 +167,7 @@ mod tests {
         assert!((average.residence - 5.0).abs() < 1e-9, "{average:?}");
         let later = Average::of(workers.iter().map(|demand| (demand, 1e9)), 659.0).unwrap();
         assert!((later.rate / average.rate - (-1.0_f64).exp()).abs() < 1e-9, "{later:?}");
-        // The one that joined a minute ago counts for less than a minute.
+        // The worker that joined a minute ago counts for less than a minute.
         let joined = Average::of(workers.iter().zip([1e9, 60.0]), 599.0).unwrap();
         assert!(joined.rate > average.rate);
     }
@@ -195,10 +194,10 @@ mod tests {
                 < 1e-9
         );
         assert!(full > 5.0, "{full}");
-        // The more is in use the more it costs; next to nothing in an empty cache, and where nobody comes.
+        // The more is in use, the more room costs: next to nothing in an empty cache, and where no requests come.
         assert!(of(0.1, 0.9, 0.2) > of(0.1, 0.6, 0.2) && of(0.1, 0.6, 0.2) > of(0.1, 0.3, 0.2));
         assert!(of(0.001, 0.0, 0.05) < 1e-3);
-        // What takes nothing costs nothing, and so does what nobody knows.
+        // A request that takes no room costs nothing, and neither does one with unknown values.
         assert_eq!([of(0.1, 0.9, 0.0), of(0.1, f64::NAN, 0.1), of(0.1, 0.5, f64::NAN)], [0.0; 3]);
     }
 }

@@ -1,4 +1,4 @@
-//! The cost of a candidate: seconds of expected harm, term by term.
+//! Cost of a candidate: the expected harm in seconds, term by term.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::cost::Weights;
@@ -6,33 +6,34 @@ use crate::cost::late::REPORT_AGE;
 use crate::request::Request;
 use crate::transfers::LeastTransfer;
 
-/// Weight of a second of prefill, for each request that generates at the engine meanwhile.
+/// Weight of a second of prefill for each request that generates at the engine meanwhile.
 const DECODES: f64 = 0.03;
-/// Most seconds of prefill that delay running requests: a longer one is no reason to go where few run, and find others
-/// like it.
+/// Largest number of seconds of prefill that count as a delay of running requests: longer prompts should not go to
+/// engines with few running requests, where others like them are.
 const MOST_DECODES: f64 = 1.0;
 /// Prompt tokens that an engine computes in one step.
 const CHUNK: f64 = 8_192.0;
-/// Weight of a second of prefill that requests to come cannot have.
+/// Weight of a second of prefill that is not available to future requests.
 const LATER: f64 = 0.2;
-/// Share by which that weight is more for each prompt that waits, on average over the candidates, and the most prompts that
-/// count.
+/// Increase of `LATER` for each waiting prompt, on average over the candidates, as a share; `MOST_WAITING`: largest
+/// number of waiting prompts that count.
 const LATER_WAITING: f64 = 0.5;
 const MOST_WAITING: f64 = 6.0;
-/// Weight for a prompt that no engine holds anything of: its prefill costs so much more where the last one of that kind
+/// Weight of the prefill of a prompt with no block held by any engine, at the engine where the last prompt of this kind
 /// was placed.
 const COLD: f64 = 0.1;
-/// Weight of a request that an engine reports waiting beyond those of this router, relative to an average one of these.
+/// Weight of a request that an engine reports as waiting beyond those of this router, relative to an average one of
+/// these.
 const FOREIGN: f64 = 0.5;
-/// Weight of a second by which requests behind the same prompt on its way make an answer longer.
+/// Weight of a second by which further requests behind the same prompt make an answer longer.
 const BURST: f64 = 0.3;
-/// Weight of a token copied from another engine in what it pushes out, relative to one that is computed: the source keeps
-/// its own as long as any other, so that a prompt that moves on takes the room of two, and again with each move.
+/// Weight of evictions by a token copied from another engine, relative to a computed one: the source keeps its copy as
+/// long as any other block, so a prompt that moves takes twice the room, and again with each move.
 const COPIED: f64 = 3.0;
-/// Weight of a second of prompts that wait in the router for the same engine.
+/// Weight of a second of prefill of requests that wait in the router for the same engine.
 const AIMED: f64 = 0.5;
 
-/// Names of the terms, the sum last.
+/// Names of the terms; the last one is the sum.
 pub(super) const NAMES: [&str; 9] = [
     "wait (s)",
     "wait for room (s)",
@@ -45,13 +46,13 @@ pub(super) const NAMES: [&str; 9] = [
     "cost (s)",
 ];
 
-/// The part of a decision that is the same for all candidates.
+/// Part of a decision that is the same for all candidates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scene {
-    /// Seconds that a second of prefill takes from requests to come.
+    /// Weight of a second of prefill for future requests.
     later: f64,
-    /// Seconds since the last prompt that nobody held anything of, on average over the candidates that had one; `NAN` if
-    /// an engine holds some of this one.
+    /// Mean seconds, over the candidates that had one, since their last prompt with no block held by any engine; `NAN`
+    /// if an engine holds blocks of this one.
     cold: f64,
     now: f64,
     block_size: f64,
@@ -76,38 +77,39 @@ impl Scene {
     }
 }
 
-/// The outlook at one row: seconds until the request's turn comes, and more until there is room for it, and by how many
-/// seconds requests to come will wait longer for room because it is there.
+/// Forecast for a request at one row: seconds until its turn comes (`queue`), further seconds until there is room
+/// (`room`), and seconds by which future requests will wait longer for room because of this one (`taken`).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outlook {
     pub(super) queue: f64,
     pub(super) room: f64,
-    /// Seconds until it would begin, if engines had no limit of running requests: as far as that is reason to wait here.
+    /// Seconds until the request would start, without a limit of running requests: as far as they are a reason to wait
+    /// in the router.
     pub(super) starts: f64,
     pub(super) taken: f64,
-    /// Seconds to compute again what it pushes out and somebody is likely to go on from soon.
+    /// Seconds to recompute evicted blocks that a next turn will probably need soon.
     pub(super) lost: f64,
-    /// Seconds by which each request that waits there makes its answer longer, if all of them begin at once.
+    /// Seconds by which each request that waits there makes the answer longer, if all of them start at once.
     pub(super) sibling: f64,
-    /// Seconds by which a new session and those that live there will delay each other.
+    /// Seconds by which a new session and the sessions at the engine will delay each other.
     pub(super) settles: f64,
-    /// Requests that an engine runs, usually.
+    /// Number of requests that an engine usually runs.
     pub(super) usual: f64,
 }
 
-/// The part of a prompt that a row computes, and what it moves.
+/// Parts of a prompt: tokens that a row's worker computes, and tokens that it loads or pulls.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptParts {
-    /// Tokens to compute.
+    /// Number of tokens to compute.
     pub(super) uncached: f64,
     /// Seconds of loads and pulls.
     pub(super) seconds: f64,
-    /// Tokens pulled from another engine.
+    /// Number of tokens pulled from another engine.
     copied: f64,
 }
 
 impl PromptParts {
-    /// The parts where nothing is known to be moved.
+    /// Parts if no transfers are considered.
     #[inline(always)]
     pub(super) fn computed(request: &Request<'_>, all: &Candidates, row: usize) -> Self {
         let reached = all.predicted_blocks[row].max(all.any_blocks[row]);
@@ -122,7 +124,7 @@ impl PromptParts {
         Self { uncached, seconds: way.seconds, copied: f64::from(way.pulled()) * size }
     }
 
-    /// The parts of the least harm that any way of a row can have.
+    /// Parts for a lower bound on the harm of all ways of a row.
     #[inline(always)]
     pub(super) fn at_least(
         least: &LeastTransfer,
@@ -135,7 +137,7 @@ impl PromptParts {
         let (copied, saved) = (f64::from(least.pulled) * size, f64::from(least.reached - least.device) * size);
         let uncached = f64::from(request.tokens) - f64::from(least.reached) * size;
         let parts = Self { uncached, seconds: least.seconds, copied };
-        // What is saved counts as prefill and as what is pushed out, and may be pushed out as often as a copy counts.
+        // Saved tokens count as prefill and as evictions, and may be evicted as often as a copy.
         let worth = saved * (1.0 - (COPIED - 1.0) * weights.evict);
         if least.is_way || worth * all.weight[row] > least.seconds * all.prefill_rate[row] {
             parts
@@ -146,30 +148,31 @@ impl PromptParts {
     }
 }
 
-/// The terms of one row.
+/// Terms of the cost of one row, in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Harm {
     pub(super) wait: f64,
     pub(super) room: f64,
-    /// Seconds by which its loads and pulls take longer than the wait.
+    /// Seconds by which loads and pulls take longer than the wait.
     pub(super) transfer: f64,
     pub(super) prefill: f64,
     pub(super) others: f64,
-    /// The part of the delay to others that it causes in the same step.
+    /// Part of the delay of others that the request causes in its own step.
     beside: f64,
     pub(super) later: f64,
     pub(super) evict: f64,
     pub(super) taken: f64,
-    /// Seconds until it would begin.
+    /// Seconds until the request would start.
     pub(super) starts: f64,
-    /// Seconds to compute again what it pushes out and somebody is likely to go on from soon.
+    /// Seconds to recompute evicted blocks that a next turn will probably need soon.
     pub(super) lost: f64,
-    /// The part of the delay to others that later requests of a new session will cause.
+    /// Part of the delay of others that later requests of a new session will cause.
     pub(super) settles: f64,
 }
 
 impl Harm {
-    /// `row` is below the number of candidates. `MOVES`: whether anything may be loaded or pulled.
+    /// Computes the terms of a row, which is below the number of candidates. `MOVES`: whether blocks may be loaded or
+    /// pulled.
     // Most rows are ruled out by a sum alone: inlined, it stays in registers, which is a fifth of a decision among many.
     #[inline(always)]
     pub(super) fn of<const MOVES: bool>(
@@ -192,11 +195,11 @@ impl Harm {
             later += COLD * prefill * scene.cold / (scene.cold + ago).max(f64::MIN_POSITIVE);
         }
         let free = (all.capacity_blocks[row] - all.held_blocks[row]) * scene.block_size;
-        // Blocks that are pulled take room as those that are computed do; those that are loaded were there before.
+        // Pulled blocks take room like computed ones; loaded blocks were in the cache's share before.
         let new = if MOVES { uncached + copied } else { uncached };
-        // Not known: it is full, as caches are after a while.
+        // Unknown free room: the cache counts as full, as caches are after a while.
         let pushed = if free > 0.0 { (new - free).max(0.0) } else { new };
-        // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
+        // An engine fills its steps: short prompts before this one share a step with it.
         let same_step = (CHUNK * token - outlook.queue).max(0.0).min(prefill);
         // Those that follow a prompt on its way hardly have to compute anything, but all of them will run together.
         let follows = all.predicted_blocks[row] > all.device_blocks[row];
@@ -227,7 +230,7 @@ impl Harm {
         self.at_least() + self.beside
     }
 
-    /// The part of the sum that grows with each of the times of the outlook.
+    /// Lower bound of the sum: the part that grows with each time in the outlook.
     #[inline]
     pub(super) fn at_least(&self) -> f64 {
         self.wait + self.room + self.transfer + self.prefill + self.others + self.later + self.evict + self.taken
@@ -239,8 +242,8 @@ impl Harm {
     }
 }
 
-/// Seconds of prompts before this one, the first of which could be computed for `elapsed` seconds already, without those
-/// by which it is late.
+/// Seconds of the prompts before a request, if the first of them was computed for `elapsed` seconds already. Its
+/// lateness is left out.
 #[inline]
 pub(super) fn queue(all: &Candidates, row: usize, elapsed: f64) -> f64 {
     let rate = all.prefill_rate[row];
@@ -248,14 +251,15 @@ pub(super) fn queue(all: &Candidates, row: usize, elapsed: f64) -> f64 {
     all.queued_tokens[row] / rate - elapsed.min(head) + foreign(all, row)
 }
 
-/// Seconds of prompts before this one, at least: as if the first of them were about to be computed. `token`: seconds to
-/// compute one token.
+/// Lower bound of the seconds of the prompts before a request: with the first of them about to be completed. `token`:
+/// seconds to compute one token.
 #[inline(always)]
 pub(super) fn least_queue(all: &Candidates, row: usize, token: f64) -> f64 {
     (all.queued_tokens[row] - all.head_tokens[row]) * token + foreign(all, row)
 }
 
-/// Seconds of prompts that an engine reports waiting and nobody told of. They are taken for as long as ours.
+/// Seconds of prompts that an engine reports as waiting and that did not come from this router. They count as long as
+/// its own ones.
 #[inline(always)]
 pub(super) fn foreign(all: &Candidates, row: usize) -> f64 {
     let foreign = all.reported_waiting[row] - f64::from(all.waiting[row]);

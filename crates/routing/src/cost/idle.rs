@@ -1,29 +1,30 @@
-//! Prompts whose requests have just ended, and the chance that the next turn goes on from one of them in a moment.
+//! Idle prompts: those whose requests have just ended, and the chance that a next turn continues one of them soon.
 //!
-//! The blocks of such a prompt are free, and in a full cache they are the next to be pushed out. A client that sends its next
-//! turn at once finds them gone if a prompt that waited for room was let in meanwhile. So they count as long as the next
-//! turn waits in the router, or is likely to come before a request that waits is asked about again.
+//! The blocks of an idle prompt are unused, and in a full cache they are the next to be evicted. A client that sends
+//! its next turn immediately finds them gone if a prompt that waited for room was let in meanwhile. So an idle prompt
+//! counts while its next turn waits in the router, or is likely to come before a waiting request is considered again.
 
 use std::collections::VecDeque;
 
 use crate::request::Request;
 
-/// Seconds of the shortest pause told apart; each further one is twice as long.
+/// Upper limit of the shortest class of pauses, in seconds; each further class has twice the limit.
 const SHORTEST: f64 = 0.01;
-/// Number of such pauses.
+/// Number of classes of pauses.
 const CLASSES: usize = 9;
-/// Seconds after which a prompt is forgotten that nobody went on from: the longest pause.
+/// Seconds after which an idle prompt without a next turn is forgotten: the longest pause.
 const LONGEST: f64 = 2.56;
-/// A new pause makes those before it count so much less.
+/// Factor by which the counts of earlier pauses fade with each new one.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Prompts that nobody went on from, taken for granted at first.
+/// Initial number of prompts without a next turn, as a prior.
 const PRIOR: f64 = 8.0;
-/// Seconds for which a next turn is known to wait in the router after it was asked about: that happens more often.
+/// Seconds for which a next turn counts as waiting in the router after its last query, as waiting turns are queried
+/// more often.
 const WAITS: f64 = 1.0;
-/// Prompts of one worker that are kept in mind.
+/// Largest number of idle prompts kept for one worker.
 const MOST: usize = 64;
 
-/// The pauses between the end of an answer and the prompt that goes on from it.
+/// Distribution of the pauses between the end of an answer and the prompt that continues it.
 #[derive(Debug, Default)]
 struct Pauses {
     classes: [f64; CLASSES],
@@ -31,7 +32,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// Adds the pause in seconds until somebody went on from a prompt; infinite if nobody did.
+    /// Adds a pause in seconds; infinite if there was no next turn.
     fn add(&mut self, seconds: f64) {
         for count in self.classes.iter_mut().chain([&mut self.never]) {
             *count *= KEPT;
@@ -40,12 +41,12 @@ impl Pauses {
         *self.classes.get_mut(class).unwrap_or(&mut self.never) += 1.0;
     }
 
-    /// The chance that somebody goes on from a prompt within so many seconds, if nobody has for `idle` seconds.
+    /// Probability of a next turn within `within` seconds, if there was none for `idle` seconds.
     fn chance(&self, idle: f64, within: f64) -> f64 {
         1.0 - self.longer(idle + within) / self.longer(idle)
     }
 
-    /// The number of longer pauses, and of prompts that nobody went on from.
+    /// Number of pauses longer than `seconds`, including prompts without a next turn.
     fn longer(&self, seconds: f64) -> f64 {
         let (mut sum, mut from, mut to) = (self.never + PRIOR, 0.0, SHORTEST);
         for count in &self.classes {
@@ -56,7 +57,7 @@ impl Pauses {
     }
 }
 
-/// The end of a prompt: its full blocks, and the hash of the last of them.
+/// End of a prompt: the number of its full blocks, and the content hash of the last one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tail {
     depth: usize,
@@ -75,18 +76,18 @@ impl Tail {
     }
 }
 
-/// A prompt whose request has ended.
+/// Idle prompt: its request has ended.
 #[derive(Debug, Clone, Copy)]
 struct IdlePrompt {
     tail: Tail,
     ended: f64,
-    /// Blocks that no other request used, those of its answer included.
+    /// Blocks that no other request used, including those of its answer.
     blocks: f64,
-    /// The time at which the router was last asked where its next turn should go.
+    /// Time of the last query where the prompt's next turn should go.
     asked: f64,
 }
 
-/// The prompts of one worker whose requests have ended, in that order.
+/// Idle prompts of one worker, in the order in which their requests ended.
 #[derive(Debug, Default)]
 struct Shelf {
     prompts: VecDeque<IdlePrompt>,
@@ -105,19 +106,19 @@ impl Shelf {
     }
 }
 
-/// The prompts whose requests have just ended, of all workers.
+/// Idle prompts of all workers.
 #[derive(Debug, Default)]
 pub(super) struct IdlePrompts {
-    /// The prompts of each worker, by its number.
+    /// Idle prompts of each worker, by its number.
     shelves: Vec<Shelf>,
-    /// The workers that have prompts, in no order.
+    /// Workers with idle prompts, in any order.
     occupied: Vec<u32>,
     count: usize,
     pauses: Pauses,
     found: Matches,
 }
 
-/// The prompts that a request goes on from, as they were last looked for: worker and place on its shelf.
+/// Idle prompts that a request continues, as last looked up: worker, and index on its shelf.
 #[derive(Debug, Default)]
 struct Matches {
     request: u64,
@@ -126,7 +127,7 @@ struct Matches {
 }
 
 impl IdlePrompts {
-    /// Notes the end of a request that alone used `blocks` blocks.
+    /// Records the end of a request that was the only one to use `blocks` blocks.
     pub(super) fn ended(&mut self, worker: u32, tail: Tail, blocks: f64, now: f64) {
         let at = worker as usize;
         if self.shelves.len() <= at {
@@ -154,7 +155,7 @@ impl IdlePrompts {
         }
     }
 
-    /// Notes that a request is sent somewhere. `came`: the time at which it came to the router.
+    /// Records that a request is sent to a worker. `came`: time at which it came to the router.
     pub(super) fn sent(&mut self, request: &Request<'_>, came: f64) {
         if self.count == 0 {
             return;
@@ -174,7 +175,7 @@ impl IdlePrompts {
         self.found = Matches { places: found, ..Matches::default() };
     }
 
-    /// Notes that the router is asked where a request should go.
+    /// Records a query where a request should go.
     pub(super) fn asked(&mut self, request: &Request<'_>, now: f64) {
         if self.count == 0 {
             return;
@@ -185,8 +186,8 @@ impl IdlePrompts {
         }
     }
 
-    /// Finds the newest prompt of each worker that a request goes on from. A request is asked about just before it is
-    /// sent: then it is known already.
+    /// Finds the newest idle prompt of each worker that a request continues. Repeats no search: a request is queried
+    /// just before it is sent.
     fn find(&mut self, request: &Request<'_>) {
         let Self { shelves, occupied, found, .. } = self;
         let tail = Tail::of(request);
@@ -199,7 +200,7 @@ impl IdlePrompts {
         found.places.extend(occupied.iter().filter_map(newest));
     }
 
-    /// Forgets a worker that is gone.
+    /// Removes a worker that is gone.
     pub(super) fn left(&mut self, worker: u32) {
         if let Some(shelf) = self.shelves.get_mut(worker as usize) {
             self.count -= shelf.prompts.len();
@@ -209,15 +210,15 @@ impl IdlePrompts {
         }
     }
 
-    /// Blocks of all such prompts at a worker.
+    /// Blocks of all idle prompts at a worker.
     #[inline]
     pub(super) fn blocks(&self, worker: u32) -> f64 {
         self.shelves.get(worker as usize).map_or(0.0, |shelf| shelf.blocks)
     }
 
-    /// Blocks of prompts that a request pushes out, each weighed with the chance that somebody goes on from it within so
-    /// many seconds. `over`: blocks of the request for which only these prompts make room. A request that goes on from one
-    /// of them itself has as much right to be there.
+    /// Blocks of idle prompts that a request evicts, each weighted by the probability of a next turn within `within`
+    /// seconds. `over`: blocks of the request for which only idle prompts make room. 0 for a request that itself
+    /// continues one of the idle prompts.
     pub(super) fn loss(&self, worker: u32, request: &Request<'_>, over: f64, within: f64, now: f64) -> f64 {
         let Some(shelf) = self.shelves.get(worker as usize) else { return 0.0 };
         let (mut over, mut lost) = (over, 0.0);
@@ -271,7 +272,7 @@ mod tests {
         idle.ended(1, Tail::of(&request(&one)), 30.0, 0.0);
         idle.ended(1, Tail::of(&request(&two)), 20.0, 0.1);
         assert_eq!((idle.blocks(0), idle.blocks(1), idle.blocks(9)), (0.0, 50.0, 0.0));
-        // Nobody knows yet that anybody comes back.
+        // No return of a client has been observed yet.
         assert_eq!(idle.loss(1, &request(&other), 40.0, 0.5, 0.1), 0.0);
         idle.asked(&request(&[1, 2, 3, 10, 11]), 0.2);
         assert_eq!(idle.loss(1, &request(&other), 10.0, 0.5, 0.2), 10.0);
@@ -279,7 +280,7 @@ mod tests {
         // Its own next turn, and any, where it is not.
         assert_eq!(idle.loss(1, &request(&[1, 2, 3, 10, 11]), 40.0, 0.5, 0.2), 0.0);
         assert_eq!(idle.loss(0, &request(&other), 40.0, 0.5, 0.2), 0.0);
-        // It has gone away and was not asked about any more.
+        // The next turn has not been queried for more than a second, and no longer counts as waiting.
         assert_eq!(idle.loss(1, &request(&other), 40.0, 0.5, 1.3), 0.0);
         idle.sent(&request(&[1, 2, 3, 10, 11]), 0.2);
         assert_eq!((idle.blocks(1), idle.count), (20.0, 1));
@@ -314,7 +315,7 @@ mod tests {
         }
         idle.ended(0, Tail::of(&request(&[5_000])), 5.0, 9.0);
         assert_eq!((idle.count, idle.blocks(0)), (1, 5.0));
-        // A prompt without a full block, and one that others still use whole, are none.
+        // A prompt without a full block is no idle prompt, and neither is one whose blocks others use.
         idle.ended(0, Tail::of(&request(&[])), 5.0, 9.0);
         idle.ended(0, Tail::of(&request(&[6_000])), 0.0, 9.0);
         idle.ended(3, Tail::of(&request(&[7_000])), 5.0, 9.0);

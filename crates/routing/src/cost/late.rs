@@ -1,40 +1,41 @@
-//! The delay of a prompt that has no first token though it should be computed, and what that says of its engine.
+//! Delay of a prompt that has no first token though it should have been computed, and the conclusions about its engine.
 //!
-//! A late prompt may wait in a queue that is longer than the router knows: then others would wait there, too. Or something
-//! is odd about this one prompt, such as a picture that is slow to fetch or a schema that is slow to compile, and the engine
-//! serves others at once. What the engine itself reports decides. Where it says nothing, a late prompt makes its engine
-//! dearer than others for a while, but is hardly a reason to keep requests waiting in the router.
+//! A late prompt may wait in a queue that is longer than the router knows: then others would wait there, too. Or only
+//! this prompt is slow, for instance because of a picture that is slow to fetch or a schema that is slow to compile,
+//! and the engine serves others normally. The engine's own report decides. Without one, a late prompt makes its engine
+//! more expensive for a while, but hardly keeps requests waiting in the router.
 
 use crate::candidates::Candidates;
 
-/// Seconds after which an engine's report does not count any more.
+/// Seconds after which an engine's report no longer counts.
 pub(super) const REPORT_AGE: f64 = 5.0;
-/// Seconds by which a late prompt makes its engine dearer than others, at most, if no report says that others wait too.
+/// Largest number of seconds by which a late prompt makes its engine more expensive, unless a report says that others
+/// wait too.
 const MOST_LATE: f64 = 5.0;
-/// Seconds for which one prompt that is computed keeps requests waiting in the router, at most: it may take longer than
-/// expected, or not be computed at all.
+/// Largest number of seconds for which one prompt in computation keeps requests waiting in the router: it may take
+/// longer than expected, or not be computed at all.
 const MOST_HELD: f64 = 10.0;
-/// The share of a cache in use, together with what a waiting prompt needs, from which on the prompt waits for room.
+/// Share of a cache in use, including the need of a waiting prompt, from which on the prompt is taken to wait for room.
 const FULL: f64 = 0.9;
 
-/// The weight of a late prompt at the head of an engine's queue, in seconds.
+/// Delay caused by a late prompt at the head of an engine's queue, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Delay {
-    /// Seconds by which a request that goes there is expected to begin later.
+    /// Seconds by which a request sent to the engine is expected to start later.
     pub(super) cost: f64,
-    /// The part of them that is reason to keep a request waiting in the router.
+    /// Part of the delay that is a reason to keep a request waiting in the router.
     pub(super) held: f64,
 }
 
 impl Delay {
-    /// `elapsed`: seconds for which the prompt at the head could be computed. `is_at_limit`: the engine runs as many
-    /// requests as it ever does while others wait.
+    /// Computes the delay at a row. `elapsed`: seconds for which the prompt at the head could have been computed.
+    /// `is_at_limit`: whether the engine runs as many requests as it ever does while others wait.
     pub(super) fn of(all: &Candidates, row: usize, elapsed: f64, block_size: f64, is_at_limit: bool) -> Self {
         let head = all.head_tokens[row] / all.prefill_rate[row];
         let late = (elapsed - head).max(0.0);
         let (waiting, age) = (all.reported_waiting[row], all.reported_age[row]);
         if age < REPORT_AGE && waiting == 0.0 && age < elapsed - head {
-            // No queue, and this one was late already.
+            // The engine has reported, since this prompt was late, that no other waits.
             return Self::default();
         }
         if age < REPORT_AGE && waiting > 0.0 {
@@ -49,8 +50,8 @@ impl Delay {
     }
 }
 
-/// The part of the seconds of an engine's queue that is reason to keep a request waiting in the router: one prompt, which
-/// could be computed for `elapsed` seconds already, counts for a while only.
+/// Part of the seconds of an engine's queue that is a reason to keep a request waiting in the router: a prompt that
+/// could have been computed for `elapsed` seconds already counts only for a while.
 #[inline]
 pub(super) fn held(all: &Candidates, row: usize, queue: f64, elapsed: f64) -> f64 {
     if elapsed < MOST_HELD {

@@ -1,24 +1,24 @@
-//! The number of requests that an engine runs at once, at most: engines have such a limit and do not tell.
+//! Limit of the number of requests that an engine runs at once: engines have one and do not announce it.
 //!
-//! An engine at its limit reports again and again the same number of running requests, the most that it ever had, while
-//! prompts wait for which its cache has room, and although requests end and others begin. Where prompts wait for room or
-//! for each other, the number goes up and down; while one long prompt is computed, it stays the same.
+//! An engine at its limit reports the same number of running requests again and again, the largest it ever had, while
+//! prompts wait for which its cache has room, and although requests end and others start. If prompts wait for room or
+//! for each other instead, the number goes up and down; while one long prompt is computed, it stays the same.
 
-/// Reports that tell a limit, at least. Those between which no request began to run count as one.
+/// Number of reports that show a limit. Reports count as one if no request started between them.
 const ENOUGH: f64 = 4.0;
-/// Reports that count, at most: half as many against it, and the limit is not known any more.
+/// Largest number of reports that count: half as many against the limit, and it counts as unknown again.
 const MOST: f64 = 32.0;
-/// An engine whose cache is used to a larger share may be waiting for room.
+/// Share of the cache in use above which an engine's requests may be waiting for room.
 const ROOM: f64 = 0.85;
 
-/// A guess at one engine's limit.
+/// Estimate of one engine's limit of running requests.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunningLimit {
     most: f64,
     score: f64,
-    /// The time of the last report.
+    /// Time of the last report, in seconds.
     at: f64,
-    /// True if a request has begun to run since the last report that counted for it.
+    /// True if a request has started to run since the last report that counted.
     has_begun: bool,
 }
 
@@ -29,19 +29,19 @@ impl Default for RunningLimit {
 }
 
 impl RunningLimit {
-    /// True if a report says anything about the limit.
+    /// True if a report is evidence for or against the limit.
     #[inline]
     pub(super) fn is_touched(&self, running: f64, waiting: f64) -> bool {
         running > self.most || waiting > 0.0
     }
 
-    /// Takes note of a request that has begun to run: it has its first token.
+    /// Records that a request has started to run: it has its first token.
     pub(super) fn begin(&mut self) {
         self.has_begun = true;
     }
 
-    /// Takes in a report: numbers of running and waiting requests, the used share of the cache, and the report's time
-    /// in seconds. A report that was seen before does not count.
+    /// Applies a report: numbers of running and waiting requests, share of the cache in use, and time in seconds. A
+    /// report that was applied before does not count again.
     pub(super) fn report(&mut self, running: f64, waiting: f64, usage: f64, at: f64) {
         if running > self.most {
             (self.most, self.score) = (running, 0.0);
@@ -58,7 +58,7 @@ impl RunningLimit {
         }
     }
 
-    /// Returns the limit; infinite, if it is not known.
+    /// The limit of running requests; infinite if unknown.
     #[inline]
     pub(super) fn get(&self) -> f64 {
         if self.score >= ENOUGH { self.most } else { f64::INFINITY }
@@ -69,7 +69,7 @@ impl RunningLimit {
 mod tests {
     use super::*;
 
-    /// Reports so many times, twenty a second, that so many run and one waits.
+    /// Makes `times` reports, twenty a second, of `running` running requests and one that waits.
     fn report(limit: &mut RunningLimit, times: u32, running: impl Fn(u32) -> f64, usage: f64) {
         let from = if limit.at.is_finite() { limit.at } else { 0.0 };
         for nth in 1..=times {
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(limit.get(), f64::INFINITY);
         report(&mut limit, 1, |_| 32.0, 0.5);
         assert_eq!(limit.get(), 32.0);
-        // The same report again tells nothing, nor does one without a request that waits.
+        // A repeated report teaches nothing, nor does one without a waiting request.
         let before = limit.score;
         limit.report(31.0, 1.0, 0.5, limit.at);
         limit.report(20.0, 0.0, 0.5, limit.at + 1.0);
@@ -103,7 +103,7 @@ mod tests {
         let mut limit = RunningLimit::default();
         report(&mut limit, 1_000, |_| 6.0, 0.95);
         assert_eq!(limit.get(), f64::INFINITY);
-        // A long prompt is computed, and nobody begins or ends meanwhile.
+        // A long prompt is computed, and no request starts or ends meanwhile.
         let mut limit = RunningLimit::default();
         (1..1_000).for_each(|nth| limit.report(6.0, 1.0, 0.5, 0.05 * f64::from(nth)));
         assert_eq!(limit.get(), f64::INFINITY);

@@ -1,32 +1,33 @@
-//! Our own policy, `kvatlas`: the candidate of least expected harm, in seconds.
+//! Policy `kvatlas`: picks the candidate with the least expected harm, in seconds.
 //!
 //! ```text
-//! cost = wait               prompts before it there, and how late the first of them is
+//! cost = wait               prompts before it there, and the delay of the first of them
 //!      + wait for room      until enough of the running requests have ended
 //!      + transfer           loads and pulls, as far as they take longer than the wait
-//!      + prefill            its own tokens that are not in that cache
-//!      + others delayed     requests that generate there wait while it is computed, and prompts in the same step
-//!      + later delayed      what it computes, nobody else computes: the more wait in the fleet, the worse
-//!      + pushed out         what its new blocks push out has to be computed again some day
-//!      + room taken         requests to come wait longer for room, because this one is there
-//!      + settling           a new session and those that live there will delay each other
+//!      + prefill            the request's tokens that are not in the cache there
+//!      + others delayed     running requests wait while it is computed, and so do prompts in the same step
+//!      + later delayed      the engine computes nothing else meanwhile: worse the more requests wait in the fleet
+//!      + pushed out         blocks that its new blocks evict have to be computed again some day
+//!      + room taken         later requests wait longer for room because of this one
+//!      + settling           a new session and the sessions at that engine will delay each other
 //! ```
 //!
-//! A request of which nobody holds anything goes by the same sum, and a little away from where such a one went last.
-//! While every candidate has more than `hold` seconds queued, it waits in the router.
+//! A request with no block held by any engine has the same cost, with some preference for other engines than the one
+//! that took the last request of this kind. While every candidate has more than `hold` seconds queued, requests wait in
+//! the router.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes and for how long, and what room costs those that come |
-//! | `sessions.rs` | where sessions live, and how much a new one is expected to bring |
-//! | `again.rs` | how much of what is computed was computed before |
-//! | `slowness.rs` | how much longer an engine takes the more requests run there |
-//! | `admission.rs` | when an engine will begin with a prompt |
-//! | `late.rs` | what a prompt that is late says of its engine |
-//! | `idle.rs` | what ended a moment ago, and may be gone on from in another |
-//! | `limit.rs` | how many requests an engine runs at once |
-//! | `harm.rs` | the terms of a candidate |
-//! | `books.rs` | all that is kept of the workers |
+//! | `answers.rs`, `demand.rs` | statistics: the lengths of answers; the rate of requests, the room that each takes and for how long, and the price of room |
+//! | `sessions.rs` | the engine of each session, and the requests that a new session is expected to send |
+//! | `again.rs` | the share of computed tokens that were computed before |
+//! | `slowness.rs` | the delay of an engine's steps by its running requests |
+//! | `admission.rs` | the time at which an engine will begin with a prompt |
+//! | `late.rs` | the conclusions about an engine from a late prompt |
+//! | `idle.rs` | prompts whose requests have just ended, and the chance of a next turn |
+//! | `limit.rs` | the number of requests that an engine runs at once |
+//! | `harm.rs` | the terms of a candidate's cost |
+//! | `books.rs` | all data about the workers |
 
 mod admission;
 mod again;
@@ -52,27 +53,27 @@ use books::Books;
 use harm::{Harm, NAMES, PromptParts, Scene, queue};
 use late::held;
 
-/// Costs that differ by less, in seconds, are equal: chance decides.
+/// Difference of costs, in seconds, below which two candidates count as equal and one is chosen at random.
 const EQUAL: f64 = 1e-9;
-/// Seconds for which a request waits before an engine computes what is on its way to another: the rest of its burst may be
-/// about to come, and other prompts with it.
+/// Seconds that a request waits before an engine computes a prompt that is on its way to another engine: further
+/// prompts of its burst, or other ones, may be about to come.
 const MOMENT: f64 = 0.02;
-/// A sum of seconds is that exact, and more so.
+/// Upper limit of the rounding error of a sum of seconds.
 const ROUNDING: f64 = 1e-6;
 
-/// The policy `kvatlas`.
+/// Policy `kvatlas`: see the module's documentation.
 pub(crate) struct Kvatlas {
     weights: Weights,
     rng: Rng,
     books: Books,
     costs: Vec<f64>,
-    /// The least of the costs and its row, after [`Kvatlas::assess_cheapest`].
+    /// The least cost and its row, after [`Kvatlas::assess_cheapest`].
     least: (f64, usize),
-    /// Seconds until each row would begin with the request.
+    /// Seconds until each row's engine would start the request.
     starts: Vec<f64>,
-    /// Seconds of computing again that are likely if each row takes the request.
+    /// Seconds of recomputation that are likely if each row takes the request.
     losses: Vec<f64>,
-    /// The part of each cost that later requests of a new session will cause.
+    /// Part of each cost that later requests of a new session will cause.
     settled: Vec<f64>,
 }
 
@@ -91,7 +92,7 @@ impl Kvatlas {
         })
     }
 
-    /// The row that takes a request.
+    /// Finds the row that takes a request.
     fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) -> usize {
         self.books.look(request, candidates, now);
         if self.weights.temperature > 0.0 {
@@ -107,7 +108,7 @@ impl Kvatlas {
         }
     }
 
-    /// Finds the costs of all rows.
+    /// Computes the costs of all rows.
     fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) {
         let mut costs = std::mem::take(&mut self.costs);
         let (mut starts, mut losses) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.losses));
@@ -124,9 +125,9 @@ impl Kvatlas {
         (self.costs, self.starts, self.losses, self.settled) = (costs, starts, losses, settled);
     }
 
-    /// Finds the costs of all rows that may be the cheapest. The others have a cost that is too small, and still more
-    /// than the least: what is foreseen at an engine, and where it pulls from, take longest to find, and change little for
-    /// most.
+    /// Computes the exact costs of the rows that may be the cheapest. The other rows get a lower bound that already
+    /// exceeds the least cost: the forecast at an engine, and the sources it pulls from, take longest to compute, and
+    /// matter little for most rows.
     fn assess_cheapest<const MOVES: bool>(
         &mut self,
         request: &Request<'_>,
@@ -207,7 +208,7 @@ impl Kvatlas {
         self.goes_or_waits(row, request, candidates, ways, now)
     }
 
-    /// Decides if a request goes to the row that was chosen, or waits in the router for its worker.
+    /// Decides whether a request goes to the worker of the chosen row, or waits in the router.
     fn goes_or_waits(
         &mut self,
         row: usize,
@@ -217,7 +218,7 @@ impl Kvatlas {
         now: f64,
     ) -> Choice {
         let Weights { hold, patience, .. } = self.weights;
-        // What goes on from a prompt on its way there is computed with it: one of a burst gains nothing by waiting here.
+        // A request that continues a prompt on its way is computed together with it: waiting here would gain nothing.
         let follows = candidates.predicted_blocks[row] > candidates.device_blocks[row];
         if patience <= 0.0 || hold <= 0.0 || follows {
             return Choice::Row(row);
@@ -225,7 +226,7 @@ impl Kvatlas {
         if request.waited < MOMENT && self::follows(request, candidates) {
             return Choice::Wait;
         }
-        // What it would push out is likely to be gone on from in a moment.
+        // The blocks that the request would evict are likely to be used by a next turn in a moment.
         if request.waited < patience * self.losses[row] {
             return Choice::WaitFor { row, instead: row };
         }
@@ -247,7 +248,7 @@ impl Kvatlas {
         if request.waited < patience * (cost - started) { Choice::WaitFor { row, instead } } else { Choice::Row(row) }
     }
 
-    /// The row of the least cost, by chance among equals.
+    /// Row with the least cost; among equals a random one.
     fn least(&mut self) -> usize {
         let (least, row) = self.least;
         let equal = |cost: &f64| *cost <= least + EQUAL;
@@ -259,7 +260,7 @@ impl Kvatlas {
         self.costs.iter().enumerate().filter(|(_, cost)| equal(cost)).nth(nth).map_or(0, |(row, _)| row)
     }
 
-    /// A row, the less often the more it costs.
+    /// Draws a random row; the more it costs, the less often.
     fn drawn(&mut self) -> usize {
         let least = self.costs.iter().copied().fold(f64::INFINITY, f64::min);
         let temperature = self.weights.temperature;
@@ -354,7 +355,7 @@ impl Policy for Kvatlas {
     }
 }
 
-/// The parts of the best way of a row.
+/// Parts of the prompt for the best way of a row.
 #[inline]
 fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, row: usize) -> PromptParts {
     match (ways, candidates.way(row)) {
@@ -364,33 +365,34 @@ fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'
     }
 }
 
-/// True if a request goes on from a prompt on its way, and has little more to compute: that one has had its turn.
+/// True if a request continues a prompt that is on its way, and has little more to compute, so that it need not wait
+/// for a turn of its own.
 fn follows(request: &Request<'_>, candidates: &Candidates) -> bool {
     let depths = candidates.predicted_blocks.iter().zip(&candidates.device_blocks);
     depths.filter(|(predicted, held)| predicted > held).any(|(predicted, _)| *predicted * 8 >= request.blocks() * 7)
 }
 
-/// Weights of the terms of the cost, which is in seconds. Each can be given as an option of the same name.
+/// Weights of the terms of the cost, which is in seconds. Each weight can be given as an option of the same name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// Weight of the seconds that it took to compute what the new blocks push out.
+    /// Weight of the seconds that it took to compute the blocks that new ones evict.
     pub evict: f64,
-    /// Weight of a second by which requests to come will wait longer for room in the cache.
+    /// Weight of a second by which future requests will wait longer for room in the cache.
     pub price: f64,
-    /// Weight of a second by which a new session, with all that it is expected to send, and the sessions that live at an
-    /// engine will delay each other. 0: the first request of a session is like any other.
+    /// Weight of a second by which a new session, with all the requests it is expected to send, and the sessions at an
+    /// engine will delay each other. 0: the first request of a session counts like any other.
     pub settle: f64,
-    /// Seconds within which an engine must begin with a request, or the request waits in the router. 0: none waits.
+    /// Seconds within which an engine must start a request, or the request waits in the router. 0: no request waits.
     pub hold: f64,
-    /// Longest wait for the best engine, as a multiple of what the best of those that begin soon would cost more. 0: none
-    /// waits for one engine.
+    /// Longest wait for the best engine, as a multiple of the additional cost of the best engine that would start soon.
+    /// 0: no request waits for one engine.
     pub patience: f64,
-    /// Difference between two costs, in seconds, at which the dearer engine is chosen e times less often. 0: the cheapest
-    /// is always chosen.
+    /// Difference between two costs, in seconds, at which the more expensive engine is chosen e times less often. 0:
+    /// the cheapest engine is always chosen.
     pub temperature: f64,
 }
 
-/// Names of former weights, with the text that says what replaced each.
+/// Names of former weights, with a text that says what replaced each.
 const LEARNT: [(&str, &str); 2] = [
     ("host", "what loads from host memory cost is learnt, and begins with the settings host_floor and host_token"),
     ("far", "what loads from disks and pools cost is learnt, and begins with the settings far_floor and far_token"),
@@ -403,10 +405,10 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// Takes the options that are weights.
+    /// Takes the weights from the options.
     ///
     /// # Errors
-    /// Code `bad_option` for one that is not a number or out of range.
+    /// Code `bad_option` for a weight that is not a number or out of range.
     pub(crate) fn take(options: &mut Options) -> Result<Self, Error> {
         for (name, settings) in LEARNT {
             options.refuse(name, settings)?;

@@ -1,60 +1,61 @@
-//! Sessions: where each of them lives, and how much a new one is expected to bring there.
+//! Sessions: the worker of each, and the load that a new session is expected to bring to its worker.
 //!
-//! A session goes on where its prompts are, so its first request decides for all that follow. What follows is learnt from
-//! the sessions seen: how many more requests one sends, after what pauses, and how much each of them computes.
+//! A session continues where its prompts are cached, so its first request decides for all that follow. The expectation
+//! is learnt from earlier sessions: how many more requests they send, after which pauses, and how much of each is
+//! computed.
 
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-/// Sessions that are kept in mind.
+/// Largest number of sessions that are remembered.
 const MOST: usize = 1 << 15;
-/// Seconds of the shortest pause told apart; each further one is twice as long.
+/// Upper limit of the shortest class of pauses, in seconds; each further class has twice the limit.
 const SHORTEST: f64 = 1.0;
-/// Number of such pauses.
+/// Number of classes of pauses.
 const CLASSES: usize = 13;
-/// The share of the pauses after which a session that sent nothing is taken to be over.
+/// Share of the pauses that are shorter than the silence after which a session counts as over.
 const NEARLY_ALL: f64 = 0.95;
-/// Seconds after which it is, as long as few pauses are known, and at least.
+/// Seconds of silence after which a session counts as over while few pauses are known; `LEAST`: lower limit later.
 const UNKNOWN: f64 = 60.0;
 const LEAST: f64 = 10.0;
-/// A new pause makes those before it count so much less.
+/// Factor by which earlier pauses fade with each new one.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Pauses that tell little.
+/// Number of pauses below which their distribution is not used.
 const FEW: f64 = 8.0;
 
-/// A session that sent something not long ago.
+/// Worker and last request of a session that is not over.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     worker: u32,
     last: f64,
 }
 
-/// The sessions that live at each worker, and the habits of all.
+/// Sessions at each worker, and the statistics of all sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     places: HashMap<u64, Place>,
-    /// Each request of a session, by time: the last one tells when it was there.
+    /// Time and session of each request, the oldest first: a session's last entry has its last time.
     touched: VecDeque<(f64, u64)>,
-    /// Sessions that live at each worker, by its number.
+    /// Number of sessions at each worker, by its number.
     living: Vec<u32>,
-    /// Requests that were not a session's first, and sessions that are over, fading.
+    /// Faded counts of requests that were not a session's first (`later`), and of sessions that are over.
     later: f64,
     over: f64,
     pauses: [f64; CLASSES],
-    /// Sums over the later requests: pauses, and seconds of prompts.
+    /// Faded sums over the later requests: pauses (`between`) and prefill, both in seconds.
     between: f64,
     prefill: f64,
     lasts: f64,
 }
 
 impl Sessions {
-    /// True if a session has sent something before.
+    /// True if a session has sent requests before, and is not over.
     pub(super) fn knows(&self, session: u64) -> bool {
         self.places.contains_key(&session)
     }
 
-    /// A session's request is sent to a worker, which computes `prefill` seconds for it.
+    /// Records a session's request, which is sent to a worker that computes `prefill` seconds for it.
     pub(super) fn sent(&mut self, session: u64, worker: u32, prefill: f64, now: f64) {
         self.expire(now);
         self.touched.push_back((now, session));
@@ -85,7 +86,7 @@ impl Sessions {
         self.lasts = self.longest_pause();
     }
 
-    /// Seconds after which a session that sent nothing is taken to be over.
+    /// Seconds of silence after which a session counts as over.
     fn longest_pause(&self) -> f64 {
         let all: f64 = self.pauses.iter().sum();
         if all < FEW {
@@ -118,28 +119,28 @@ impl Sessions {
         }
     }
 
-    /// Sessions that live at a worker.
+    /// Number of sessions at a worker.
     #[inline]
     pub(super) fn living(&self, worker: u32) -> f64 {
         f64::from(self.living.get(worker as usize).copied().unwrap_or_default())
     }
 
-    /// Requests that a new session is expected to send after its first one.
+    /// Number of requests that a new session is expected to send after its first one.
     pub(super) fn to_come(&self) -> f64 {
         self.later / (self.over + 0.5 * self.places.len() as f64 + 1.0)
     }
 
-    /// Seconds of prompts of each of them, on average.
+    /// Mean prefill of a session's later requests, in seconds.
     pub(super) fn prefill(&self) -> f64 {
         self.prefill / self.later.max(1.0)
     }
 
-    /// The share of the time in which a session has a request under way, each of which takes so many seconds.
+    /// Share of the time in which a session has a request in flight, if each takes `residence` seconds.
     pub(super) fn duty(&self, residence: f64) -> f64 {
         (residence * self.later / self.between.max(1e-3)).min(1.0)
     }
 
-    /// A worker is gone, and all sessions have to go elsewhere.
+    /// Removes a worker that is gone, with its sessions, which must go elsewhere.
     pub(super) fn left(&mut self, worker: u32) {
         if let Some(living) = self.living.get_mut(worker as usize) {
             *living = 0;

@@ -1,36 +1,36 @@
-//! An estimate of how much more slowly an engine works the more requests run there.
+//! Estimate of how much more slowly an engine generates the more requests it runs.
 //!
-//! Each step serves all requests that run, and reads their contexts. The cost of that depends on the engine, so it is learnt
-//! for the fleet: the time between the tokens of an answer, relative to the engine's usual one, as a linear function of the
-//! load meanwhile.
+//! Each step serves all running requests, and reads their contexts. The cost of that depends on the engine, so it is
+//! learnt for the fleet: the time between the tokens of an answer, relative to the engine's usual one, as a linear
+//! function of the load meanwhile.
 
-/// A time that is so many times longer or shorter than usual is an accident.
+/// Factor by which a time must differ from the usual one to be left out.
 const STRAY: f64 = 3.0;
-/// A new sample makes those before it count so much less.
+/// Factor by which earlier samples fade with each new one.
 const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
-/// Units of load, to have numbers that are alike: requests, tokens.
+/// Units of load (requests, tokens) that bring both to similar numbers.
 const UNITS: [f64; 2] = [16.0, 200_000.0];
 /// Weight of the assumption that load makes no difference.
 const PRIOR: f64 = 1.6;
-/// The share by which one more request makes a step longer, before that is known, and the weight of this assumption: that
-/// of 64 samples whose loads are two requests from the mean.
+/// Share by which one more request makes a step longer until that is learnt, and the weight of this assumption: equal
+/// to 64 samples whose loads are two requests from the mean.
 const EXPECTED: (f64, f64) = (0.01, 1.0);
-/// Slowness at no load, at least, relative to the usual: what is beyond all samples is a guess.
+/// Least time without load, relative to the usual one: an extrapolation beyond the samples.
 const LEAST: f64 = 0.2;
 
-/// The requests that run at an engine.
+/// Load of an engine: the requests that it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Load {
     pub(super) requests: f64,
-    /// Tokens of their prompts and answers.
+    /// Tokens of the prompts and answers of these requests.
     pub(super) tokens: f64,
 }
 
-/// Sums of a linear regression, and its slopes.
+/// Sums of a linear regression of step times on load, and the slopes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slowness {
     weight: f64,
-    /// Sums of the load, the times, and their products.
+    /// Sums of the loads (`x`), of the times (`y`), and of their products.
     x: [f64; 2],
     y: f64,
     xx: f64,
@@ -38,12 +38,12 @@ pub(super) struct Slowness {
     zz: f64,
     xy: f64,
     zy: f64,
-    /// The share by which each request and each token makes an engine slower than one at which nothing runs.
+    /// Shares by which each request and each token makes a step longer than without load.
     slopes: [f64; 2],
 }
 
 impl Slowness {
-    /// Adds an answer whose tokens took so many times the engine's usual time.
+    /// Adds an answer whose tokens took `times` the engine's usual time.
     pub(super) fn add(&mut self, load: Load, times: f64) {
         if !(1.0 / STRAY..=STRAY).contains(&times) {
             return;
@@ -80,13 +80,13 @@ impl Slowness {
         self.slopes = [a / empty / UNITS[0], b / empty / UNITS[1]];
     }
 
-    /// Requests that ran at an engine, on average over the samples.
+    /// Mean number of requests that ran at an engine, over the samples.
     pub(super) fn usual_requests(&self) -> f64 {
         self.x[0] / self.weight.max(1.0) * UNITS[0]
     }
 
-    /// The share by which one more request like the others makes a step longer: as learnt, and as expected before that, since
-    /// samples at one load tell nothing.
+    /// Share by which one more average request makes a step longer: a mix of the learnt share and the expected one, as
+    /// samples at a single load teach nothing.
     pub(super) fn of_one_more(&self) -> f64 {
         let (each, weight) = EXPECTED;
         let mean = self.x[0] / self.weight.max(1.0);
@@ -94,14 +94,14 @@ impl Slowness {
         (self.learnt() * known + each * weight) / (known + weight)
     }
 
-    /// The same by the samples alone.
+    /// Share by which one more average request makes a step longer, by the samples alone.
     fn learnt(&self) -> f64 {
         let usual = Load { requests: self.usual_requests(), tokens: self.x[1] / self.weight.max(1.0) * UNITS[1] };
         let each = usual.tokens / usual.requests.max(1.0);
         (self.slopes[0] + self.slopes[1] * each) / self.of(usual)
     }
 
-    /// Returns how many times longer a step takes than where nothing runs.
+    /// Duration of a step under a load, relative to one without load.
     fn of(&self, load: Load) -> f64 {
         1.0 + self.slopes[0] * load.requests + self.slopes[1] * load.tokens
     }

@@ -166,9 +166,8 @@ fn the_cheapest_is_found_without_a_close_look_at_all() {
     assert!(pulled > 100, "{pulled} requests pull");
 }
 
-/// One engine with room for three prompts. One client has sent each of its turns as soon as it had the answer to the one
-/// before; just now it has one again, and two others run. Returns where somebody else's prompt goes then, and the
-/// client's next turn after it.
+/// Outcomes on one engine with room for three prompts: for a prompt of another client, then for a client's next turn.
+/// That client has sent each turn as soon as it had the last answer. It has just received one; two other requests run.
 fn goes_and_next_turn() -> [Outcome; 2] {
     let policy = Kvatlas::new(&mut Options::default(), 0).unwrap();
     let mut router = Router::new(Config::default(), Box::new(policy));
@@ -202,7 +201,7 @@ fn room_is_kept_for_a_next_turn_that_comes_at_once() {
     assert!(matches!(outcomes, [Outcome::Waits(_), Outcome::Placed(_)]), "{outcomes:?}");
 }
 
-/// Sends so many identical prompts at once to four engines that hold nothing of them. Returns how many each takes.
+/// Sends `prompts` identical prompts at once to four engines without any of their blocks. Returns how many each gets.
 fn copies_of(prompts: u32, tokens: u32) -> Vec<u32> {
     let policy = Kvatlas::new(&mut Options::from_json(r#"{"hold": 0}"#).unwrap(), 0).unwrap();
     let mut router = Router::new(Config::default(), Box::new(policy));
@@ -221,16 +220,16 @@ fn copies_of(prompts: u32, tokens: u32) -> Vec<u32> {
 #[test]
 fn a_prompt_on_its_way_is_computed_by_another_as_well_if_too_many_wait_for_it() {
     let engines = |taken: &[u32]| taken.iter().filter(|taken| **taken > 0).count();
-    // What each of them waits for the others' tokens is less than the prompt takes to compute.
+    // The total time for which the prompts wait for each other is less than the time to compute one.
     assert_eq!(engines(&copies_of(16, 8_000)), 1);
     let taken = copies_of(160, 8_000);
     assert!(taken.iter().all(|taken| (15..=60).contains(taken)), "{taken:?}");
-    // The longer the prompt takes to compute, the more wait for it.
+    // The longer the prompt takes to compute, the more requests wait for it.
     assert!(engines(&copies_of(160, 8_000)) > engines(&copies_of(160, 80_000)));
 }
 
-/// Sessions that share a long beginning go where it is, until what they all will send there costs more than to compute it
-/// once more.
+/// Sessions with a common beginning go to the engine that holds it, until all their expected requests would delay each
+/// other there by more than computing the beginning once more costs.
 #[test]
 fn a_new_session_does_not_always_begin_where_its_first_prompt_is_cheapest() {
     let mut router = Router::new(
@@ -242,12 +241,12 @@ fn a_new_session_does_not_always_begin_where_its_first_prompt_is_cheapest() {
         let load = Load { capacity_blocks: Some(24_576.0), ..Load::default() };
         router.report(*worker, &load, 0.0);
     }
-    // 16,000 tokens that all begin with, held where any has been.
+    // A beginning of 16,000 tokens, held by every engine that has served a session.
     let (mut held, mut requests, mut homes) = ([0_u32; 4], [0_u32; 4], std::collections::HashMap::new());
     let mut open: Vec<(f64, crate::RequestId)> = Vec::new();
     for nth in 0..6_400_u64 {
         let now = nth as f64 * 0.35;
-        // 32 at a time, of twenty requests each.
+        // 32 sessions at a time, of twenty requests each.
         let slot = nth % 32;
         let session = slot * 1_000 + (nth / 32 + slot) / 20;
         open.retain(|(until, id)| {

@@ -1,10 +1,10 @@
-//! A ring of workers: consistent hashing (Karger and others 1997).
+//! Ring of workers for consistent hashing (Karger and others 1997).
 
 use crate::parts::draw::mix;
 
-/// Workers at several places each on a circle of 64-bit numbers. Those that come and go move only their own share.
+/// Workers at several points each on a circle of 64-bit numbers. Workers that come or go move only their own share.
 ///
-/// A place depends on the worker's number alone, so two routers that number their workers alike agree.
+/// A point depends only on the worker's number, so two routers with the same numbers agree.
 #[derive(Debug)]
 pub struct Ring {
     points: u32,
@@ -13,7 +13,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty ring on which each worker will have so many places.
+    /// Creates an empty ring on which each worker gets `points` points.
     pub fn new(points: u32) -> Self {
         Self { points: points.max(1), workers: Vec::new(), places: Vec::new() }
     }
@@ -30,7 +30,7 @@ impl Ring {
         self.workers.is_empty()
     }
 
-    /// Puts those of `workers` on the ring that are not there yet.
+    /// Adds those of `workers` that are not on the ring yet.
     pub fn put(&mut self, workers: &[u32]) {
         let before = self.places.len();
         for &worker in workers {
@@ -44,7 +44,7 @@ impl Ring {
         }
     }
 
-    /// Takes a worker off the ring.
+    /// Removes a worker from the ring.
     pub fn remove(&mut self, worker: u32) {
         if let Ok(at) = self.workers.binary_search(&worker) {
             self.workers.remove(at);
@@ -52,7 +52,7 @@ impl Ring {
         }
     }
 
-    /// The first row of `workers`, in order of the ring from `key` on, that `takes` accepts; `None` if none does.
+    /// First row of `workers` that `takes` accepts, in the order of the ring from `key` on; `None` if it accepts none.
     pub fn first(&self, key: u64, workers: &[u32], mut takes: impl FnMut(usize) -> bool) -> Option<usize> {
         let start = self.places.partition_point(|&(place, _)| place < key);
         let sorted = workers.is_sorted();

@@ -1,7 +1,7 @@
-//! Plain policies, which belong to no project: each weighs one thing.
+//! Plain policies, which belong to no project: each considers one criterion.
 //!
-//! Each file says in words and symbols what its policy computes, and which routers have the same. Policies of other
-//! projects, by their formulas, are in a crate of their own. `docs/reference/policies.md` lists all with their options.
+//! The text of each file defines its policy, in words and symbols, and names routers with the same policy. Policies of
+//! other projects are in a crate of their own. `docs/reference/policies.md` lists all policies with their options.
 
 mod least_loaded;
 mod power_of_two;
@@ -12,7 +12,7 @@ mod sticky_least_loaded;
 
 use crate::policy::{PolicyEntry, boxed};
 
-/// The policies in here.
+/// Entries of the plain policies.
 pub(crate) const PLAIN: [PolicyEntry; 6] = [
     PolicyEntry { name: "random", make: |options, seed| boxed(random::Random::new(options, seed)) },
     PolicyEntry { name: "round-robin", make: |options, seed| boxed(round_robin::RoundRobin::new(options, seed)) },

@@ -1,4 +1,4 @@
-//! The better of two.
+//! Policy `power-of-two`: the better of two random workers.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
@@ -7,10 +7,11 @@ use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Two workers at random, and of these the one with fewer requests in flight for its weight (Mitzenmacher 2001).
+/// Draws two workers at random, and picks the one with fewer requests in flight relative to its weight (Mitzenmacher
+/// 2001).
 ///
-/// As `power_of_two` of vllm-router (docs/load_balancing) and sglang-router, and the default of Ray Serve, which compares
-/// queue lengths up to 10 s old; here the counts are the router's own and new.
+/// Equals `power_of_two` of vllm-router (docs/load_balancing) and sglang-router. It is also the default of Ray Serve,
+/// which compares queue lengths up to 10 s old; here the counts are the router's own and current.
 pub(super) struct PowerOfTwo {
     draw: Draw,
 }

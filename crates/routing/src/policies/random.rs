@@ -1,4 +1,4 @@
-//! Any worker.
+//! Policy `random`: a random worker.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
@@ -7,7 +7,7 @@ use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Any worker, with probability in proportion to its weight.
+/// Picks a random worker, with a probability proportional to its weight.
 pub(super) struct Random {
     draw: Draw,
 }

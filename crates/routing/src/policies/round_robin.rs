@@ -1,4 +1,4 @@
-//! One worker after the other.
+//! Policy `round-robin`: one worker after the other.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// One after the other, each as often as its weight says: with each request every candidate gets its weight as credit,
-/// who has the most takes it and pays the sum of all weights (the smooth weighted round robin of nginx). Equal weights
-/// give plain turns.
+/// Picks one worker after the other, each as often as its weight says: with each request every candidate gets its
+/// weight as credit; the one with the most credit takes the request and pays the sum of all weights (the smooth
+/// weighted round robin of nginx). Equal weights give plain turns.
 pub(super) struct RoundRobin {
     credit: BTreeMap<u32, f64>,
 }

@@ -1,4 +1,4 @@
-//! A session stays where it is.
+//! Policy `session`: a session stays at its worker.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};

@@ -1,4 +1,4 @@
-//! A session stays where the fewest sessions were.
+//! Policy `sticky-least-loaded`: a session stays at the worker that had the fewest sessions.
 
 use std::collections::HashMap;
 
@@ -8,21 +8,22 @@ use crate::parts::draw::mix;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Sessions that are remembered, at most.
+/// Largest number of sessions that are remembered.
 const SESSIONS: usize = 1 << 16;
 
-/// `sticky_least_loaded` of vllm-router (vllm-project/router#235, autumn 2026): a new session goes to the worker with the
-/// fewest sessions, by rendezvous hashing of equals, and stays until nothing has come of it for `idle_secs`.
+/// Policy like `sticky_least_loaded` of vllm-router (vllm-project/router#235, autumn 2026): a new session goes to the
+/// worker with the fewest sessions, by rendezvous hashing among equals, and stays until it has sent nothing for
+/// `idle_secs`.
 ///
-/// Requests without a session go to the worker with the fewest requests, the first of equals. There a client may also end
-/// its session (`POST /finish_session`), which nobody can do here.
+/// Requests without a session go to the worker with the fewest requests, the first of equals. In vllm-router a client
+/// may also end its session (`POST /finish_session`), which is not possible here.
 pub(super) struct StickyLeastLoaded {
     idle: f64,
-    /// For each session its worker, and the time in seconds of its last request.
+    /// Worker of each session, and the time of its last request in seconds.
     sessions: HashMap<u64, (u32, f64)>,
-    /// Sessions of each worker.
+    /// Number of sessions of each worker.
     counts: HashMap<u32, usize>,
-    /// Time in seconds of the last look for idle sessions.
+    /// Time of the last check for idle sessions, in seconds.
     looked: f64,
 }
 

@@ -1,5 +1,5 @@
-//! Predictions of what nobody has announced: prompts on their way, and caches whose engines announce nothing at all; and
-//! numbers by the time when they are due.
+//! Predictions of blocks that are not announced: prompts on their way, and caches of engines that announce nothing; and
+//! a queue of numbers by due time.
 
 mod sent_prompts;
 mod unheard;
@@ -11,8 +11,9 @@ use crate::time::Time;
 pub(crate) use sent_prompts::{Insertion, Leaf, SentPrompts};
 pub use unheard::{PredictedIndex, Retention};
 
-/// Numbers by the time when they are due. Most come in the order of their times, or in one of two orders, as all are due
-/// so long after now: these stand in line, and only others in a heap, whose every step is at another place of memory.
+/// Queue of numbers by due time. Most are added in the order of their times, or in one of two orders, as all are due
+/// the same time after now: these are in two lines, and only others in a heap, where each step accesses another place
+/// of memory.
 #[derive(Debug, Default)]
 struct DueNumbers {
     lines: [VecDeque<(Time, u32)>; 2],
@@ -32,7 +33,7 @@ impl DueNumbers {
         }
     }
 
-    /// Takes out a number that is due by `now`, in no order among these.
+    /// Removes and returns a number that is due by `now`, in any order; None if there is none.
     fn pop(&mut self, now: f64) -> Option<u32> {
         let first = self.lines.iter_mut().find(|line| line.front().is_some_and(|(time, _)| time.0 <= now));
         if let Some((_, number)) = first.and_then(VecDeque::pop_front) {

@@ -1,12 +1,13 @@
-//! The prompts on their way, as a trie of runs: what was just sent counts at once, until the engine's events tell.
+//! Prompts on their way, as a trie of runs: blocks of a prompt just sent count as held until the engine's events
+//! announce them.
 //!
-//! A run holds consecutive content hashes and never splits; a prompt that parts from it after `fork` blocks goes on in
-//! a run of its own, found by (run, fork, next hash). In each run an entry says that a worker will hold its first `end`
-//! blocks, for whose sake, and until when. An entry goes when its request fails, when the index holds as much, or when
-//! its time is over, whatever comes first.
+//! A run holds consecutive content hashes and is never split; a prompt that diverges after `fork` blocks continues in a
+//! run of its own, found by (run, fork, next hash). An entry of a run says that a worker will hold the run's first
+//! `end` blocks, because of which request, and until when. An entry is removed when its request fails, when the index
+//! shows as many blocks, or when its time is over, whichever comes first.
 //!
-//! The same runs count which of their blocks each worker's requests use, until these end: blocks that several use count
-//! once, and cannot be pushed out of its cache meanwhile.
+//! The same runs count which of their blocks each worker's requests use, until these end: blocks that several requests
+//! use count once, and cannot be evicted from the worker's cache meanwhile.
 
 use hashbrown::HashMap;
 
@@ -15,21 +16,21 @@ use crate::time::Time;
 
 const NO_RUN: u32 = u32::MAX;
 
-/// Prompts on their way to workers.
+/// Prompts on their way to workers, and the blocks that requests there use.
 #[derive(Debug, Default)]
 pub(crate) struct SentPrompts {
     runs: Vec<Run>,
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
     due: DueNumbers,
-    /// The length of `due` at which most of it is over.
+    /// Length of `due` at which it is cleaned up.
     due_most: usize,
     blocks: usize,
     most: usize,
     dropped: u64,
 }
 
-/// Blocks of a run that a worker's requests use: so many of them its first `end`. In order of both.
+/// Number of a worker's requests that use exactly the first `end` blocks of a run. Sorted by worker and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BlockUse {
     worker: u32,
@@ -41,7 +42,7 @@ struct BlockUse {
 struct Run {
     parent: u32,
     fork: u32,
-    /// Blocks before this run.
+    /// Number of blocks before the run.
     before: u32,
     children: u32,
     hashes: Vec<u64>,
@@ -52,32 +53,32 @@ struct Run {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     worker: u32,
-    /// Blocks of this run.
+    /// Number of the run's first blocks that the entry covers.
     end: u32,
     owner: u64,
     until: f64,
 }
 
-/// The place of a prompt's entries: the last run that it goes through, and its blocks of that run.
+/// End of a prompt: its last run, and the number of the prompt's blocks in that run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leaf {
     run: u32,
     end: u32,
 }
 
-/// The outcome of taking in a prompt.
+/// Result of inserting a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Insertion {
-    /// The place of the prompt. `None`: nowhere, as it has no blocks or there are too many.
+    /// End of the prompt. `None`: not stored, as it has no blocks or there are too many.
     pub(crate) leaf: Option<Leaf>,
-    /// Leading blocks of the prompt that are kept in mind.
+    /// Number of the prompt's leading blocks that are stored.
     pub(crate) depth: u32,
-    /// Leading blocks of the prompt that no other request of the worker uses.
+    /// Number of the prompt's leading blocks that no other request of the worker uses.
     pub(crate) own: u32,
 }
 
 impl SentPrompts {
-    /// Room for `most` blocks; what comes on top is counted and left out.
+    /// Creates a store for at most `most` blocks; prompts beyond are counted and left out.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
     }
@@ -90,8 +91,8 @@ impl SentPrompts {
         self.dropped
     }
 
-    /// A prompt of these blocks is on its way to `worker`, for the request `owner`, which uses them until
-    /// [`SentPrompts::release`].
+    /// Adds a prompt with these blocks, on its way to `worker` for the request `owner`, which uses the blocks until
+    /// [`SentPrompts::release`]. The blocks count as on their way until the time `until`.
     pub(crate) fn insert(&mut self, hashes: &[u64], worker: u32, owner: u64, until: f64) -> Insertion {
         if hashes.is_empty() {
             return Insertion::default();
@@ -136,7 +137,7 @@ impl SentPrompts {
         Insertion { leaf: Some(Leaf { run: new, end }), depth: before + end, own }
     }
 
-    /// Returns the content hashes of the prompt that has this place.
+    /// Content hashes of the prompt with this end.
     pub(crate) fn prompt(&self, leaf: Leaf) -> Vec<u64> {
         let (mut at, mut end, mut parts) = (leaf.run, leaf.end, Vec::new());
         while let Some(run) = self.runs.get(at as usize) {
@@ -146,7 +147,8 @@ impl SentPrompts {
         parts.into_iter().rev().flatten().copied().collect()
     }
 
-    /// A request of `worker` that was taken in is over: so many blocks are not in use there any more.
+    /// Ends the use of a prompt's blocks by a request of `worker`; returns the number of blocks that no request there
+    /// uses any more.
     pub(crate) fn release(&mut self, leaf: Leaf, worker: u32) -> u32 {
         let (mut at, mut end, mut freed) = (leaf.run, leaf.end, 0);
         while let Some(run) = self.runs.get_mut(at as usize) {
@@ -157,9 +159,9 @@ impl SentPrompts {
         freed
     }
 
-    /// Calls `found(worker, depth)` with what is on its way there of a prompt, and `used(worker, depth)` with what of it
-    /// requests there use; a worker may come several times, with rising depths. `held(worker)` is what the index says: what
-    /// it holds already is not on its way any more.
+    /// Calls `found(worker, depth)` with the leading blocks of a prompt that are on their way to a worker, and
+    /// `used(worker, depth)` with those that requests there use; a worker may come several times, with rising depths.
+    /// `held(worker)` returns the depth in the index: blocks that it shows are no longer on their way.
     pub(crate) fn find(
         &mut self,
         hashes: &[u64],
@@ -194,7 +196,7 @@ impl SentPrompts {
         }
     }
 
-    /// The entries of a request are good until then, not longer.
+    /// Changes the time until which the entries of a request are valid.
     pub(crate) fn until(&mut self, leaf: Leaf, owner: u64, until: f64) {
         self.climb(leaf, |run| {
             for entry in run.entries.iter_mut().filter(|entry| entry.owner == owner) {
@@ -208,13 +210,13 @@ impl SentPrompts {
         }
     }
 
-    /// A request does not come after all.
+    /// Removes the entries of a request, whose prompt will not be computed there.
     pub(crate) fn forget(&mut self, leaf: Leaf, owner: u64) {
         self.climb(leaf, |run| run.entries.retain(|entry| entry.owner != owner));
         self.prune(leaf.run);
     }
 
-    /// Nothing is on its way to a worker any more, and nobody there uses anything.
+    /// Removes all entries and uses of a worker.
     pub(crate) fn forget_worker(&mut self, worker: u32) {
         for run in &mut self.runs {
             run.entries.retain(|entry| entry.worker != worker);
@@ -225,7 +227,7 @@ impl SentPrompts {
         }
     }
 
-    /// Drops what is over.
+    /// Removes entries whose time is over.
     pub(crate) fn expire(&mut self, now: f64) {
         while let Some(run) = self.due.pop(now) {
             self.runs[run as usize].entries.retain(|entry| entry.until > now);
@@ -233,7 +235,7 @@ impl SentPrompts {
         }
     }
 
-    /// Drops from `due` what was put there for entries that are gone or now end earlier.
+    /// Removes items from `due` whose entries are gone or end earlier now.
     fn compact(&mut self) {
         for run in 0..self.runs.len() as u32 {
             self.prune(run);
@@ -253,7 +255,7 @@ impl SentPrompts {
         }
     }
 
-    /// Frees a run that nobody needs, and those above it.
+    /// Frees a run without entries, uses and children, and then its parents likewise.
     fn prune(&mut self, mut at: u32) {
         while let Some(run) = self.runs.get_mut(at as usize)
             && run.entries.is_empty()
@@ -275,7 +277,7 @@ impl SentPrompts {
 }
 
 impl Run {
-    /// Adds an entry, unless the worker has one that reaches as far for as long; drops those that it makes needless.
+    /// Adds an entry, unless the worker has one that reaches as far for as long; removes those that the new one covers.
     fn add(&mut self, new: Entry) {
         let covers = |a: &Entry, b: &Entry| a.worker == b.worker && a.end >= b.end && a.until >= b.until;
         if self.entries.iter().any(|entry| covers(entry, &new)) {
@@ -285,7 +287,8 @@ impl Run {
         self.entries.push(new);
     }
 
-    /// One more request of a worker uses the first `end` blocks: how many of them nobody there used before.
+    /// Adds a request of a worker that uses the first `end` blocks; returns how many of them no other request there
+    /// used before.
     fn begin_use(&mut self, worker: u32, end: u32) -> u32 {
         let before = self.most_used(worker);
         let at = self.uses.partition_point(|its| (its.worker, its.end) < (worker, end));
@@ -296,7 +299,8 @@ impl Run {
         end.saturating_sub(before)
     }
 
-    /// One less: how many blocks nobody there uses any more.
+    /// Removes a request of a worker that used the first `end` blocks; returns the number of blocks that no request
+    /// there uses any more.
     fn end_use(&mut self, worker: u32, end: u32) -> u32 {
         let Ok(at) = self.uses.binary_search_by_key(&(worker, end), |its| (its.worker, its.end)) else { return 0 };
         self.uses[at].requests -= 1;
@@ -307,7 +311,7 @@ impl Run {
         end.saturating_sub(self.most_used(worker))
     }
 
-    /// Leading blocks of the run that requests of a worker use.
+    /// Number of the run's leading blocks that requests of a worker use.
     fn most_used(&self, worker: u32) -> u32 {
         let after = self.uses.partition_point(|its| its.worker <= worker);
         let last = after.checked_sub(1).and_then(|last| self.uses.get(last));
@@ -372,7 +376,7 @@ mod tests {
         };
         assert_eq!(used(&mut way, &[1, 2, 3, 9]), [3, 3]);
         assert_eq!(used(&mut way, &[1, 2, 5, 7]), [3, 2]);
-        // Long after their time is over what they use is still in use.
+        // Blocks in use stay in use long after their time is over.
         way.expire(9.0);
         assert_eq!(way.release(one.leaf.unwrap(), 0), 2);
         assert_eq!(used(&mut way, &[1, 2, 3, 4]), [2, 4]);

@@ -1,11 +1,11 @@
-//! Caches of engines that announce nothing: what each should hold, from what was sent there.
+//! Prediction of the caches of engines that announce nothing, from the prompts that were sent to them.
 //!
-//! Two ways to forget. *Mock*: each engine's cache is simulated, as vLLM's block pool works: a block that a request uses
-//! stays, others leave least recently used first, the last block of a chain before those it continues, and output takes
-//! room as well. *Ttl*: everything is forgotten some time after it was last sent.
+//! There are two ways to forget blocks. *Mock*: each engine's cache is simulated like vLLM's block pool: a block that a
+//! request uses stays, others are evicted least recently used first, the last block of a chain before those it
+//! continues, and output takes room as well. *Ttl*: a block is forgotten some time after it was last sent.
 //!
-//! In both a block leaves before those that it continues, so what is held of a prompt is always a prefix of it, and a
-//! search by halves finds its end.
+//! In both ways a block is forgotten before those that it continues, so the held blocks of a prompt are always a
+//! prefix, and a binary search finds its end.
 
 use std::collections::VecDeque;
 
@@ -16,68 +16,68 @@ use kvatlas_index::hash::prefix_hashes_into;
 use crate::depths::{Depth, Depths};
 use crate::rng::mix;
 
-/// Output blocks have names of their own, which no prompt has.
+/// Marker mixed into the names of output blocks, so that no prompt has them.
 const OUTPUT: u64 = 0x006F_7574_7075_7421;
 
-/// The way in which what was sent is forgotten.
+/// Way in which predicted blocks are forgotten.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Retention {
-    /// Blocks are forgotten as by an engine's cache that has room for so many, where the engine does not say how many
-    /// it has.
+    /// Blocks are evicted as from an engine's cache with room for `blocks`, unless the engine reports its own room.
     Mock {
-        /// Blocks that there is room for.
+        /// Number of blocks that fit into the cache.
         blocks: usize,
     },
-    /// Blocks are forgotten that many seconds after they were last sent.
+    /// Blocks are forgotten some time after they were last sent.
     Ttl {
         /// Seconds until a block is forgotten.
         seconds: f64,
     },
 }
 
-/// A prediction of what engines hold that announce nothing.
+/// Prediction of the blocks held by engines that announce nothing.
 #[derive(Debug)]
 pub struct PredictedIndex {
     forgets: Retention,
     caches: Vec<Cache>,
-    /// Requests that are with engines: whose, and the names of its blocks.
+    /// Requests in flight: the worker of each, and the names of its blocks.
     using: HashMap<u64, (u32, Vec<u64>)>,
-    /// A buffer for names, kept for its memory.
+    /// Buffer for names.
     names: Vec<u64>,
     outputs: u64,
 }
 
 #[derive(Debug, Default)]
 struct Cache {
-    /// `None`: as many as [`Retention::Mock`] says.
+    /// Number of blocks that fit. `None`: the number in [`Retention::Mock`].
     room: Option<usize>,
     blocks: HashMap<u64, Block>,
-    /// Blocks in the order in which they leave. An entry counts only if it is its block's latest.
+    /// Times, names and stamps of unused blocks, in eviction order. An item is valid only if its stamp is its block's
+    /// latest.
     leaving: VecDeque<(f64, u64, u64)>,
     stamp: u64,
 }
 
 #[derive(Debug, Default)]
 struct Block {
-    /// Requests that use the block.
+    /// Number of requests that use the block.
     users: u32,
-    /// The block's latest place among those that leave; 0 if it never had one.
+    /// Latest position in the eviction queue; 0 if the block was never queued.
     stamp: u64,
 }
 
 impl PredictedIndex {
-    /// Makes an index that knows nothing yet.
+    /// Creates a prediction of empty caches.
     #[must_use]
     pub fn new(forgets: Retention) -> Self {
         Self { forgets, caches: Vec::new(), using: HashMap::new(), names: Vec::new(), outputs: 0 }
     }
 
-    /// An engine says how many blocks it has room for.
+    /// Sets the number of blocks that fit into an engine's cache.
     pub fn set_room(&mut self, worker: u32, blocks: usize) {
         self.cache(worker).room = Some(blocks);
     }
 
-    /// Fills in what each engine should hold of a prompt, on the device.
+    /// Fills `depths` with the number of a prompt's leading blocks that each engine should hold on its device.
     pub fn look_up(&mut self, content_hashes: &[u64], now: f64, depths: &mut Depths) {
         self.expire(now);
         depths.begin();
@@ -91,7 +91,7 @@ impl PredictedIndex {
         }
     }
 
-    /// A prompt was sent to an engine.
+    /// Records that a prompt was sent to an engine.
     pub fn sent(&mut self, request: u64, worker: u32, content_hashes: &[u64], now: f64) {
         let mut names = vec![0; content_hashes.len()];
         prefix_hashes_into(content_hashes, &mut names);
@@ -107,7 +107,7 @@ impl PredictedIndex {
         self.expire(now);
     }
 
-    /// A request is over. `output_blocks`: what it generated fills so many.
+    /// Records the end of a request. `output_blocks`: number of blocks that its output fills.
     pub fn ended(&mut self, request: u64, output_blocks: usize, now: f64) {
         let Some((worker, names)) = self.using.remove(&request) else { return };
         let (first, room, until) = (self.outputs, self.room(worker), self.until(now));
@@ -126,7 +126,8 @@ impl PredictedIndex {
         }
     }
 
-    /// A request came to nothing, or its engine is gone: what it would have left is not there.
+    /// Records that a request failed, or that its engine is gone: blocks that only this request would have stored are
+    /// removed.
     pub fn failed(&mut self, request: u64, now: f64) {
         let Some((worker, names)) = self.using.remove(&request) else { return };
         let until = self.until(now);
@@ -142,13 +143,13 @@ impl PredictedIndex {
         }
     }
 
-    /// An engine is gone, and what it held.
+    /// Removes an engine that is gone, and its blocks.
     pub fn left(&mut self, worker: u32) {
         self.using.retain(|_, (its, _)| *its != worker);
         *self.cache(worker) = Cache::default();
     }
 
-    /// Blocks that engines should hold, all together.
+    /// Total number of blocks that engines should hold.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.caches.iter().map(|cache| cache.blocks.len()).sum()
@@ -188,7 +189,7 @@ impl PredictedIndex {
 }
 
 impl Cache {
-    /// Nobody uses a block any more, at least not this request: it may leave, after those that may already.
+    /// Ends a request's use of a block, and moves the block to the end of the eviction queue.
     fn release(&mut self, name: u64, until: f64) {
         self.stamp += 1;
         let block = self.blocks.entry(name).or_default();
@@ -279,7 +280,7 @@ mod tests {
     }
 
     proptest! {
-        /// A search by halves is right: whatever is held of a chain is a prefix of it. And nothing is kept for ever.
+        /// The blocks held of a chain are always a prefix, so binary search is right; and no block is kept for ever.
         #[test]
         fn holdings_are_prefixes(
             steps in prop::collection::vec((0u64..3, 1u64..8, any::<bool>(), 0usize..5, 0.0..4.0), 1..80),

@@ -1,15 +1,16 @@
-//! Belief in what the index says that workers hold: less than all of it, where their own reports have said so.
+//! Beliefs: the part of a worker's blocks in the index that is expected to be in its cache, reduced where its own
+//! reports show less.
 
 use crate::candidates::Candidates;
 use crate::router::outcome::WorkerId;
 
-/// Share of its known blocks that a worker is expected to take from its cache.
+/// Part of a worker's blocks in the index that it is expected to take from its cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Belief {
-    /// Blocks that the worker computes anew at the end of what it holds, each time: engines with a drafting head may
-    /// drop the last block that matches.
+    /// Number of blocks that the worker always recomputes at the end of the cached prefix: engines with a drafting head
+    /// may drop the last matching block.
     pub shortfall: u32,
-    /// Share of the others that it is expected to have, 0 to 1.
+    /// Share of the other blocks that the worker is expected to have, 0 to 1.
     pub share: f64,
 }
 
@@ -20,7 +21,8 @@ impl Default for Belief {
 }
 
 impl Belief {
-    /// Returns the blocks that are expected to be taken from a cache which holds so many, of a prompt of which so many can be.
+    /// Number of blocks expected to be taken from a cache that holds `held` blocks of a prompt, of which `usable` can
+    /// be.
     #[must_use]
     pub fn expected(&self, held: u32, usable: u32) -> u32 {
         let rest = held.min(usable).saturating_sub(self.shortfall);
@@ -28,13 +30,13 @@ impl Belief {
     }
 }
 
-/// Beliefs by worker, and what the index said of those that are doubted.
+/// Beliefs by worker, and the index's values for workers that are doubted.
 #[derive(Debug, Default)]
 pub(super) struct Beliefs {
     all: Vec<Belief>,
     /// Number of workers that are doubted.
     doubted: usize,
-    /// Blocks on the device and on any tier, before they were doubted.
+    /// Blocks on the device and on any tier, by worker, before they were reduced.
     held: Vec<(u32, u32)>,
 }
 
@@ -49,7 +51,7 @@ impl Beliefs {
         self.doubted = self.doubted + is_doubted(belief) - is_doubted(before);
     }
 
-    /// Lowers what rows say that workers hold, of a prompt of which so many blocks can be taken from a cache.
+    /// Reduces the blocks that rows show for a prompt with `usable` blocks that can be taken from a cache.
     pub(super) fn doubt(&mut self, rows: &mut Candidates, usable: u32) {
         self.held.clear();
         if self.doubted == 0 {
@@ -67,7 +69,7 @@ impl Beliefs {
         }
     }
 
-    /// The blocks that the index said a worker holds on its device and on any tier.
+    /// Blocks that the index showed for a worker, on its device and on any tier.
     pub(super) fn held(&self, rows: &Candidates, worker: u32) -> (u32, u32) {
         let at = worker as usize;
         self.held.get(at).copied().unwrap_or_else(|| (rows.device_blocks[at], rows.any_blocks[at]))
@@ -100,7 +102,7 @@ mod tests {
         assert_eq!(expected(&mut router, 200), (8, Some(8)));
         router.set_belief(worker, Belief { shortfall: 1, share: 1.0 });
         assert_eq!(expected(&mut router, 200), (7, Some(8)));
-        // The last block that can be used is the one that is dropped.
+        // The dropped block is the last block that could be used.
         assert_eq!(expected(&mut router, 96), (4, Some(5)));
         router.set_belief(worker, Belief { shortfall: 0, share: 0.5 });
         assert_eq!(expected(&mut router, 200), (4, Some(8)));

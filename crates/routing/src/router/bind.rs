@@ -1,4 +1,4 @@
-//! Late binding: requests that wait in the router are placed when somebody has room.
+//! Late binding: placing requests that wait in the router, when there is room.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -12,46 +12,46 @@ use crate::router::place::Plan;
 use crate::router::waiting::{Aim, Turn};
 use crate::time::Time;
 
-/// Room comes with time too: after that many seconds it is worth a look.
+/// Seconds after which waiting requests are tried again without any event, as room comes with time too.
 const LOOK_AGAIN: f64 = 0.02;
-/// A request that waits for one worker is asked about after that many seconds, whatever happened there: others may be the
-/// better choice by then.
+/// Seconds after which a request that waits for one worker is passed to the policy again without any event there: other
+/// workers may be the better choice by then.
 const ASK_AGAIN: f64 = 0.25;
-/// Rows that are looked at to place one request that waits: in large fleets fewer of those that wait are compared.
+/// Largest number of rows read to place one waiting request: in large fleets, fewer waiting requests are compared.
 const ROWS: usize = 4_096;
-/// Fewest waiting requests that are compared on account of [`ROWS`], however large the fleet.
+/// Least number of waiting requests compared because of [`ROWS`], however large the fleet.
 const FEWEST: usize = 4;
 
-/// The policy's answer about a request that waits.
+/// The policy's answer for a waiting request.
 #[derive(Debug, Clone, Copy)]
 struct PolicyAnswer {
     priority: Reverse<i32>,
     since: f64,
-    /// Seconds of work that it would be where it would go now. `None`: it goes on waiting.
+    /// Seconds of work that the request would be at the chosen worker. `None`: it continues to wait.
     work: Option<f64>,
-    /// The first block that has to be computed; 0: there is none with a hash.
+    /// Content hash of the first block to compute; 0 if there is none with a hash.
     next: u64,
-    /// The worker that it waits for.
+    /// Worker that the request waits for; None for any.
     aim: Option<Aim>,
-    /// True if there is reason to ask again right now.
+    /// True if the policy may be asked again at once.
     is_due: bool,
 }
 
 impl Router {
-    /// Places requests that wait, as far as there is room, and those that have waited for the longest time allowed wherever
-    /// they may go. The outcome of each is returned once.
+    /// Places waiting requests for which there is room, and those that have waited for the longest time allowed at any
+    /// worker. Returns the outcome of each once.
     pub fn bind(&mut self, now: f64) -> Vec<(RequestId, Outcome)> {
         self.bind_with(now, |_, _| ())
     }
 
-    /// Does what [`Router::bind`] does, with `look_up` to look up a prompt again: what the workers hold has changed
-    /// since.
+    /// Places waiting requests like [`Router::bind`], with `look_up` to look up a prompt again, as the workers' blocks
+    /// may have changed since.
     pub fn bind_with(&mut self, now: f64, look_up: impl FnMut(&Request<'_>, &mut Depths)) -> Vec<(RequestId, Outcome)> {
         self.bind_up_to(usize::MAX, now, look_up)
     }
 
-    /// Does what [`Router::bind_with`] does, and places at most `most`, for a caller that holds a lock meanwhile. If so
-    /// many were, call it again.
+    /// Places waiting requests like [`Router::bind_with`], but at most `most`, for callers that hold a lock meanwhile.
+    /// Call it again if that many were placed.
     pub fn bind_up_to(
         &mut self,
         most: usize,
@@ -64,8 +64,8 @@ impl Router {
         std::mem::take(&mut self.bound)
     }
 
-    /// Returns the requests whose turn may come when [`Router::bind_up_to`] is called next, to look their prompts up
-    /// before: none, if there is no room.
+    /// Requests whose turn may come with the next call of [`Router::bind_up_to`], for looking up their prompts before;
+    /// empty if there is no room.
     pub fn next_in_turn(&mut self, now: f64) -> Vec<RequestId> {
         let now = self.at(now);
         self.expire_until(now);
@@ -80,8 +80,8 @@ impl Router {
         all
     }
 
-    /// A request that waits may go to these workers from now on: the fleet has changed. It keeps its turn, and the time
-    /// that it has waited. False: it does not wait (any more).
+    /// Changes the workers that a waiting request may go to, as the fleet has changed. The request keeps its turn, and
+    /// its waiting time. False if it does not wait.
     pub fn allow(&mut self, id: RequestId, allowed: Option<&[WorkerId]>) -> bool {
         let waits = self.waiting.allow(id.0, allowed);
         if waits {
@@ -90,12 +90,12 @@ impl Router {
         waits
     }
 
-    /// True if there is nobody to place, or nothing has changed since it was last tried.
+    /// True if no request waits, or nothing has changed since they were last tried.
     fn rests(&self, now: f64) -> bool {
         self.waiting.len() == 0 || !self.room.is_new && now < self.tried + LOOK_AGAIN
     }
 
-    /// Returns how many prompts of each lane are looked at.
+    /// Number of prompts of each lane that are compared.
     fn scan(&self, lanes: usize) -> usize {
         let most = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
         (most / lanes.max(1)).max(1)
@@ -121,8 +121,8 @@ impl Router {
         self.room.is_new = placed >= most;
     }
 
-    /// Places the one whose turn it is, and at once those that begin as it does: what it computes serves them all. How
-    /// many: none, if there is no room for any of those looked at.
+    /// Places the request whose turn it is, and those that start with the same block to compute, which is then computed
+    /// once. Returns their number: 0 if there is no room for any of those compared.
     fn place_next(&mut self, most: usize, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> usize {
         let mut group = Vec::new();
         let Some(number) = self.next(now, &mut group, look_up) else { return 0 };
@@ -132,7 +132,7 @@ impl Router {
         1 + group.into_iter().take(most - 1).take_while(|number| self.place_waiting(*number, now)).count()
     }
 
-    /// Places a request that waits. False: its policy lets it wait on.
+    /// Places a waiting request. False if the policy lets it wait on.
     fn place_waiting(&mut self, number: u64, now: f64) -> bool {
         let Some(mut ticket) = self.waiting.take(number) else { return false };
         self.fleet.aims(ticket.aim, None);
@@ -153,7 +153,7 @@ impl Router {
         true
     }
 
-    /// Returns the request whose turn it is. `group`: takes those of its priority with the same block to compute first.
+    /// The request whose turn it is. `group` gets the requests of its priority with the same block to compute first.
     fn next(
         &mut self,
         now: f64,
@@ -227,7 +227,7 @@ impl Router {
         best.map(|(_, _, number)| number)
     }
 
-    /// Returns the policy's answer about a request with the prompt of one that it was just asked about: the same.
+    /// The policy's answer for a request with the same prompt as `first`, whose answer `its` was just given.
     fn answer_again(&mut self, number: u64, first: u64, its: PolicyAnswer) -> Option<PolicyAnswer> {
         let mut ticket = self.waiting.take(number)?;
         let since = ticket.since;
@@ -238,15 +238,15 @@ impl Router {
         Some(PolicyAnswer { since, ..its })
     }
 
-    /// Seconds of work that a second of waiting counts. To let somebody in who waited long pushes out as much as it has
-    /// computed, and where more than half of that is asked for again, it undoes more than it does.
+    /// Seconds of work that a second of waiting counts for. Letting in a request that waited long evicts as much as it
+    /// computes, and if more than half of that is requested again, it undoes more than it does.
     fn ageing(&self) -> f64 {
         let gone = self.gone / (self.computed + self.gone).max(1.0);
         let undone = self.policy.undone() * (1.0 - gone) + gone;
         self.config.ageing * (1.0 - 2.0 * undone).max(0.0)
     }
 
-    /// The lanes whose workers might take one more, or of whose workers nobody is up.
+    /// Lanes whose workers might have room for one more request, or that have no worker that is up.
     fn lanes_with_room(&mut self, now: f64) -> Vec<u64> {
         let Self { waiting, fleet, who, policy, .. } = self;
         let mut has_room = |allowed: Option<&Arc<[WorkerId]>>| {
@@ -256,7 +256,7 @@ impl Router {
         waiting.lanes().filter(|(_, allowed)| has_room(*allowed)).map(|(lane, _)| lane).collect()
     }
 
-    /// Asks the policy about a request that waits.
+    /// Asks the policy about a waiting request.
     fn ask(
         &mut self,
         number: u64,
@@ -296,7 +296,7 @@ impl Router {
         Some(PolicyAnswer { priority, since, work, next, aim, is_due })
     }
 
-    /// A request is to wait for the worker of a row of the candidates that were just asked for.
+    /// Aim of a request at the worker of a row of the last candidates, to wait for.
     pub(super) fn aim(&self, request: &Request<'_>, row: usize, now: f64) -> Aim {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         let candidates = self.fleet.same_candidates(who);
@@ -305,7 +305,7 @@ impl Router {
         Aim { worker: candidates.worker[row], asked: self.room.now(), again: now + ASK_AGAIN, tokens }
     }
 
-    /// Takes out a request that waits. False: it does not.
+    /// Removes a waiting request; false if it does not wait.
     pub(super) fn withdraw(&mut self, number: u64) -> bool {
         let ticket = self.waiting.remove(number);
         if let Some(ticket) = &ticket {
@@ -315,7 +315,7 @@ impl Router {
     }
 }
 
-/// Returns how many of those that may be placed have the same block to compute first; 1 if that is not known.
+/// Number of the placeable requests with the same block to compute first; 1 if the block is unknown.
 fn siblings(asked: &[(Turn, PolicyAnswer)], next: u64) -> f64 {
     if next == 0 {
         return 1.0;

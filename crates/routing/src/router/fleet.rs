@@ -1,4 +1,4 @@
-//! The workers: a row of [`Candidates`] for each, kept up to date as things happen.
+//! Fleet of a router: a row of [`Candidates`] for each worker, updated with each event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::router::waiting::Aim;
 use crate::speed::{FleetSpeed, Speed};
 use crate::transfers::{Transfers, Ways};
 
-/// Samples of the fleet's speed after which all rows are brought up to date.
+/// Number of samples of the fleet's speed after which all rows are updated.
 const REFRESH: u32 = 16;
-/// Seconds after which a prompt at the head of a queue is late, beyond those that it should take to compute. Prompts that
-/// are computed in one step may have their first tokens in any order.
+/// Seconds beyond its expected prefill after which a prompt at the head of a queue is late. Prompts that are computed
+/// in one step may have their first tokens in any order.
 const LATE: f64 = 1.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Up,
-    /// Takes nothing new.
+    /// The worker takes no new requests.
     Drained,
-    /// The row is nobody's.
+    /// The row is unused.
     Gone,
 }
 
@@ -39,28 +39,28 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    /// True if the worker joined a fleet at work.
+    /// True if the worker joined a busy fleet.
     pub(super) late: bool,
-    /// Requests placed anywhere when it joined.
+    /// Number of requests placed at any worker when this one joined.
     pub(super) joined_at: u64,
     /// Prompts without a first token, in the order in which they were sent.
     queue: VecDeque<QueuedPrompt>,
     speed: Speed,
 }
 
-/// A prompt without a first token.
+/// Prompt without a first token.
 #[derive(Debug, Clone, Copy)]
 struct QueuedPrompt {
     request: u64,
     uncached: f64,
-    /// Time at which its loads and pulls should be done: its turn comes no sooner.
+    /// Time at which its loads and pulls should be done: its turn cannot come before.
     ready: f64,
-    /// True if its request loads or pulls anything.
+    /// True if its request loads or pulls any blocks.
     moves: bool,
 }
 
 impl Slot {
-    /// Seconds since it joined.
+    /// Seconds since the worker joined.
     pub(super) fn age(&self, now: f64) -> f64 {
         now - self.joined
     }
@@ -68,10 +68,10 @@ impl Slot {
 
 #[derive(Debug)]
 pub(super) struct Fleet {
-    /// A row for each slot.
+    /// Row of each slot.
     rows: Candidates,
-    /// For each row, since when: it is there, its engine last said something, the prompt at its head has its turn (`inf`
-    /// if there is none). Beside each other, as all are read for every request.
+    /// Time since which each row's worker is there; `reported`: of its engine's last report; `head_since`: since which
+    /// the prompt at the head of its queue is there (`inf` without one). Kept apart, as all are read for every request.
     joined: Vec<f64>,
     reported: Vec<f64>,
     head_since: Vec<f64>,
@@ -79,7 +79,7 @@ pub(super) struct Fleet {
     by_name: HashMap<Arc<str>, Vec<(u32, u32)>>,
     free: Vec<u32>,
     speed: FleetSpeed,
-    /// Rows of those that may take a request, where that is not all.
+    /// Copies of the rows of the workers that may take a request, if these are not all.
     chosen: Candidates,
     pub(super) beliefs: Beliefs,
     pub(super) up: usize,
@@ -150,7 +150,7 @@ impl Fleet {
         self.by_name.get(name).into_iter().flatten().map(|&(_, at)| WorkerId(at))
     }
 
-    /// A slot that is somebody's.
+    /// The slot of a worker; None if the worker is gone.
     pub(super) fn slot(&self, id: WorkerId) -> Option<&Slot> {
         self.slots.get(id.0 as usize).filter(|slot| slot.state != State::Gone)
     }
@@ -198,7 +198,7 @@ impl Fleet {
             self.reported[at] = now;
         }
         let set = |column: &mut f64, value: Option<f64>| *column = value.unwrap_or(*column);
-        // An engine that has not allocated its cache yet says 0: its room is not known.
+        // An engine that has not allocated its cache yet reports 0: its room is unknown.
         set(&mut rows.capacity_blocks[at], load.capacity_blocks.filter(|blocks| *blocks > 0.0 && blocks.is_finite()));
         set(&mut rows.held_blocks[at], load.held_blocks.filter(|blocks| *blocks >= 0.0 && blocks.is_finite()));
     }
@@ -224,7 +224,7 @@ impl Fleet {
         rows.queued_prompt_tokens[at] -= share.tokens;
     }
 
-    /// Counts a request that was sent. `ready`: the time at which its loads and pulls should be done.
+    /// Counts a request that was sent. `ready`: time at which its loads and pulls should be done.
     pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, ready: f64, now: f64) {
         self.begin(at, share);
         let (at, rows) = (at as usize, &mut self.rows);
@@ -233,7 +233,7 @@ impl Fleet {
             rows.last_cold[at] = now;
         }
         let slot = &mut self.slots[at];
-        // It goes before prompts whose transfers end later.
+        // The prompt is placed before prompts whose transfers end later.
         let place = slot.queue.partition_point(|its| its.ready <= ready);
         if place == 0 {
             slot.speed.begins(now);
@@ -243,13 +243,13 @@ impl Fleet {
         slot.queue.insert(place, QueuedPrompt { request, uncached: share.uncached, ready, moves: ready > now });
     }
 
-    /// A prompt is not waiting any more.
+    /// Removes a prompt from the queue.
     pub(super) fn dequeue(&mut self, at: u32, request: u64, share: &Share, computed: ComputeTime, now: f64) {
         self.prompt_computed(at, share);
         let at = at as usize;
         let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
         let head = slot.queue.front().is_some_and(|first| first.request == request);
-        // The end of a transfer is not known, so neither is the time at which the prompt began to be computed.
+        // The end of a transfer is unknown, and so is the time at which the prompt began to be computed.
         let mut is_measured = true;
         if let Some(place) = slot.queue.iter().position(|its| its.request == request) {
             is_measured = slot.queue.iter().take(place + 1).all(|its| !its.moves);
@@ -284,33 +284,34 @@ impl Fleet {
         }
     }
 
-    /// Returns the request at the head of a row's queue if its prompt is so late that something else than the queue keeps
-    /// it from its first token.
+    /// Request at the head of a row's queue, if its prompt is so late that it must be held up by something else than
+    /// the queue; None otherwise.
     pub(super) fn late_head(&self, at: u32, now: f64) -> Option<u64> {
         let at = at as usize;
         let &QueuedPrompt { request, uncached, .. } = self.slots[at].queue.front()?;
         (now - self.head_since[at] - uncached / self.rows.prefill_rate[at] > LATE).then_some(request)
     }
 
-    /// Blocks that the index said a worker holds of the last prompt, where all of them are on its device.
+    /// Number of the last prompt's blocks that a worker holds by the index, if all of them are on its device; None
+    /// otherwise.
     pub(super) fn held_on_device(&self, worker: u32) -> Option<u32> {
         let (device, any) = self.beliefs.held(self.rows(), worker);
         (device == any).then_some(device)
     }
 
-    /// Seconds until all prompts that are there should be computed.
+    /// Seconds until all prompts at a worker should be computed.
     pub(super) fn until_computed(&self, at: u32, now: f64) -> f64 {
         let (at, rows) = (at as usize, &self.rows);
         let (rate, elapsed) = (rows.prefill_rate[at], (now - self.head_since[at]).max(0.0));
         (rows.queued_tokens[at] / rate - elapsed.min(rows.head_tokens[at] / rate)).max(0.0)
     }
 
-    /// Requests use so many blocks more, or fewer.
+    /// Adds to the number of blocks in use at a worker; negative to subtract.
     pub(super) fn add_used(&mut self, at: u32, more: f64) {
         self.rows.used_blocks[at as usize] += more;
     }
 
-    /// A request waits in the router for a worker, and no longer for the other.
+    /// Moves the tokens of a waiting request from the worker that it was waiting for to the one that it waits for now.
     pub(super) fn aims(&mut self, before: Option<Aim>, after: Option<Aim>) {
         for (aim, sign) in before.iter().map(|aim| (aim, -1.0)).chain(after.iter().map(|aim| (aim, 1.0))) {
             self.rows.held_tokens[aim.worker as usize] += sign * aim.tokens;
@@ -327,14 +328,15 @@ impl Fleet {
         self.publish(at as usize);
     }
 
-    /// Learns from a prompt of which a worker says that it computed `tokens`, within `seconds` after it was sent.
+    /// Learns from a worker's report that it computed `tokens` of a prompt, within `seconds` after it was sent.
     pub(super) fn learn_told(&mut self, at: u32, tokens: f64, seconds: f64) {
         if self.slots[at as usize].speed.learn_told(tokens, seconds, &mut self.speed) {
             self.publish(at as usize);
         }
     }
 
-    /// Sets whether it is known how much of a prompt a worker computes. `start`: the rate to begin with if not.
+    /// Sets whether it is known how much of its prompts a worker computes. `start`: rate that replaces the learnt ones
+    /// if not.
     pub(super) fn set_measured(&mut self, id: WorkerId, is_measured: bool, start: f64) {
         self.slots[id.0 as usize].speed.set_measured(is_measured, start, &mut self.speed);
         for at in 0..self.slots.len() {
@@ -342,12 +344,12 @@ impl Fleet {
         }
     }
 
-    /// Measurements of speed that were left out.
+    /// Number of speed samples that were left out.
     pub(super) fn left_out_samples(&self) -> u64 {
         self.speed.left_out
     }
 
-    /// A request that does not wait any more is over.
+    /// Removes a request that has had its first token from its worker's row.
     pub(super) fn end(&mut self, at: u32, share: &Share) {
         let at = at as usize;
         self.rows.requests[at] -= 1;
@@ -356,8 +358,8 @@ impl Fleet {
     }
 
     fn publish(&mut self, at: usize) {
-        // At first each sample changes what the fleet is taken for by much; whoever has not worked yet must not look slow
-        // beside the first who has.
+        // At first each sample changes the fleet's estimate by much. Workers without samples must not look slow beside
+        // the first worker with some.
         if self.speed.fresh < REFRESH && self.speed.is_settled() {
             self.publish_speed(at);
             return;
@@ -374,13 +376,13 @@ impl Fleet {
         self.rows.step_time[at] = speed.step(&self.speed);
     }
 
-    /// All rows as they are, those of nobody among them.
+    /// All rows, including unused ones.
     pub(super) fn rows(&self) -> &Candidates {
         &self.rows
     }
 
-    /// The rows of `who`, or of all that are up, for one request: what it finds where, and what depends on the time.
-    /// `rows` of the answer are in order of their number.
+    /// Rows of `who`, or of all slots, for one request, with the blocks found and all times updated. Sorted by the
+    /// worker's number.
     pub(super) fn candidates(
         &mut self,
         depths: &Depths,
@@ -425,7 +427,7 @@ impl Fleet {
         &self.chosen
     }
 
-    /// Returns the ways to serve a request, if there is anything to load or pull.
+    /// Ways to serve a request; None if there is nothing to load or pull.
     #[inline]
     pub(super) fn ways<'t>(
         &self,
@@ -438,7 +440,7 @@ impl Fleet {
         transfers.ways(request, depths, is_trusted, now)
     }
 
-    /// Notes the best way of one of the candidates that were just asked for, or of all (`row` is none).
+    /// Stores the best way of one of the last candidates, or of all if `row` is None.
     pub(super) fn note_ways(&mut self, ways: &Ways<'_>, who: Option<&[u32]>, row: Option<usize>) {
         let all = if who.is_none() { &mut self.rows } else { &mut self.chosen };
         if let Some(row) = row {
@@ -450,12 +452,12 @@ impl Fleet {
         }
     }
 
-    /// Returns the candidates that [`Fleet::candidates`] was last asked for, `who` being the same.
+    /// Candidates that [`Fleet::candidates`] returned last, with the same `who`.
     pub(super) fn same_candidates(&self, who: Option<&[u32]>) -> &Candidates {
         if who.is_none() { &self.rows } else { &self.chosen }
     }
 
-    /// Fills in the workers of `allowed`, or of all, that are up, in order.
+    /// Replaces `who` by the workers of `allowed`, or of all, that are up, in rising order.
     pub(super) fn may_take(&self, allowed: Option<&[WorkerId]>, who: &mut Vec<u32>) {
         who.clear();
         let up = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
@@ -474,7 +476,7 @@ impl Fleet {
         self.up == self.slots.len()
     }
 
-    /// Calls `found(worker, depth)` for each row that a match names.
+    /// Fills `depths` with the depths that a lookup found, for the workers that are known.
     pub(super) fn look_up(&self, found: &impl Lookup, depths: &mut Depths) {
         depths.begin();
         let mut each = |view: View, raise: fn(&mut crate::Depth, u32)| {

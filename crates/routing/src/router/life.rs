@@ -1,4 +1,4 @@
-//! The life of a request once it is placed.
+//! Life of a request after it was placed: first token, further tokens, and end.
 
 use std::cmp::Reverse;
 
@@ -8,21 +8,21 @@ use crate::router::request_changes::ComputeTime;
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 
-/// Tokens after which the step time is learnt from a request that generates.
+/// Number of tokens of a request after which a sample of the step time is taken.
 const STEPS: f64 = 8.0;
-/// A request's share in the mean output, at least.
+/// Least weight of a request in the mean output.
 const OUTPUT_SHARE: f64 = 0.02;
-/// A request that ends makes those before it count so much less in what is computed and gone.
+/// Factor by which earlier requests fade in `computed` and `gone` with each that ends.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
 
 impl Router {
-    /// The prompt is computed: its first token has come. Nothing, if it had one, or is not with a worker.
+    /// Records a request's first token: its prompt is computed. No effect if it had one, or is not at a worker.
     pub fn first_token(&mut self, id: RequestId, now: f64) {
         self.has_first_token(id, true, now);
     }
 
-    /// `computed`: its worker has computed the prompt; else the prompt was computed elsewhere, which says nothing of those
-    /// that wait there.
+    /// Records a first token. `computed`: whether its worker computed the prompt; if it was computed elsewhere, that
+    /// says nothing about the prompts waiting there.
     pub(super) fn has_first_token(&mut self, id: RequestId, computed: bool, now: f64) {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
@@ -56,7 +56,7 @@ impl Router {
         self.room.came_to(worker);
     }
 
-    /// Takes a prompt out of the queue of its worker, as one that keeps no other from being computed.
+    /// Takes a prompt out of the queue of its worker, as it keeps no other prompt from being computed.
     fn pass(&mut self, number: u64, now: f64) {
         let Some(its) = self.placed.get_mut(&number).filter(|its| its.first_token.is_none() && !its.passed) else {
             return;
@@ -67,11 +67,11 @@ impl Router {
         self.room.came_to(its.worker);
     }
 
-    /// The answer of a request that was just placed comes as a whole: nobody will tell when its prompt is computed. It is
-    /// taken to be when it should be; else a request that generates for half a minute would look like a prompt that
-    /// nobody gets on with, and all others would wait for it. Of speed only that is learnt which the end of it proves.
+    /// Records that the answer of a request just placed comes as a whole, so that its first token will not be reported.
+    /// The prompt then counts as computed when it should be; otherwise a request that generates for half a minute would
+    /// look like a stuck prompt that all others wait for. Its end can only raise the estimate of the speed.
     ///
-    /// Where first tokens are never told, all requests are taken so.
+    /// If first tokens are never reported, all requests are treated like this.
     pub fn comes_whole(&mut self, id: RequestId, now: f64) {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
@@ -88,7 +88,7 @@ impl Router {
         }
     }
 
-    /// Takes the prompts out of their queues that should be computed and of which nobody will tell.
+    /// Takes prompts out of their queues that should be computed by now and whose first tokens are not reported.
     fn pass_unseen(&mut self, now: f64) {
         while let Some(&Reverse((time, number))) = self.unseen.peek()
             && time.0 <= now
@@ -98,7 +98,7 @@ impl Router {
         }
     }
 
-    /// `tokens` more came, beyond the first, of all its answers together.
+    /// Records `tokens` more tokens after the first, over all answers of the request.
     pub fn progress(&mut self, id: RequestId, tokens: u32, now: f64) {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
@@ -117,19 +117,19 @@ impl Router {
         }
     }
 
-    /// Ends a request that went well. `None`: it was over already.
+    /// Ends a request that succeeded. `None` if it had ended already.
     pub fn finish(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<FinishedRequest> {
         let now = self.at(now);
         let generated = self.placed.get(&id.0).map(|its| (its.share.generated, its.first_token.is_some()))?;
         if !generated.1 && usage.output_tokens != Some(0) {
-            // An answer that was not streamed: its first token came, nobody knows when.
+            // An answer that was not streamed: the time of its first token is unknown.
             self.released_unseen(id, now);
         }
         if let Some(unheard) = &mut self.unheard {
             let output = usage.output_tokens.map_or(generated.0, f64::from) as usize;
             unheard.ended(id.0, output / self.config.block_size.max(1) as usize, now);
         }
-        // A caller that tells neither tokens nor their number teaches nothing.
+        // A caller that reports neither tokens nor their number teaches nothing.
         let told = (generated.0 > 0.0).then_some(generated.0 + 1.0);
         let output = usage.output_tokens.map(f64::from).or(told);
         if let (Some(its), Some(output)) = (self.placed.get(&id.0), output) {
@@ -153,7 +153,7 @@ impl Router {
         Some(self.count_finished(&its, usage))
     }
 
-    /// Counts a request that finished, and what its engine had cached against what was expected.
+    /// Counts a request that succeeded, and the tokens its engine had cached against the expected ones.
     pub(super) fn count_finished(&mut self, its: &Reservation, usage: Usage) -> FinishedRequest {
         self.counts.finished += 1;
         self.note_transfer(its, usage.cached_tokens);
@@ -171,8 +171,8 @@ impl Router {
         }
     }
 
-    /// Ends a request that did not go well: what it would have left in the cache does not count. Takes one that waits
-    /// out as well. False: it was over already.
+    /// Ends a request that failed: its blocks do not count as cached. Also removes a waiting request. False if it had
+    /// ended already.
     pub fn fail(&mut self, id: RequestId, now: f64) -> bool {
         let now = self.at(now);
         if self.withdraw(id.0) {
@@ -189,7 +189,7 @@ impl Router {
         true
     }
 
-    /// Gives up what was not heard of for too long: how many requests. Also called by [`Router::choose`].
+    /// Gives up requests without a report for too long; returns their number. Also called by [`Router::choose`].
     pub fn expire(&mut self, now: f64) -> usize {
         let now = self.at(now);
         self.expire_until(now)
@@ -223,7 +223,7 @@ impl Router {
         given_up
     }
 
-    /// Takes a request out of the books.
+    /// Removes a request from the router's data; None if it is not there.
     pub(super) fn release(&mut self, number: u64, now: f64) -> Option<Reservation> {
         let mut its = self.placed.remove(&number)?;
         if let Some(moved) = &mut its.moved {
@@ -244,7 +244,7 @@ impl Router {
         Some(its)
     }
 
-    /// The first token of an answer that came as a whole.
+    /// Records the first token of an answer that came as a whole.
     fn released_unseen(&mut self, id: RequestId, now: f64) {
         let Some(its) = self.placed.get_mut(&id.0) else { return };
         let how = ComputeTime::Before { sent: its.sent };

@@ -1,4 +1,4 @@
-//! [`Router`]: keeps what is known of the workers, asks a policy, and reserves in the same step.
+//! Router: keeps the state of the workers, asks a policy for a worker, and reserves that worker in the same step.
 
 mod belief;
 mod bind;
@@ -40,11 +40,11 @@ pub use request_changes::{RequestChanges, RequestReport, SentRequest};
 pub use transfers::TransferCost;
 use waiting::{Room, Turn, WaitingRequests};
 
-/// Chooses a worker for each request and keeps the books.
+/// Router: chooses a worker for each request, and tracks the requests until they end.
 ///
-/// All times are the caller's, in seconds; one that goes back counts as the latest so far. After whatever may free
-/// room (a first token, an end, a worker that joins), and every few hundredths of a second while [`Router::waiting`]
-/// is not 0, call [`Router::bind`].
+/// All times are the caller's, in seconds; a time before the latest so far counts as that. Call [`Router::bind`] after
+/// every event that may free room (a first token, an end, a worker that joins), and every few hundredths of a second
+/// while [`Router::waiting`] is not 0.
 ///
 /// ```
 /// use kvatlas_routing::{Config, Depths, Outcome, Request, Router, Usage, by_name};
@@ -66,20 +66,20 @@ pub struct Router {
     placed: HashMap<u64, Reservation>,
     due: BinaryHeap<Reverse<(Time, u64)>>,
     transfers: Transfers,
-    /// Names of the groups of workers that pull from each other; the first is 1.
+    /// Names of the groups of workers that pull from each other; the first has number 1.
     groups: Vec<Box<str>>,
-    /// Times at which the prompts of requests should be computed of which nobody will tell.
+    /// Times at which prompts should be computed whose first tokens will not be reported, with their requests.
     unseen: BinaryHeap<Reverse<(Time, u64)>>,
     first_tokens: u64,
     on_the_way: SentPrompts,
-    /// A prediction in the place of an index, where there are no events.
+    /// Prediction that replaces the index if engines announce no events.
     unheard: Option<PredictedIndex>,
     guessed: Depths,
     sessions: Sessions,
     waiting: WaitingRequests,
-    /// Requests of other routers at the workers; the rows count them.
+    /// Requests of other routers at the workers, whose rows count them.
     peers: Peers,
-    /// Outcomes of waiting requests that were placed or refused, and not yet told.
+    /// Outcomes of waiting requests that were placed or refused, to be returned by `bind`.
     bound: Vec<(RequestId, Outcome)>,
     room: Room,
     tried: f64,
@@ -90,9 +90,10 @@ pub struct Router {
     counts: Counts,
     mean_output: f64,
     outputs: f64,
-    /// Other workers that a decision names.
+    /// Largest number of other workers that a decision names.
     others: usize,
-    /// Prompt tokens that were to be computed, and those that were expected in a cache and gone by then; fading.
+    /// Fading sums of prompt tokens that were to be computed, and (`gone`) of those expected in a cache but evicted by
+    /// then.
     computed: f64,
     gone: f64,
     // Kept for their memory.
@@ -101,7 +102,7 @@ pub struct Router {
     turns: Vec<Turn>,
 }
 
-/// A request that is with a worker.
+/// Reservation of a worker: a request in flight there.
 #[derive(Debug)]
 struct Reservation {
     worker: u32,
@@ -109,27 +110,28 @@ struct Reservation {
     cached: u32,
     answers: f64,
     sent: f64,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     block_size: u32,
     session: Option<u64>,
     first_token: Option<f64>,
-    /// True if the request's prompt is taken to be computed, though nobody said so.
+    /// True if the prompt counts as computed, without a report of its first token.
     passed: bool,
-    /// The last time that something was heard of it, and the tokens since the step time was last learnt from it.
+    /// Time of the last report about the request; `steps_since`, `steps`: time and tokens since the last sample of the
+    /// step time.
     heard: f64,
     steps_since: f64,
     steps: f64,
     deadline: f64,
     leaf: Option<Leaf>,
-    /// Blocks of its prompt that are not kept in mind: they count where it is, as nobody else's.
+    /// Number of the prompt's blocks that are not stored: they count as used by this request alone.
     nameless: f64,
     uncached: u32,
-    /// The transfer, if it loads or pulls anything.
+    /// Loads and pulls of the request; None if there are none.
     moved: Option<Box<MovedTokens>>,
 }
 
 impl Router {
-    /// A router without workers.
+    /// Creates a router without workers.
     #[must_use]
     pub fn new(config: Config, policy: Box<dyn Policy>) -> Self {
         Self {
@@ -167,54 +169,54 @@ impl Router {
         }
     }
 
-    /// The settings.
+    /// Settings of the router.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Lets each decision from now on name up to `most` other workers ([`Decision::others`]), none at first.
+    /// Sets the largest number of other workers that each decision names ([`Decision::others`]), 0 at first.
     pub fn name_others(&mut self, most: usize) {
         self.others = most;
     }
 
-    /// The policy's name.
+    /// Name of the policy.
     #[must_use]
     pub fn policy(&self) -> &str {
         self.policy.name()
     }
 
-    /// True if the policy weighs what the index says.
+    /// True if the policy uses the index.
     #[must_use]
     pub fn uses_index(&self) -> bool {
         self.policy.uses_index()
     }
 
-    /// Requests with workers.
+    /// Number of requests at workers.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.placed.len()
     }
 
-    /// Requests that wait in the router.
+    /// Number of requests that wait in the router.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Blocks of prompts on their way that are kept in mind.
+    /// Number of blocks stored for prompts on their way.
     #[must_use]
     pub fn predicted_blocks(&self) -> usize {
         self.on_the_way.blocks()
     }
 
-    /// Prompts that were not kept in mind because there were too many.
+    /// Number of prompts that were not stored because there were too many.
     #[must_use]
     pub fn predictions_dropped(&self) -> u64 {
         self.on_the_way.dropped()
     }
 
-    /// Sessions that are kept in mind.
+    /// Number of sessions remembered.
     #[must_use]
     pub fn sessions(&self) -> usize {
         self.sessions.len()
@@ -226,20 +228,21 @@ impl Router {
         Counts { left_out_samples: self.fleet.left_out_samples(), ..self.counts }
     }
 
-    /// Returns the mean number of tokens that a request generates, as learnt.
+    /// Mean number of tokens that a request generates, as learnt.
     #[must_use]
     pub fn mean_output(&self) -> f64 {
         self.mean_output
     }
 
-    /// Every row as it is, workers that are drained and rows that are nobody's among them; what depends on a request or
-    /// on the time is as of the last one.
+    /// All rows, including those of drained workers and unused ones. Columns that depend on a request or on the time
+    /// are as of the last request.
     #[must_use]
     pub fn rows(&self) -> &Candidates {
         self.fleet.rows()
     }
 
-    /// Guesses what workers hold of a prompt, where no events tell. Give it back to `guessed`, for its memory.
+    /// Predicts the blocks that workers hold of a prompt, if engines announce no events; None otherwise. Put the result
+    /// back into `guessed` to reuse its memory.
     fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
         let unheard = self.unheard.as_mut()?;
         let mut depths = std::mem::take(&mut self.guessed);
@@ -247,7 +250,7 @@ impl Router {
         Some(depths)
     }
 
-    /// The time, never before an earlier one.
+    /// The current time, never before an earlier one.
     fn at(&mut self, now: f64) -> f64 {
         if now > self.now {
             self.now = now;
@@ -264,11 +267,11 @@ impl Router {
     }
 }
 
-/// The workers that the requests of each session go to.
+/// Worker that the requests of each session go to.
 #[derive(Debug, Default)]
 struct Sessions {
     places: HashMap<u64, (u32, Time, u64)>,
-    /// Sessions by when they end; the counter tells equal times apart.
+    /// Sessions by their end; the counter distinguishes equal times.
     ends: BTreeMap<(Time, u64), u64>,
     count: u64,
 }
@@ -278,12 +281,13 @@ impl Sessions {
         self.places.len()
     }
 
-    /// The worker of a session that has not ended.
+    /// Worker of a session; None if the session has ended or is unknown.
     fn get(&self, session: u64, now: f64) -> Option<u32> {
         self.places.get(&session).filter(|(_, end, _)| end.0 > now).map(|place| place.0)
     }
 
-    /// A session is there until then. Of more than `limit`, the one that would end first goes.
+    /// Sets a session's worker, until a time in seconds. If there are more than `limit` sessions, removes the one that
+    /// ends first.
     fn set(&mut self, session: u64, worker: u32, until: f64, limit: usize) {
         self.count += 1;
         if let Some((_, end, count)) = self.places.insert(session, (worker, Time(until), self.count)) {
@@ -296,7 +300,7 @@ impl Sessions {
         }
     }
 
-    /// Drops those that have ended.
+    /// Removes sessions that have ended.
     fn expire(&mut self, now: f64) {
         while let Some(first) = self.ends.first_entry()
             && first.key().0.0 <= now
@@ -305,7 +309,7 @@ impl Sessions {
         }
     }
 
-    /// A worker is gone.
+    /// Removes the sessions of a worker that is gone.
     fn left(&mut self, worker: u32) {
         self.places.retain(|_, place| place.0 != worker);
         let places = &self.places;
@@ -313,11 +317,11 @@ impl Sessions {
     }
 }
 
-/// An answer of the index.
+/// Result of a lookup in the index.
 pub trait Lookup {
-    /// Calls `f` with each worker and rank that holds any of the query, and its depth in blocks.
+    /// Calls `f` with worker, rank and depth in blocks of each rank that holds any of the query.
     fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32));
-    /// True if all views are alike.
+    /// True if all views give the same result.
     fn is_plain(&self) -> bool;
 }
 
@@ -341,22 +345,22 @@ impl Lookup for OwnedMatch {
     }
 }
 
-/// An explanation of what a router would decide, and why: a row for each candidate.
+/// Explanation of a router's choice, without side effects: a row for each candidate.
 #[derive(Debug, Clone, Default)]
 pub struct Explanation {
-    /// The candidates, by number.
+    /// Number of each candidate.
     pub workers: Vec<WorkerId>,
-    /// Prompt tokens that each is expected to have in its cache.
+    /// Prompt tokens that each candidate is expected to have in its cache.
     pub cached_tokens: Vec<u32>,
-    /// Parts that each would load or pull, as in [`Decision::transfer`](crate::Decision::transfer); empty if there is
-    /// nothing to load or pull.
+    /// Parts of the prompt that each candidate would load or pull, as in
+    /// [`Decision::transfer`](crate::Decision::transfer); empty if there is nothing to load or pull.
     pub transfers: Vec<Option<Transfer>>,
-    /// The policy's terms, if it has any.
+    /// The policy's terms; None if it has none.
     pub terms: Option<Terms>,
 }
 
 impl Router {
-    /// Explains how the policy sees the candidates for a request, without any effect.
+    /// Explains how the policy sees the candidates for a request, without side effects.
     pub fn explain(
         &mut self,
         request: &Request<'_>,

@@ -1,7 +1,9 @@
-//! Workers that a request could go to if the chosen one turns out to be gone: what a gateway falls back on.
+//! Next best workers: those that a request could go to if the chosen one turns out to be gone, for gateways to fall
+//! back on.
 //!
-//! They come out of the decision itself, whose candidates have what each worker holds of the prompt and has to do. The
-//! order is by when each would have computed it, whatever the policy: it has said its word with the choice.
+//! They come from the decision itself, whose candidates include the cached blocks and the queue of each worker. They
+//! are sorted by the time at which each would have computed the prompt, independent of the policy, which only makes the
+//! choice.
 
 use std::sync::Arc;
 
@@ -9,8 +11,8 @@ use crate::candidates::Candidates;
 use crate::request::Request;
 use crate::router::fleet::Fleet;
 
-/// Names of the candidates, each once and without the chosen worker's, those that would have computed the prompt first in
-/// front; at most `most`.
+/// Names of the candidates except the chosen worker's, each once, sorted by the time at which they would have computed
+/// the prompt; at most `most`.
 pub(super) fn next_best(
     fleet: &Fleet,
     candidates: &Candidates,

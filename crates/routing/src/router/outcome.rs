@@ -1,32 +1,32 @@
-//! The answers of a router.
+//! Outcomes of a router's calls: decisions, refusals, counts.
 
 use std::sync::Arc;
 
 use crate::transfers::PullResult;
 
-/// The number of a worker and rank in a router: [`crate::Candidates::worker`]. It may be used again after the worker
-/// has left.
+/// Number of a worker and rank in a router: [`crate::Candidates::worker`]. It may be used again after the worker has
+/// left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u32);
 
-/// The number of a request that was placed or waits. No two requests have the same.
+/// Number of a request that was placed or waits; unique within a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// The reason why a request went where it went.
+/// Reason for the choice of a request's worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChoiceReason {
-    /// The policy chose. If it uses an index, it knew what each worker holds.
+    /// The policy chose. If it uses an index, it knew the blocks that each worker holds.
     Policy,
-    /// The request's session is at this worker.
+    /// The session of the request is at this worker.
     Session,
     /// Only one worker may take the request.
     Only,
-    /// The policy chose without knowing who holds what, because the prompt was not looked up in an index.
+    /// The policy chose without knowing the workers' blocks, because the prompt was not looked up in an index.
     NoIndex,
-    /// The policy chose without knowing who holds what, because the prompt has no hashes or no full block.
+    /// The policy chose without knowing the workers' blocks, because the prompt has no hashes or no full block.
     NoTokens,
-    /// The policy chose without knowing who holds what, because the index can be trusted for none of the candidates.
+    /// The policy chose without knowing the workers' blocks, because the index is reliable for none of the candidates.
     NoTrust,
     /// The policy wanted to wait, but no request is running that could end, or no request may wait. The least loaded
     /// worker takes the request.
@@ -36,7 +36,7 @@ pub enum ChoiceReason {
 }
 
 impl ChoiceReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 8] = [
         Self::Policy,
         Self::Session,
@@ -48,7 +48,7 @@ impl ChoiceReason {
         Self::PolicyFailed,
     ];
 
-    /// The reason as one word, for headers and metrics.
+    /// Name of the reason as one word, for headers and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -64,12 +64,12 @@ impl ChoiceReason {
     }
 }
 
-/// A decision where a request goes. The router counts it there until it is told what became of it.
+/// Decision for a worker. The router counts the request there until its end is reported.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// The request.
+    /// Number of the request.
     pub id: RequestId,
-    /// The worker and rank.
+    /// Number of the worker and rank.
     pub worker: WorkerId,
     /// The worker's name.
     pub name: Arc<str>,
@@ -81,32 +81,32 @@ pub struct Decision {
     pub uncached_tokens: u32,
     /// The part of `cached_tokens` that the index does not show yet.
     pub predicted_tokens: u32,
-    /// Blocks of the prompt that can be taken from the worker's cache by what the index says, whether that is believed or
-    /// not; none where a part of them is on other tiers than the device.
+    /// Number of the prompt's blocks that the worker's cache has by the index, ignoring any doubts about the index;
+    /// None if some of them are on other tiers than the device.
     pub held_blocks: Option<u32>,
-    /// The reason why the request goes there.
+    /// Reason for the choice.
     pub why: ChoiceReason,
-    /// Treatment of the part of the prompt that the worker does not hold on its device; none if there is nothing that it
-    /// could load or pull.
+    /// Treatment of the part of the prompt that the worker does not hold on its device; None if the worker could
+    /// neither load nor pull blocks.
     pub transfer: Option<Box<Transfer>>,
-    /// Names of other workers that could take the request, those that would begin to generate first in front; at most as
-    /// many as [`crate::Router::name_others`] asks for.
+    /// Names of other workers that could take the request, sorted by the time at which they would start to generate; at
+    /// most as many as set by [`crate::Router::name_others`].
     pub others: Vec<Arc<str>>,
 }
 
 /// Treatment of the part of a prompt that a worker does not hold on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TransferAction {
-    /// The worker computes all of it, though it could load a part.
+    /// The worker computes the whole part, though it could load blocks.
     Compute,
-    /// The worker loads a part from tiers of its own, and computes the rest.
+    /// The worker loads blocks from its own tiers, and computes the rest.
     Load,
-    /// The worker pulls a part from another one.
+    /// The worker pulls blocks from another worker.
     Pull,
 }
 
 impl TransferAction {
-    /// The action in a word.
+    /// Name of the action, as one word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -120,33 +120,33 @@ impl TransferAction {
 /// Transfer of a part of a prompt to a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transfer {
-    /// The action.
+    /// Treatment of the part that is not on the device.
     pub action: TransferAction,
-    /// Prompt tokens that it is expected to load from tiers of its own.
+    /// Prompt tokens that the worker is expected to load from its own tiers.
     pub load_tokens: u32,
-    /// The worker that it pulls from.
+    /// Worker that blocks are pulled from; None if none are.
     pub pull: Option<PullSource>,
-    /// Largest number of prompt tokens that it may load after those on its device, as loading more takes longer than
-    /// computing it; none if it may load all.
+    /// Largest number of prompt tokens that the worker may load after those on its device, as loading more takes longer
+    /// than computing; None for no limit.
     pub max_load_tokens: Option<u32>,
     /// Seconds that loading and pulling are expected to take.
     pub seconds: f64,
 }
 
-/// The worker that a part of a prompt is pulled from.
+/// Worker that a part of a prompt is pulled from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullSource {
-    /// The worker and rank.
+    /// Number of the worker and rank.
     pub worker: WorkerId,
     /// The worker's name.
     pub name: Arc<str>,
     /// The worker's data-parallel rank.
     pub rank: u32,
-    /// Prompt tokens that are expected from it.
+    /// Prompt tokens that are expected to be pulled.
     pub tokens: u32,
 }
 
-/// The reason why a request was refused.
+/// Reason for the refusal of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// No worker may take the request.
@@ -158,10 +158,10 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 3] = [Self::NoWorker, Self::QueueFull, Self::Displaced];
 
-    /// The reason as one word, for bodies and metrics.
+    /// Name of the reason as one word, for bodies and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -171,7 +171,7 @@ impl Refusal {
         }
     }
 
-    /// The HTTP status for this refusal.
+    /// HTTP status for the refusal.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -181,53 +181,53 @@ impl Refusal {
     }
 }
 
-/// The outcome for a request to place.
+/// Outcome of placing a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The request goes to this worker.
+    /// The request goes to a worker.
     Placed(Decision),
-    /// The request waits in the router; [`crate::Router::bind`] tells when it no longer does.
+    /// The request waits in the router, until [`crate::Router::bind`] returns its outcome.
     Waits(RequestId),
     /// The request was refused.
     Refused(Refusal),
 }
 
-/// An engine's own figures. `None` is what it does not report.
+/// Figures that an engine reports about itself. `None`: not reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Load {
-    /// Requests in its queue.
+    /// Requests in the engine's queue.
     pub waiting: Option<f64>,
-    /// Requests that are running.
+    /// Requests that the engine is running.
     pub running: Option<f64>,
-    /// Share of its KV cache in use, 0 to 1.
+    /// Share of the engine's KV cache in use, 0 to 1.
     pub kv_usage: Option<f64>,
-    /// Blocks that its cache has room for.
+    /// Number of blocks that fit into the engine's cache.
     pub capacity_blocks: Option<f64>,
-    /// Blocks that it holds, according to the index.
+    /// Number of blocks that the engine holds, according to the index.
     pub held_blocks: Option<f64>,
 }
 
-/// The usage that an engine reported for a request that has ended.
+/// Usage that an engine reported for a request that has ended. `None`: not reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
-    /// Prompt tokens that were in its cache.
+    /// Prompt tokens that were in the engine's cache.
     pub cached_tokens: Option<u32>,
-    /// Tokens that it generated.
+    /// Number of generated tokens.
     pub output_tokens: Option<u32>,
-    /// Prompt tokens that it computed, by its own count.
+    /// Prompt tokens that the engine computed, by its own count.
     pub computed_tokens: Option<u32>,
 }
 
-/// A request that has ended: what was expected, and what happened.
+/// Request that has ended: expected and actual values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinishedRequest {
-    /// The worker that had it.
+    /// Worker that had the request.
     pub worker: WorkerId,
     /// Prompt tokens that were expected in the cache.
     pub expected_cached: u32,
-    /// Prompt tokens that were in the cache, as the engine reports.
+    /// Prompt tokens that were in the cache; None if the engine did not report them.
     pub cached: Option<u32>,
-    /// Seconds from sending to the first token.
+    /// Seconds from sending to the first token; None without one.
     pub ttft: Option<f64>,
 }
 

@@ -15,14 +15,14 @@ use crate::router::Router;
 use crate::router::outcome::WorkerId;
 use crate::router::request_changes::{PeerRequest, RequestChanges, RequestReport, SentRequest, Share};
 
-/// Most requests of other routers that are kept in mind.
+/// Largest number of other routers' requests that are kept.
 const MOST: usize = 1 << 17;
-/// Blocks that a request counts as in a report, beside those of its prompt.
+/// Blocks that a request counts as in a report, besides those of its prompt.
 const BLOCKS_PER_REQUEST: usize = 16;
 
 impl Router {
-    /// Returns the changes among the requests of this router at workers since `told`, with at most `most_blocks` blocks of
-    /// prompts; the rest comes with the next call.
+    /// Changes of this router's requests at workers since the report `told`, which is updated, with at most
+    /// `most_blocks` blocks of prompts; the rest comes with the next call.
     pub fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges {
         let mut changes = RequestChanges { sent: Vec::new(), begun: Vec::new(), ended: Vec::new() };
         told.begun.retain(|number, _| {
@@ -68,8 +68,8 @@ impl Router {
         changes
     }
 
-    /// Applies the changes among the requests of another router, `peer`. Its requests count until `until`, or longer if it
-    /// reports again. Returns the number of requests sent that count here.
+    /// Applies the changes of the requests of another router, `peer`. They count until the time `until`, or longer if
+    /// it reports again. Returns the number of new requests that count here.
     pub fn hear_changes(&mut self, peer: u64, changes: &RequestChanges, until: f64, now: f64) -> usize {
         let now = self.at(now);
         self.end_peers(now);
@@ -88,7 +88,7 @@ impl Router {
         heard
     }
 
-    /// Forgets the requests of another router, as if it had never told of any.
+    /// Removes the requests of another router, as if it had never reported any.
     pub fn forget_changes(&mut self, peer: u64, now: f64) {
         let now = self.at(now);
         let mut numbers: Vec<u64> =
@@ -112,13 +112,13 @@ impl Router {
         self.peers.until.len()
     }
 
-    /// Requests of other routers that are kept in mind, and how many were not, as there were too many.
+    /// Number of other routers' requests that are kept, and number of those that were not, as there were too many.
     #[must_use]
     pub fn peer_requests(&self) -> (usize, u64) {
         (self.peers.requests.len(), self.peers.refused)
     }
 
-    /// Forgets the requests of routers that have fallen silent.
+    /// Removes the requests of routers that have fallen silent.
     pub(super) fn end_peers(&mut self, now: f64) {
         if self.peers.next > now {
             return;
@@ -131,7 +131,7 @@ impl Router {
         self.peers.next = self.peers.until.values().copied().fold(f64::INFINITY, f64::min);
     }
 
-    /// Forgets the requests of other routers at a worker that has left.
+    /// Removes the requests of other routers at a worker that has left.
     pub(super) fn peers_left(&mut self, worker: u32) {
         let Self { peers, fleet, .. } = self;
         peers.requests.retain(|_, its| {
@@ -277,7 +277,7 @@ mod tests {
         decision
     }
 
-    /// One router tells another all that has changed.
+    /// Passes all changes of one router to another.
     fn tell(from: &Router, told: &mut RequestReport, to: &mut Router, now: f64) -> RequestChanges {
         let changes = from.changes_since(told, usize::MAX);
         to.hear_changes(7, &changes, now + 2.0, now);
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(two.peer_requests(), (nth, 0));
         }
         assert!(one.changes_since(&mut told, 20).is_empty());
-        // More than fits is told alone.
+        // A prompt that exceeds the limit is reported alone.
         assert_eq!(one.changes_since(&mut RequestReport::default(), 5).sent.len(), 1);
     }
 
@@ -456,7 +456,7 @@ mod tests {
         send(&mut one, &chain(1, 100), 0.0);
         let changes = tell(&one, &mut told, &mut two, 0.1);
         assert_eq!(two.rows().used_blocks.iter().sum::<f64>(), 100.0);
-        // The same again counts once, and so does what is of another worker or of nobody.
+        // A repeated report counts once; requests at unknown workers do not count.
         assert_eq!(two.hear_changes(7, &changes, 2.1, 0.2), 0);
         let nowhere = SentRequest { worker: WorkerId(9), number: 99, ..changes.sent[0].clone() };
         let unknown = RequestChanges { sent: vec![nowhere], begun: vec![98], ended: vec![97] };

@@ -1,4 +1,4 @@
-//! Choosing and reserving, in one step.
+//! Choice of a worker and its reservation, in one step.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::router::{Reservation, Router};
 use crate::time::Time;
 use crate::transfers::MovedTokens;
 
-/// A plan for a request: what would be done with it.
+/// Plan for a request, before it is carried out.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Plan {
-    /// This row of the candidates takes it.
+    /// The worker of this row of the candidates takes the request.
     Row {
         row: usize,
         why: ChoiceReason,
     },
-    /// The request waits in the router, for the worker of this row or for any.
+    /// The request waits in the router, for the worker of the row `aim`, or for any.
     Wait {
         aim: Option<usize>,
     },
@@ -33,16 +33,16 @@ pub(super) enum Plan {
 }
 
 impl Router {
-    /// Chooses a worker for a request among all, and reserves: [`Router::choose_among`].
+    /// Chooses a worker for a request among all workers, and reserves it: [`Router::choose_among`].
     pub fn choose(&mut self, request: &Request<'_>, depths: &Depths, now: f64) -> Outcome {
         self.choose_among(request, depths, None, now)
     }
 
-    /// Chooses a worker for a request among those of `allowed`, and reserves.
+    /// Chooses a worker for a request among those of `allowed`, and reserves it.
     ///
-    /// The request's number does not matter. One that failed where it went, and is placed again, has waited before: that
-    /// counts in how long it may wait. Content hashes beyond its full blocks are left out. If the queue is full and
-    /// one of lower priority waits, that one is refused instead; [`Router::bind`] tells.
+    /// The number in `request` is ignored, as are content hashes beyond its full blocks. A request that failed where it went
+    /// and is placed again has waited before, which counts in how long it may wait. If the queue is full and a request of
+    /// lower priority waits, that one is refused instead, which [`Router::bind`] returns.
     pub fn choose_among(
         &mut self,
         request: &Request<'_>,
@@ -59,9 +59,9 @@ impl Router {
         self.choose_now(request, depths, allowed, true, now)
     }
 
-    /// Does what [`Router::choose`] does, where others are placed by [`Router::bind_up_to`] alone: while any wait, a
-    /// request waits as well, unless its session says where it goes. Nobody else is placed here, so it takes no longer
-    /// the more wait.
+    /// Chooses like [`Router::choose_among`], for callers that place waiting requests by [`Router::bind_up_to`] alone:
+    /// while others wait, this request waits as well, unless its session determines the worker. No other request is
+    /// placed, so the call takes no longer the more requests wait.
     pub fn choose_or_wait(
         &mut self,
         request: &Request<'_>,
@@ -74,8 +74,8 @@ impl Router {
         self.choose_now(request, depths, allowed, false, now)
     }
 
-    /// Places a request that only one worker can take, as it keeps what the request goes on from: also while that is
-    /// drained, and without a wait. None: there is no such worker.
+    /// Places a request that only one worker can take, as it has the state that the request continues: even if the
+    /// worker is drained, and without waiting. None if there is no such worker.
     pub fn place_at_keeper(
         &mut self,
         request: &Request<'_>,
@@ -101,14 +101,14 @@ impl Router {
         Some(decision)
     }
 
-    /// The caller places a request again that was refused, so it does not count as that: [`Router::gave_up`] does if it
-    /// is refused in the end. To be called before anybody can read the counts.
+    /// Removes a refusal from the counts, as the caller tries to place the request again; [`Router::gave_up`] counts it
+    /// if it is refused in the end. To be called before the counts can be read.
     pub fn tries_again(&mut self, why: Refusal) {
         let count = &mut self.counts.refused[why as usize];
         *count = count.saturating_sub(1);
     }
 
-    /// A request that was placed again and again is refused.
+    /// Counts the refusal of a request that was tried again and again.
     pub fn gave_up(&mut self, why: Refusal) {
         self.count_refused(&Outcome::Refused(why));
     }
@@ -142,13 +142,13 @@ impl Router {
         outcome
     }
 
-    /// True if no request that waits might go to the worker of a row of the candidates that were just asked for.
+    /// True if no waiting request might go to the worker of a row of the last candidates.
     fn comes_first(&self, row: usize) -> bool {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         self.waiting.none_for(self.fleet.same_candidates(who).worker[row])
     }
 
-    /// Places a request for which there is room while others wait only if none of them comes first.
+    /// Places a request for which there is room while others wait, only if none of them comes first.
     fn in_turn(
         &mut self,
         request: &Request<'_>,
@@ -169,7 +169,8 @@ impl Router {
         self.kept_waiting(request.number)
     }
 
-    /// A request that has just begun to wait goes on, if there is room in the queue or one of lower priority makes it.
+    /// Keeps a request waiting that was just queued, if there is room in the queue or a request of lower priority can
+    /// be refused.
     fn kept_waiting(&mut self, number: u64) -> Outcome {
         if self.waiting.len() > self.config.queue_limit
             && let Some((last, _)) = self.waiting.last()
@@ -184,7 +185,7 @@ impl Router {
         Outcome::Waits(RequestId(number))
     }
 
-    /// Refuses a request that waited, and is in no lane any more.
+    /// Refuses a request that was removed from the queue.
     pub(super) fn refuse_waiting(&mut self, number: u64, why: Refusal) {
         let outcome = Outcome::Refused(why);
         self.count_refused(&outcome);
@@ -212,7 +213,7 @@ impl Router {
         }
     }
 
-    /// Finds out who may take a request, and what is on its way to each. False: nobody.
+    /// Collects the workers that may take a request, and the blocks on their way to each. False if there is no worker.
     pub(super) fn gather(
         &mut self,
         request: &Request<'_>,
@@ -236,13 +237,13 @@ impl Router {
         true
     }
 
-    /// Finds out what of a request is on its way to each worker, and in use there.
+    /// Collects the request's blocks that are on their way to each worker, and those in use there.
     pub(super) fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
         let Self { fleet, expected, on_the_way, .. } = self;
         expected.clear(fleet.slots.len());
         expected.usable = request.usable_blocks();
         let ExpectedBlocks { held: predicted, used, .. } = expected;
-        // What an index that cannot be trusted says announces nothing.
+        // Blocks in an index that is not trusted do not count as announced.
         let trusted = |worker: u32| fleet.rows().trusted.get(worker as usize).is_some_and(|trusted| *trusted);
         let held = |worker| if trusted(worker) { depths.get(worker).device } else { 0 };
         let raise = |column: &mut [u32], worker: u32, depth: u32| {
@@ -254,7 +255,7 @@ impl Router {
         on_the_way.find(request.content_hashes, now, held, found, |worker, depth| raise(used, worker, depth));
     }
 
-    /// Leaves out workers that have just joined and had their share. The candidates with them, if there are any.
+    /// Leaves out workers that have just joined and had their share; returns the previous candidates if there are any.
     pub(super) fn hold_back(&mut self, now: f64) -> Option<Vec<u32>> {
         let (seconds, start) = (self.config.warm_seconds, self.config.warm_share);
         let (total, up) = (self.total_placed, self.fleet.up as f64);
@@ -296,7 +297,7 @@ impl Router {
         {
             let who = (!self.who.is_empty()).then_some(&self.who[..]);
             let is_noted = self.fleet.same_candidates(who).way.is_some_and(|(noted, _)| noted == row);
-            // Other workers are named by what they would have to compute.
+            // The ways of other workers are needed to sort them by what each would have to compute.
             if !is_noted || self.others > 0 {
                 self.note_ways(request, depths, (self.others == 0).then_some(row), now);
             }
@@ -377,7 +378,7 @@ impl Router {
         Plan::Row { row, why }
     }
 
-    /// Asks the policy about the workers of `who`.
+    /// Asks the policy to choose among the workers of `who`.
     fn ask_policy(&mut self, request: &Request<'_>, depths: &Depths, now: f64) -> Choice {
         let Self { fleet, who, expected, policy, transfers, .. } = self;
         let who = (!who.is_empty()).then_some(&who[..]);
@@ -399,7 +400,7 @@ impl Router {
         }
     }
 
-    /// Reserves the row that [`Router::plan`] was just asked about.
+    /// Reserves the worker of a row for the request last passed to [`Router::plan`].
     pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: ChoiceReason, now: f64) -> Decision {
         let Self { fleet, who, policy, .. } = self;
         let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
@@ -407,7 +408,7 @@ impl Router {
         let worker = candidates.worker[row];
         let way = candidates.way(row).copied();
         let depth = candidates.reached(row);
-        // The index knows the blocks that are loaded or pulled, too.
+        // The index also has the blocks that are loaded or pulled.
         let known = if way.is_some_and(|way| way.reached > way.device) { depth } else { candidates.any_blocks[row] };
         let held = candidates.predicted_blocks.iter().chain(&candidates.any_blocks);
         let cold = held.copied().all(|blocks| blocks == 0);
@@ -436,7 +437,7 @@ impl Router {
         let deadline = now + self.config.first_token_timeout;
         let Insertion { leaf, depth, own } =
             self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
-        // Of a prompt without hashes nobody knows what it shares.
+        // For a prompt without hashes, the blocks that it shares are unknown.
         let hashed = !request.content_hashes.is_empty();
         let nameless = if hashed { f64::from(request.blocks().saturating_sub(depth)) } else { 0.0 };
         self.fleet.add_used(worker, f64::from(own) + nameless);
@@ -471,7 +472,7 @@ impl Router {
         self.note_sent_transfer(&reservation, request.number, now);
         self.placed.insert(request.number, reservation);
         if self.first_tokens == 0 && self.counts.finished > 0 {
-            // Nobody tells here.
+            // Callers report no first tokens.
             self.comes_whole(RequestId(request.number), now);
         }
         if let Some(session) = request.session.filter(|_| self.config.session_ttl > 0.0) {
@@ -497,7 +498,7 @@ impl Router {
     }
 }
 
-/// The row with the least queued work for its speed; then the fewest requests.
+/// Row with the least queued work relative to its speed, then with the fewest requests.
 fn least_loaded(candidates: &Candidates) -> usize {
     let load = |row: usize| (candidates.queued_tokens[row] / candidates.prefill_rate[row], candidates.requests[row]);
     let less = |a: &usize, b: &usize| {

@@ -1,4 +1,5 @@
-//! Requests as routers tell each other of them, what is kept of those of others, and a request's share in its worker's row.
+//! Requests as routers report them to each other, those of other routers as kept here, and the part of a worker's row
+//! that one request causes.
 
 use std::collections::HashMap;
 
@@ -8,41 +9,41 @@ use crate::policy::Placement;
 use crate::predict::Leaf;
 use crate::router::outcome::WorkerId;
 
-/// A request that a router has sent to a worker, as it tells another router.
+/// Request that a router has sent to a worker, as reported to another router.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentRequest {
-    /// The number of the request among those of its router.
+    /// Number of the request at its router.
     pub number: u64,
-    /// The worker it is at.
+    /// Worker that has the request.
     pub worker: WorkerId,
-    /// Tokens of its prompt.
+    /// Number of tokens of the prompt.
     pub tokens: u32,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// Tokens that are expected in the worker's cache.
+    /// Prompt tokens that are expected in the worker's cache.
     pub cached: u32,
-    /// Number of the session it belongs to.
+    /// Session of the request, as a hash of its name; None if it has none.
     pub session: Option<u64>,
-    /// Tokens that its answers are still expected to have.
+    /// Tokens that the answers are still expected to have.
     pub output_left: u32,
-    /// Content hashes of its prompt's full blocks, as far as the router keeps them in mind.
+    /// Content hashes of the prompt's full blocks, as far as the router stores them.
     pub content_hashes: Vec<u64>,
 }
 
-/// The changes among the requests that a router has at workers. `Sent`: a request that was sent, as it is told.
+/// Changes of the requests that a router has at workers. `Sent`: form in which new requests are reported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RequestChanges<Sent = SentRequest> {
-    /// Requests that were sent, in that order.
+    /// Requests that were sent, in the order of sending.
     pub sent: Vec<Sent>,
-    /// Numbers of those that got their first token.
+    /// Numbers of the requests that got their first token.
     pub begun: Vec<u64>,
-    /// Numbers of those that are over.
+    /// Numbers of the requests that have ended.
     pub ended: Vec<u64>,
 }
 
 impl<Sent> RequestChanges<Sent> {
-    /// Tells of each request that was sent in another way; those without one are left out.
+    /// Converts the requests that were sent by `told`; those for which it returns None are left out.
     #[must_use]
     pub fn map<Other>(self, told: impl FnMut(Sent) -> Option<Other>) -> RequestChanges<Other> {
         RequestChanges { sent: self.sent.into_iter().filter_map(told).collect(), begun: self.begun, ended: self.ended }
@@ -55,22 +56,22 @@ impl<Sent> RequestChanges<Sent> {
     }
 }
 
-/// The requests that another router has been told of: by number, and if their first token was told as well.
+/// Requests that were reported to another router, by number; true if their first token was reported as well.
 #[derive(Debug, Default)]
 pub struct RequestReport {
     pub(super) begun: HashMap<u64, bool>,
 }
 
-/// Requests of other routers at the same workers; the rows count them.
+/// Requests of other routers at the same workers, whose rows count them.
 #[derive(Debug)]
 pub(super) struct Peers {
     /// Requests by router and number.
     pub(super) requests: HashMap<(u64, u64), PeerRequest>,
     /// Time until which the requests of each router count.
     pub(super) until: HashMap<u64, f64>,
-    /// Earliest of these times.
+    /// Earliest time in `until`.
     pub(super) next: f64,
-    /// Requests that were not kept, as there were too many.
+    /// Number of requests that were not kept, as there were too many.
     pub(super) refused: u64,
 }
 
@@ -80,7 +81,7 @@ impl Default for Peers {
     }
 }
 
-/// A request of another router.
+/// Request of another router.
 #[derive(Debug)]
 pub(super) struct PeerRequest {
     pub(super) placed: Placement,
@@ -88,22 +89,22 @@ pub(super) struct PeerRequest {
     pub(super) leaf: Option<Leaf>,
     pub(super) nameless: f64,
     pub(super) begun: bool,
-    /// True if the policy keeps it as well.
+    /// True if the policy keeps the request as well.
     pub(super) is_kept: bool,
 }
 
-/// The time at which a prompt that leaves the queue was computed.
+/// Time at which a prompt that leaves the queue was computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum ComputeTime {
-    /// The prompt is computed now: its first token has come.
+    /// Now: the prompt's first token has come.
     Now,
-    /// Some time after it was sent: the whole answer has come.
+    /// Some time after the prompt was sent: the whole answer has come.
     Before { sent: f64 },
-    /// If at all, nobody knows when.
+    /// Unknown, or never.
     Unknown,
 }
 
-/// The amounts that a request adds to a row while it is there.
+/// Amounts that a request adds to its worker's row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub(super) tokens: f64,
@@ -112,18 +113,18 @@ pub(super) struct Share {
     pub(super) output_left: f64,
 }
 
-/// Leading blocks of a prompt that are on their way to the workers, and those that their requests use, by number of the
-/// worker.
+/// Leading blocks of a prompt that are on their way to each worker (`held`), and those that requests there use
+/// (`used`), by the worker's number.
 #[derive(Debug, Default)]
 pub(super) struct ExpectedBlocks {
     pub(super) held: Vec<u32>,
     pub(super) used: Vec<u32>,
-    /// Blocks of the prompt that can be taken from a cache.
+    /// Number of the prompt's blocks that can be taken from a cache.
     pub(super) usable: u32,
 }
 
 impl ExpectedBlocks {
-    /// Sets both columns to 0, for so many workers.
+    /// Sets both columns to 0, for this number of workers.
     pub(super) fn clear(&mut self, workers: usize) {
         for column in [&mut self.held, &mut self.used] {
             column.clear();

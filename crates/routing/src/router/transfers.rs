@@ -1,4 +1,4 @@
-//! Loads and pulls of requests: planned with each decision, and learnt from when it ends.
+//! Loads and pulls of requests: planned with each decision, and learnt from at the end of the request.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::depths::Depths;
@@ -9,25 +9,25 @@ use crate::router::outcome::{PullSource, Transfer, TransferAction, WorkerId};
 use crate::router::{Reservation, Router};
 use crate::transfers::{Guards, Kind, Line, Priors, Transfers};
 
-/// Cost of a kind of transfer for a worker, as learnt.
+/// Learnt cost of a kind of transfer for a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransferCost {
-    /// The kind, by the place that blocks come from: "host", the worker's own host memory; "far", its disks and pools;
-    /// "pull", another worker.
+    /// Kind of the transfer, by the place that blocks come from: "host", the worker's own host memory; "far", its disks
+    /// and pools; "pull", another worker.
     pub kind: &'static str,
-    /// The worker and rank that loads or pulls.
+    /// Worker and rank that load or pull.
     pub worker: WorkerId,
-    /// The worker and rank that it pulls from.
+    /// Worker and rank that the blocks are pulled from; None for loads.
     pub source: Option<WorkerId>,
-    /// Time in seconds, by the number of tokens.
+    /// Duration in seconds, as a line over the number of tokens.
     pub line: Line,
-    /// Number of samples; with few of them the costs are those of the fleet.
+    /// Number of samples; with few of them the cost is the fleet's.
     pub samples: usize,
     /// Seconds until the pair may pull again; 0 if it may.
     pub out: f64,
 }
 
-/// The costs of transfers and the limits on pulls that a router's settings give.
+/// Costs of transfers and limits on pulls, from a router's settings.
 pub(super) fn of(config: &Config) -> Transfers {
     let lines = [
         Line { floor: config.host_floor, token: config.host_token },
@@ -39,7 +39,7 @@ pub(super) fn of(config: &Config) -> Transfers {
 }
 
 impl Fleet {
-    /// Returns the transfer that a way means for the worker of a row.
+    /// Transfer that a way implies for the worker of a row.
     pub(super) fn transfer(
         &self,
         way: &PromptWay,
@@ -62,7 +62,7 @@ impl Fleet {
             None if way.loaded > way.device => TransferAction::Load,
             None => TransferAction::Compute,
         };
-        // Engines count tokens to load from the end of what is on their device.
+        // Engines count the tokens to load from the end of their device's part.
         let device = candidates.device_blocks[row].min(way.loaded);
         Transfer {
             action,
@@ -77,8 +77,7 @@ impl Fleet {
 }
 
 impl Router {
-    /// Notes the loads and pulls of one of the candidates that were just asked for, or of all (`row` is none), if the policy
-    /// weighs them.
+    /// Stores the ways of one of the last candidates, or of all if `row` is None, if the policy considers transfers.
     #[inline]
     pub(super) fn note_ways(&mut self, request: &Request<'_>, depths: &Depths, row: Option<usize>, now: f64) {
         if self.policy.weighs_transfers() && depths.has_transfers() {
@@ -90,8 +89,8 @@ impl Router {
         }
     }
 
-    /// Puts a worker into a group: it can be told what to load, and to pull from the group's other workers, and they
-    /// from it. None: none of this.
+    /// Puts a worker into a group: it can be told which blocks to load, and workers of the group can pull from each
+    /// other. None removes it from its group.
     pub fn set_pulls(&mut self, worker: WorkerId, group: Option<&str>, now: f64) {
         let now = self.at(now);
         if self.fleet.slot(worker).is_none() {
@@ -107,8 +106,8 @@ impl Router {
         self.transfers.set_group(worker.0, number, now);
     }
 
-    /// Notes a sign of life of a worker, perhaps of some time ago: others pull only from one that was heard of a moment
-    /// ago. First tokens, tokens, ends and what an engine reports of its load are signs without a call.
+    /// Records a sign of life of a worker at the time `at`: others pull only from workers with a recent one. First
+    /// tokens, tokens, ends and load reports are recorded without this call.
     pub fn heard(&mut self, worker: WorkerId, at: f64) {
         self.transfers.heard(worker.0, at);
     }
@@ -124,7 +123,7 @@ impl Router {
         }
     }
 
-    /// Returns the costs of transfers, as far as they were learnt.
+    /// Costs of transfers that were learnt.
     pub fn transfer_costs(&mut self, now: f64) -> Vec<TransferCost> {
         let now = self.at(now);
         let shown = self.transfers.shown(now).into_iter();
@@ -147,7 +146,8 @@ impl Router {
         }
     }
 
-    /// Learns from the transfer of a request that ended well.
+    /// Learns from the transfer of a request that succeeded. `cached`: prompt tokens that were in the cache, if
+    /// reported.
     pub(super) fn note_transfer(&mut self, its: &Reservation, cached: Option<u32>) {
         self.transfers.heard(its.worker, self.now);
         let Some(moved) = &its.moved else { return };
@@ -157,7 +157,7 @@ impl Router {
         }
     }
 
-    /// Releases a request that did not end well, and counts the result of its pull.
+    /// Releases a request that failed, and counts the result of its pull.
     pub(super) fn give_up(&mut self, number: u64, now: f64) {
         let result = self.release(number, now).and_then(|its| its.moved?.failed());
         if let Some(result) = result {

@@ -1,7 +1,7 @@
-//! Requests that wait in the router, highest priority first, oldest first.
+//! Requests that wait in the router, those of the highest priority first, then the oldest first.
 //!
-//! Those that may go to the same workers wait in a lane of their own: where one kind of workers has enough to do, requests
-//! for another kind go on.
+//! Requests that may go to the same workers wait in a lane of their own: if the workers of one lane are busy, requests
+//! of other lanes can still be placed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,12 +13,12 @@ use crate::depths::Depths;
 use crate::request::{Kind, Request};
 use crate::router::outcome::WorkerId;
 
-/// Requests for each prompt that are looked at, at most, on average.
+/// Largest number of requests compared per prompt, on average.
 const SIBLINGS: usize = 8;
 
 type Key = (Reverse<i32>, u64);
 
-/// A request with a copy of all that it is made of.
+/// Owned copy of a request.
 #[derive(Debug)]
 pub(super) struct WaitingRequest {
     tokens: u32,
@@ -53,8 +53,8 @@ impl WaitingRequest {
         }
     }
 
-    /// True if another request has the same prompt, and a policy would do the same with both. Their sessions may differ:
-    /// each is asked about again when it is placed.
+    /// True if another request has the same prompt, and a policy would treat both alike. Their sessions may differ: the
+    /// policy is asked again for each when it is placed.
     fn repeats(&self, other: &Self) -> bool {
         !self.content_hashes.is_empty()
             && self.tokens == other.tokens
@@ -67,7 +67,7 @@ impl WaitingRequest {
             && self.content_hashes == other.content_hashes
     }
 
-    /// The request, which has waited for so many seconds.
+    /// The request, with the seconds that it has waited.
     pub(super) fn request(&self, waited: f64) -> Request<'_> {
         Request {
             waited,
@@ -94,17 +94,17 @@ pub(super) struct Ticket {
     pub(super) depths: Depths,
     pub(super) allowed: Option<Arc<[WorkerId]>>,
     pub(super) since: f64,
-    /// The lookup was made again in the round of this number.
+    /// Number of the round in which the prompt was last looked up.
     pub(super) round: u64,
     pub(super) aim: Option<Aim>,
 }
 
-/// A worker that a request waits for. The policy is asked again once there may be more room, or after a while: others may
-/// be the better choice by then.
+/// Worker that a request waits for. The policy is asked again once there may be more room, or after a while, as other
+/// workers may be the better choice by then.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Aim {
     pub(super) worker: u32,
-    /// When the policy was asked, in the events of [`Room`].
+    /// Event count of [`Room`] when the policy was asked.
     pub(super) asked: u64,
     pub(super) again: f64,
     /// Prompt tokens that the worker would have to compute.
@@ -112,21 +112,21 @@ pub(super) struct Aim {
 }
 
 impl Ticket {
-    /// True if the policy may place it now.
+    /// True if the policy might place the request now.
     pub(super) fn is_due(&self, room: &Room, now: f64) -> bool {
         self.aim.is_none_or(|aim| now >= aim.again || room.is_new_at(aim.worker, aim.asked))
     }
 }
 
-/// A request whose turn may come.
+/// Request whose turn may come.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Turn {
     pub(super) number: u64,
-    /// The one before it has the same prompt.
+    /// True if the request has the same prompt as the one before.
     pub(super) repeats: bool,
 }
 
-/// Tickets that may go to the same workers.
+/// Waiting requests that may go to the same workers.
 #[derive(Debug)]
 struct Lane {
     allowed: Option<Arc<[WorkerId]>>,
@@ -135,15 +135,15 @@ struct Lane {
 
 #[derive(Debug, Default)]
 pub(super) struct WaitingRequests {
-    /// Lanes by number, counted up.
+    /// Lanes by number, in the order of their creation.
     lanes: BTreeMap<u64, Lane>,
     lanes_made: u64,
     by_allowed: HashMap<Option<Arc<[WorkerId]>>, u64>,
-    /// The place of each request: its lane, and its key there.
+    /// Lane of each request, and its key there.
     keys: HashMap<u64, (u64, Key)>,
-    /// The time at which each request has waited long enough, and its number, in the order of these times.
+    /// Time at which each request has waited long enough, and its number, in the order of these times.
     ends: VecDeque<(f64, u64)>,
-    /// Requests that wait for each worker. All others wait for any.
+    /// Number of requests that wait for each worker; the other requests wait for any.
     aims: HashMap<u32, usize>,
     aimed: usize,
 }
@@ -172,7 +172,7 @@ impl WaitingRequests {
         ticket
     }
 
-    /// Lets a request that waits go to other workers from now on. It keeps its turn. False: it does not wait.
+    /// Changes the workers that a waiting request may go to. It keeps its turn. False if it does not wait.
     pub(super) fn allow(&mut self, number: u64, allowed: Option<&[WorkerId]>) -> bool {
         let Some(mut ticket) = self.leave(number) else { return false };
         ticket.allowed = allowed.map(Arc::from);
@@ -180,12 +180,12 @@ impl WaitingRequests {
         true
     }
 
-    /// True if none waits that might go to a worker as soon as there is room.
+    /// True if no waiting request might go to a worker as soon as there is room.
     pub(super) fn none_for(&self, worker: u32) -> bool {
         self.aimed == self.keys.len() && !self.aims.contains_key(&worker)
     }
 
-    /// A request that was taken out waits for this from now on.
+    /// Changes the worker that a request waits for, which was removed by [`WaitingRequests::take`].
     pub(super) fn set_aim(&mut self, ticket: &mut Ticket, aim: Option<Aim>) {
         self.count_aim(std::mem::replace(&mut ticket.aim, aim), aim);
     }
@@ -232,13 +232,14 @@ impl WaitingRequests {
         ticket
     }
 
-    /// The last that would be placed, and its priority: of the lowest priority the one that came last.
+    /// Number and priority of the request that would be placed last: the newest of the lowest priority. None if none
+    /// waits.
     pub(super) fn last(&self) -> Option<(u64, i32)> {
         let key = self.lanes.values().filter_map(|lane| lane.tickets.keys().next_back()).max()?;
         Some((key.1, key.0.0))
     }
 
-    /// Takes one out for a moment; [`WaitingRequests::put_back`] must follow.
+    /// Removes a request for a moment; [`WaitingRequests::put_back`] must follow.
     pub(super) fn take(&mut self, number: u64) -> Option<Ticket> {
         let (lane, key) = self.keys.get(&number)?;
         self.lanes.get_mut(lane)?.tickets.remove(key)
@@ -253,7 +254,7 @@ impl WaitingRequests {
         }
     }
 
-    /// A worker is gone: nobody waits for it, and its number may come again for another one.
+    /// Removes a worker that is gone, whose number may be given to another one.
     pub(super) fn left(&mut self, worker: WorkerId) {
         for lane in self.lanes.values_mut() {
             if let Some(allowed) = &mut lane.allowed {
@@ -272,13 +273,13 @@ impl WaitingRequests {
         self.by_allowed = self.lanes.iter().map(|(at, lane)| (lane.allowed.clone(), *at)).collect();
     }
 
-    /// The lanes, and who may take what waits there.
+    /// The lanes, and the workers that may take their requests; None for all workers.
     pub(super) fn lanes(&self) -> impl Iterator<Item = (u64, Option<&Arc<[WorkerId]>>)> {
         self.lanes.iter().map(|(at, lane)| (*at, lane.allowed.as_ref()))
     }
 
-    /// Collects the requests of a lane that may be placed now, those that would be first: at most `most` prompts, and
-    /// [`SIBLINGS`] times as many requests. True: there are no more.
+    /// Collects the first requests of a lane that may be placed now: at most `most` prompts, and [`SIBLINGS`] times as
+    /// many requests. True if there are no more.
     pub(super) fn first(&self, lane: u64, most: usize, room: &Room, now: f64, turns: &mut Vec<Turn>) -> bool {
         turns.clear();
         let Some(lane) = self.lanes.get(&lane) else { return true };
@@ -295,7 +296,7 @@ impl WaitingRequests {
         true
     }
 
-    /// A request that was taken out has the same prompt as one that was just looked up: it holds what that one does.
+    /// Copies the depths of a prompt just looked up to a request with the same prompt that was removed.
     pub(super) fn copy_depths(&self, from: u64, to: &mut Ticket) {
         let from = self.keys.get(&from).and_then(|(lane, key)| self.lanes.get(lane)?.tickets.get(key));
         if let Some(from) = from {
@@ -304,7 +305,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Returns a request that has waited long enough.
+    /// Removes and returns a request that has waited long enough; None if there is none.
     pub(super) fn overdue(&mut self, now: f64) -> Option<u64> {
         while let Some(&(until, number)) = self.ends.front() {
             let there = self.keys.contains_key(&number);
@@ -320,10 +321,10 @@ impl WaitingRequests {
     }
 }
 
-/// The last time that room may have come, for each worker. Times are counted in such events.
+/// Record of when room may have come at each worker. Time is counted in events.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    /// True if some may have come since waiting requests were last tried.
+    /// True if room may have come since waiting requests were last tried.
     pub(super) is_new: bool,
     events: u64,
     anywhere: u64,
@@ -331,7 +332,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// There may be room at a worker.
+    /// Records that there may be room at a worker.
     pub(super) fn came_to(&mut self, worker: u32) {
         let at = worker as usize;
         if self.at.len() <= at {
@@ -342,19 +343,19 @@ impl Room {
         self.is_new = true;
     }
 
-    /// There may be room at any worker.
+    /// Records that there may be room at any worker.
     pub(super) fn came(&mut self) {
         self.events += 1;
         self.anywhere = self.events;
         self.is_new = true;
     }
 
-    /// The time now.
+    /// Number of events so far.
     pub(super) fn now(&self) -> u64 {
         self.events
     }
 
-    /// True if there may be more room at a worker than there was at that time.
+    /// True if there may be more room at a worker than at the event `since`.
     pub(super) fn is_new_at(&self, worker: u32, since: u64) -> bool {
         self.anywhere > since || self.at.get(worker as usize).is_some_and(|at| *at > since)
     }

@@ -1,4 +1,4 @@
-//! The fleet comes and goes.
+//! Changes of a router's fleet: workers that come and go, their settings and reports.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::router::outcome::{Load, WorkerId};
 use crate::router::{Lookup, Router};
 
 impl Router {
-    /// A worker's rank takes requests from now on, also one that was drained. `weight`: its share of the work beside
-    /// others', 1 usually; what is not above 0 counts as 1.
+    /// Adds a worker's rank, or resumes one that was drained. `weight`: share of the work relative to others, usually
+    /// 1; values that are not above 0 count as 1.
     pub fn add_worker(&mut self, name: &str, rank: u32, weight: f64, now: f64) -> WorkerId {
         let now = self.at(now);
         let weight = if weight > 0.0 && weight.is_finite() { weight } else { 1.0 };
@@ -19,7 +19,7 @@ impl Router {
         self.fleet.add(name, rank, weight, now, self.total_placed > 0, self.total_placed)
     }
 
-    /// A worker's rank is gone, and with it what it was doing: how many requests. Ending those has no effect any more.
+    /// Removes a worker's rank with its requests; returns their number. Ending these requests has no effect any more.
     pub fn remove_worker(&mut self, worker: WorkerId, now: f64) -> usize {
         let now = self.at(now);
         if self.fleet.slot(worker).is_none() {
@@ -46,12 +46,12 @@ impl Router {
         numbers.len()
     }
 
-    /// A worker takes nothing new from now on, but ends what it has. False: there is no such worker.
+    /// Stops sending new requests to a worker, which finishes those it has. False if there is no such worker.
     pub fn drain_worker(&mut self, worker: WorkerId) -> bool {
         self.change(worker, State::Drained)
     }
 
-    /// A drained worker takes requests again. False: there is no such worker.
+    /// Sends requests to a drained worker again. False if there is no such worker.
     pub fn resume_worker(&mut self, worker: WorkerId) -> bool {
         self.change(worker, State::Up)
     }
@@ -65,22 +65,22 @@ impl Router {
         there
     }
 
-    /// Says whether the index can be trusted about a worker. If not, it counts as holding nothing but what was just
-    /// sent.
+    /// Sets whether the index is reliable for a worker. If not, the worker counts as holding only the prompts just sent
+    /// to it.
     pub fn set_trusted(&mut self, worker: WorkerId, trusted: bool) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.set_trusted(worker, trusted);
         }
     }
 
-    /// A worker's share of the work beside others'. What is not above 0 changes nothing.
+    /// Sets a worker's share of the work relative to others. Values that are not above 0 are ignored.
     pub fn set_weight(&mut self, worker: WorkerId, weight: f64) {
         if weight > 0.0 && weight.is_finite() && self.fleet.slot(worker).is_some() {
             self.fleet.set_weight(worker, weight);
         }
     }
 
-    /// Takes in what an engine says of itself.
+    /// Applies an engine's report of its load.
     pub fn report(&mut self, worker: WorkerId, load: &Load, now: f64) {
         let now = self.at(now);
         if self.fleet.slot(worker).is_some() {
@@ -97,50 +97,51 @@ impl Router {
         }
     }
 
-    /// The number of a worker's rank.
+    /// Number of a worker's rank; None if it is unknown.
     #[must_use]
     pub fn worker(&self, name: &str, rank: u32) -> Option<WorkerId> {
         self.fleet.find(name, rank)
     }
 
-    /// Says how much of what the index says of a worker is believed.
+    /// Sets how much of the worker's blocks in the index are expected to be in its cache.
     pub fn set_belief(&mut self, worker: WorkerId, belief: Belief) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.beliefs.set(worker, belief);
         }
     }
 
-    /// Says whether it is known how much of its prompts a worker computes. Where it makes other tokens of them it is not: its
-    /// speed is then that of the fleet, and the time until its first tokens teaches nothing.
+    /// Sets whether it is known how much of its prompts a worker computes, which is not so if it tokenizes prompts
+    /// differently. If not, the worker's speed is the fleet's, and the time until its first tokens teaches nothing.
     pub fn set_measured(&mut self, worker: WorkerId, is_measured: bool) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.set_measured(worker, is_measured, self.config.prefill_rate);
         }
     }
 
-    /// The numbers of a worker's ranks.
+    /// Numbers of a worker's ranks.
     pub fn ranks(&self, name: &str) -> impl Iterator<Item = WorkerId> {
         self.fleet.ranks(name)
     }
 
-    /// A worker's name and rank.
+    /// Name and rank of a worker; None if it is gone.
     #[must_use]
     pub fn name(&self, worker: WorkerId) -> Option<(&Arc<str>, u32)> {
         self.fleet.slot(worker).map(|slot| (&slot.name, slot.rank))
     }
 
-    /// All workers and ranks by number; whether each takes requests.
+    /// All workers and ranks by number; true if they take requests.
     pub fn workers(&self) -> impl Iterator<Item = (WorkerId, bool)> {
         let there = self.fleet.slots.iter().enumerate().filter(|(_, slot)| slot.state != State::Gone);
         there.map(|(at, slot)| (WorkerId(at as u32), slot.state == State::Up))
     }
 
-    /// Puts an answer of the index into a form that [`Router::choose`] takes. Workers that it does not know are left out.
+    /// Converts a result of the index into the form that [`Router::choose`] takes. Workers that the router does not
+    /// know are left out.
     pub fn look_up(&self, found: &impl Lookup, depths: &mut Depths) {
         self.fleet.look_up(found, depths);
     }
 
-    /// All columns as a policy would see them now, without a request. Costs a look at every row.
+    /// All columns as a policy would see them now, without a request. Updates every row.
     pub fn candidates(&mut self, now: f64) -> &Candidates {
         let now = self.at(now);
         self.fleet.candidates(&Depths::unknown(), None, None, now)

@@ -1,7 +1,7 @@
-//! Costs of transfers: of each worker from its host memory and from its disks and pools, and of each pair of workers.
+//! Costs of transfers: for each worker from its host memory and from disks and pools, and for each pair of workers.
 //!
-//! A worker or pair with few samples counts as the fleet does, and the fleet as published measurements do. A cost is a line:
-//! a floor, and more for each token.
+//! A worker or pair with few samples has the costs of the fleet, and the fleet has those of published measurements at
+//! first. A cost is a line: a floor, plus seconds per token.
 //!
 //! Published floors of two fleets that run the same code differ by a factor of 65, so they have to be learnt from
 //! samples. Some samples are far off, as other traffic shared the link, or a prompt waited longer than foreseen. The
@@ -11,9 +11,9 @@ use std::collections::VecDeque;
 
 /// Number of samples from which on a worker or pair has costs of its own.
 const OWN: usize = 3;
-/// Weight of the newest first pull of a pair.
+/// Weight of a new sample of a pair's first pull.
 const FIRST_SHARE: f64 = 0.3;
-/// Factor that limits what one first pull counts for: at most this many times what first pulls took so far.
+/// Factor that limits one sample of a first pull: at most this multiple of the estimate so far.
 const FIRST_MOST: f64 = 8.0;
 
 /// The kind of a transfer: the place that blocks come from.
@@ -21,7 +21,7 @@ const FIRST_MOST: f64 = 8.0;
 pub(crate) enum Kind {
     /// A load from a worker's own host memory.
     Host,
-    /// A load from its disks or from pools.
+    /// A load from a worker's disks or from pools.
     Far,
     /// A pull from the host memory of another worker.
     Pull,
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Host, Self::Far, Self::Pull];
 
-    /// The kind in a word.
+    /// Name of the kind, as one word.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -40,12 +40,12 @@ impl Kind {
     }
 }
 
-/// A cost that was learnt, as it is shown to operators.
+/// Learnt cost, as shown to operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostedTransfer {
     pub(crate) kind: Kind,
     pub(crate) worker: u32,
-    /// The worker pulled from.
+    /// Worker that blocks are pulled from; None for loads.
     pub(crate) source: Option<u32>,
     pub(crate) line: Line,
     pub(crate) samples: usize,
@@ -53,27 +53,27 @@ pub(crate) struct CostedTransfer {
     pub(crate) out: f64,
 }
 
-/// Costs that transfers are taken to have until they are learnt, by [`Kind`], and seconds more for the first pull of a pair.
+/// Costs of transfers until they are learnt, by [`Kind`], and additional seconds for the first pull of a pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Priors {
     pub(crate) lines: [Line; 3],
     pub(crate) first: f64,
 }
 
-/// The fleet's costs, and those of workers' own tiers.
+/// Costs of the fleet, and of loads by each worker.
 #[derive(Debug)]
 pub(crate) struct Costs {
     priors: [Line; 3],
     fleet: [LearntLine; 3],
-    /// Costs that the fleet has shown, or else the priors, as of a moment ago.
+    /// Learnt costs of the fleet, or else the priors, as of a moment ago.
     lines: [Line; 3],
-    /// By number of the worker: host memory, and what is further away.
+    /// Learnt costs of each worker, by its number: from host memory, and from farther away.
     own: Vec<[LearntLine; 2]>,
-    /// Costs that these have shown, where that is enough, as of a moment ago.
+    /// Lines of these costs where there are enough samples, as of a moment ago.
     own_lines: Vec<[Option<Line>; 2]>,
-    /// Seconds that the first pull of a pair takes longer.
+    /// Additional seconds of a pair's first pull.
     first: f64,
-    /// A line that no pair's line is below.
+    /// Lower bound of the lines of all pairs.
     least_pull: Line,
 }
 
@@ -90,31 +90,31 @@ impl Costs {
         }
     }
 
-    /// The cost of a kind for a worker or pair without costs of its own.
+    /// Cost of a kind for workers or pairs without enough samples.
     #[inline]
     pub(crate) fn of_fleet(&self, kind: Kind) -> Line {
         self.lines[kind as usize]
     }
 
-    /// The cost of a load by a worker from a tier of its own.
+    /// Cost of a load by a worker from one of its own tiers.
     #[inline]
     pub(crate) fn of_worker(&self, kind: Kind, worker: u32) -> Line {
         self.own_lines.get(worker as usize).and_then(|own| own[kind as usize]).unwrap_or(self.of_fleet(kind))
     }
 
-    /// The cost of a pull by a pair; `line`: what is known of the pair itself.
+    /// Cost of a pull by a pair. `line`: the pair's own cost, if it has enough samples.
     #[inline]
     pub(crate) fn of_pair(&self, line: Option<Line>) -> Line {
         line.unwrap_or(self.of_fleet(Kind::Pull))
     }
 
-    /// A line that no pair's pulls are below.
+    /// Lower bound of the costs of all pairs' pulls.
     #[inline]
     pub(crate) fn least_pull(&self) -> Line {
         self.least_pull
     }
 
-    /// Notes the line of a pair, if it has one, for [`Costs::least_pull`].
+    /// Includes the line of a pair in [`Costs::least_pull`].
     pub(crate) fn note_pull(&mut self, line: Option<Line>) {
         if let Some(line) = line {
             self.least_pull.floor = self.least_pull.floor.min(line.floor);
@@ -122,7 +122,7 @@ impl Costs {
         }
     }
 
-    /// Forgets what is old. The lines of pairs are to be noted again.
+    /// Drops outdated samples. The lines of pairs must be included again.
     pub(crate) fn look(&mut self, now: f64) {
         for (line, (learnt, prior)) in self.lines.iter_mut().zip(self.fleet.iter().zip(self.priors)) {
             *line = learnt.line(now).unwrap_or(prior);
@@ -138,19 +138,19 @@ impl Costs {
         self.first
     }
 
-    /// Learns from the first pull of a pair. `longer`: the seconds by which it took longer than later ones should.
+    /// Learns from the first pull of a pair. `longer`: seconds by which it took longer than later ones should.
     pub(crate) fn learn_first(&mut self, longer: f64) {
         let most = self.first * FIRST_MOST;
         self.first += (longer.clamp(0.0, most.max(1e-3)) - self.first) * FIRST_SHARE;
     }
 
-    /// Learns from a pull by a pair.
+    /// Learns from a pull by a pair. The second argument: tokens and seconds.
     pub(crate) fn learn_pull(&mut self, pair: &mut LearntLine, (tokens, seconds): (f64, f64), now: f64) {
         self.learn_of_fleet(Kind::Pull, tokens, seconds, now);
         pair.add(tokens, seconds, self.of_fleet(Kind::Pull), now);
     }
 
-    /// Learns from a load by a worker from a tier of its own.
+    /// Learns from a load by a worker from one of its own tiers. The pair: tokens and seconds.
     pub(crate) fn learn_load(&mut self, kind: Kind, worker: u32, (tokens, seconds): (f64, f64), now: f64) {
         self.learn_of_fleet(kind, tokens, seconds, now);
         let at = worker as usize;
@@ -174,7 +174,7 @@ impl Costs {
         }
     }
 
-    /// Forgets the costs of a worker that has left.
+    /// Removes the costs of a worker that has left.
     pub(crate) fn left(&mut self, worker: u32) {
         if let Some(own) = self.own.get_mut(worker as usize) {
             *own = Default::default();
@@ -182,7 +182,7 @@ impl Costs {
         }
     }
 
-    /// The costs of loads of all workers that have samples.
+    /// Costs of loads of all workers with samples.
     pub(crate) fn shown(&self) -> impl Iterator<Item = CostedTransfer> {
         let rows = self.own.iter().enumerate().flat_map(|(worker, own)| {
             [Kind::Host, Kind::Far].into_iter().zip(own).map(move |(kind, own)| (worker as u32, kind, own))
@@ -198,22 +198,22 @@ impl Costs {
     }
 }
 
-/// Returns the cost that a worker or a pair has shown, if its samples are enough.
+/// Line of a worker's or pair's cost, if it has enough samples.
 pub(super) fn known(own: &LearntLine, now: f64) -> Option<Line> {
     (own.samples() >= OWN).then(|| own.line(now)).flatten()
 }
 
-/// Number of samples that are kept, the newest ones.
+/// Number of samples kept, the newest ones.
 const KEPT: usize = 24;
 /// Number of samples from which on both floor and seconds per token are fitted. With fewer, only the floor is: seconds
-/// per token follow from a model's size and a link, but nothing else foretells a floor.
+/// per token follow from a model's size and a link, while a floor can only be measured.
 const ENOUGH: usize = 6;
 /// Factor by which the lengths of samples must differ for both to be fitted.
 const SPREAD: f64 = 1.5;
 /// Seconds after which a sample is dropped.
 const FORGOTTEN: f64 = 1_800.0;
 
-/// Time of a transfer in seconds, by its number of tokens.
+/// Duration of a transfer in seconds, as a line over its number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Line {
     /// Seconds that a transfer takes besides those for its tokens.
@@ -231,28 +231,28 @@ impl Line {
     }
 }
 
-/// A line that is fitted to samples.
+/// Line that is fitted to samples.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LearntLine {
-    /// Samples, the oldest first: when they were taken, tokens, seconds.
+    /// Samples, the oldest first: time in seconds, number of tokens, duration in seconds.
     samples: VecDeque<(f64, f64, f64)>,
     line: Option<Line>,
 }
 
 impl LearntLine {
-    /// The number of samples.
+    /// Number of samples.
     pub(crate) fn samples(&self) -> usize {
         self.samples.len()
     }
 
-    /// The line, if there have been samples lately.
+    /// The line; None without recent samples.
     #[inline]
     pub(crate) fn line(&self, now: f64) -> Option<Line> {
         let line = self.line?;
         self.samples.back().filter(|(at, ..)| now - at < FORGOTTEN).map(|_| line)
     }
 
-    /// Learns that `tokens` took `seconds`. `prior`: what was expected without any sample.
+    /// Adds a sample: `tokens` took `seconds`. `prior`: line expected without samples.
     pub(crate) fn add(&mut self, tokens: f64, seconds: f64, prior: Line, now: f64) {
         self.samples.retain(|(at, ..)| now - at < FORGOTTEN);
         if self.samples.len() == KEPT {
@@ -285,7 +285,7 @@ impl LearntLine {
         Line { floor: prior.floor * times, token: prior.token * times }
     }
 
-    /// The median slope between two samples, and the median of what is left (Theil and Sen).
+    /// Line with the median slope between two samples, and the median of the rest as floor (Theil and Sen).
     fn fit_both(&self) -> Line {
         let samples = &self.samples;
         let pairs =
@@ -300,7 +300,7 @@ impl LearntLine {
     }
 }
 
-/// The median; 0 of none.
+/// Median of the values; 0 if there are none.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     if values.is_empty() {

@@ -1,43 +1,43 @@
-//! One request's transfer: the times that were expected, and the result.
+//! Transfer of one request: the expected times, and the result.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::Transfers;
 
-/// A pull is late when it has taken this multiple of what was expected, and these seconds more.
+/// Multiple of the expected time after which a pull is late, plus `LATE_SECONDS`.
 const LATE: f64 = 2.0;
 const LATE_SECONDS: f64 = 1.0;
-/// A transfer that took less than this multiple of the queue before it may have waited for its turn: how long it took
-/// cannot be told.
+/// Multiple of the queue's time that a transfer must exceed for its duration to be known: a shorter one may have waited
+/// for its turn.
 const HIDDEN: f64 = 2.0;
-/// Nor can it if the rest of the prompt takes this multiple of it to compute.
+/// Multiple of a transfer's time: if computing the rest of the prompt takes longer, the transfer's duration is unknown.
 const OUTWEIGHED: f64 = 2.0;
-/// Seconds that a transfer takes at least.
+/// Least duration of a transfer, in seconds.
 const SHORTEST: f64 = 1e-4;
 
 /// Result of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PullResult {
-    /// All that was expected was in the cache.
+    /// All expected tokens were in the cache.
     Brought,
-    /// A part of it.
+    /// Only a part of the expected tokens was in the cache.
     Short,
-    /// Nothing of it.
+    /// None of the expected tokens were in the cache.
     Nothing,
-    /// There was no first token long after there should have been one.
+    /// The first token came long after it should have, or not at all.
     Late,
     /// The request failed, or was given up.
     Failed,
-    /// The engine did not say what was in the cache.
+    /// The engine did not report the number of cached tokens.
     Unknown,
 }
 
 impl PullResult {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 6] = [Self::Brought, Self::Short, Self::Nothing, Self::Late, Self::Failed, Self::Unknown];
 
-    /// The result in a word.
+    /// Name of the result, as one word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -51,38 +51,39 @@ impl PullResult {
     }
 }
 
-/// The part of a transfer that comes from one kind of place.
+/// Part of a transfer from one kind of place.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Part {
     pub(crate) tokens: f64,
     seconds: f64,
 }
 
-/// A transfer of a request that is with a worker.
+/// Transfer of a request that is at a worker.
 #[derive(Debug, Clone)]
 pub(crate) struct MovedTokens {
     worker: u32,
     pub(crate) source: Option<u32>,
-    /// Parts, by [`Kind`].
+    /// Parts of the transfer, by [`Kind`].
     parts: [Part; 3],
     block_size: u32,
-    /// Prompt tokens expected in the cache: without those that are pulled, and with them.
+    /// Prompt tokens expected in the cache without the pulled ones; `with`: including them.
     without: u32,
     with: u32,
-    /// Expected seconds of the queue before the request, of the transfer, and of computing the rest of the prompt.
+    /// Expected seconds of the queue before the request; `seconds`: of the transfer; `prefill`: of computing the rest
+    /// of the prompt.
     queue: f64,
     pub(crate) seconds: f64,
     prefill: f64,
     is_late: bool,
-    /// True if the answer comes as a whole: its first token is not seen, so it cannot be late.
+    /// True if the answer comes as a whole: its first token is not seen, so the pull never counts as late.
     comes_whole: bool,
-    /// True if its tokens no longer count as being sent by the source.
+    /// True if the tokens no longer count among those that the source is sending.
     has_arrived: bool,
 }
 
 impl MovedTokens {
-    /// The transfer that a way means for a request at the worker of a row; none if nothing is moved. `queue`: seconds
-    /// until all prompts before it there are computed.
+    /// Transfer that a way implies for a request at the worker of a row; None if nothing is moved. `queue`: seconds
+    /// until all prompts before the request are computed.
     pub(crate) fn of(
         way: &PromptWay,
         request: &Request<'_>,
@@ -123,17 +124,17 @@ impl MovedTokens {
         })
     }
 
-    /// The part that comes from one kind of place.
+    /// Part of the transfer from one kind of place.
     pub(crate) fn part(&self, kind: Kind) -> Part {
         self.parts[kind as usize]
     }
 
-    /// The time from which on it is late, if it is sent now.
+    /// Time from which on the transfer is late, if it is sent now.
     pub(crate) fn due(&self, now: f64) -> f64 {
         now + LATE_SECONDS + LATE * (self.queue.max(self.seconds) + self.prefill)
     }
 
-    /// Takes its tokens out of those that the source is sending: the first token has come, or the request is over.
+    /// Subtracts the tokens from those that the source is sending: the first token has come, or the request has ended.
     pub(crate) fn arrive(&mut self, transfers: &mut Transfers) {
         if let Some(source) = self.source.filter(|_| !self.has_arrived) {
             transfers.arrived(source, self.part(Kind::Pull).tokens);
@@ -141,12 +142,12 @@ impl MovedTokens {
         self.has_arrived = true;
     }
 
-    /// Notes that the answer comes as a whole.
+    /// Records that the answer comes as a whole.
     pub(crate) fn comes_whole(&mut self) {
         self.comes_whole = true;
     }
 
-    /// Notes that the request should have had its first token long ago.
+    /// Records that the first token is long overdue.
     pub(crate) fn is_late(&mut self, transfers: &mut Transfers, now: f64) {
         if let Some(source) = self.source.filter(|_| !self.comes_whole) {
             self.is_late = true;
@@ -154,8 +155,8 @@ impl MovedTokens {
         }
     }
 
-    /// Learns from the end of its request. `waited`: seconds until its first token, if that is known; `cached`: prompt
-    /// tokens that were in the cache, if the engine reported them. Returns the result of a pull.
+    /// Learns from the end of the request. `waited`: seconds until its first token, if known; `cached`: prompt tokens
+    /// that were in the cache, if the engine reported them. Returns the result of a pull; None if nothing was pulled.
     pub(crate) fn end(
         &self,
         waited: Option<f64>,
@@ -191,13 +192,13 @@ impl MovedTokens {
         Some(if late { PullResult::Late } else { result })
     }
 
-    /// The result of a pull whose request failed.
+    /// Result of a pull whose request failed; None if nothing was pulled.
     pub(crate) fn failed(&self) -> Option<PullResult> {
         self.source.map(|_| if self.is_late { PullResult::Late } else { PullResult::Failed })
     }
 
-    /// Kind, tokens and seconds of the longest part, if they can be told from the first token, which came after `waited`
-    /// seconds.
+    /// Kind, tokens and seconds of the longest part, if they follow from the first token, which came after `waited`
+    /// seconds; None otherwise.
     fn sample(&self, waited: f64) -> Option<(Kind, f64, f64)> {
         let took = waited - self.prefill;
         if took < HIDDEN * self.queue || self.prefill > OUTWEIGHED * took.max(self.seconds) {

@@ -1,10 +1,10 @@
 //! Pairs of workers that may pull from each other.
 //!
 //! A request that waits for a source that does not answer gets its first token up to half a minute late, and after that
-//! its engine may wait as long for other sources. So a worker is a source only if it was heard of a moment ago; a pull that
-//! has not brought anything long after it should have takes out its pair, its source and its consumer, before anybody
-//! knows why; and a pair that brought less than the index said twice is out. All of them come back after a while, and at
-//! once if the pull turns out to have brought what was expected.
+//! its engine may wait as long for other sources. So a worker is a source only if it gave a sign of life a moment ago.
+//! A pull that is long overdue excludes its pair, its source and its consumer, whatever the cause; and a pair is
+//! excluded if it brought less than the index showed twice in a row. All are included again after a while, and at once
+//! if the pull turns out to have brought all that was expected.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +15,7 @@ use crate::transfers::plan::Source;
 
 /// Number of pulls in a row that bring only a part of what was expected, after which the pair is excluded.
 const SHORT: u32 = 2;
-/// Seconds between two looks at what is old.
+/// Seconds between two clean-ups of outdated data.
 const LOOKS: f64 = 60.0;
 /// Seconds after which an engine may have closed an idle connection to another.
 pub(super) const CLOSED: f64 = 300.0;
@@ -23,7 +23,7 @@ pub(super) const CLOSED: f64 = 300.0;
 /// Limits on pulls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guards {
-    /// Age in seconds that a source's last sign of life may have.
+    /// Largest age of a source's last sign of life, in seconds.
     pub(crate) heard_within: f64,
     /// Seconds for which a pair is excluded.
     pub(crate) out: f64,
@@ -31,40 +31,40 @@ pub(crate) struct Guards {
     pub(crate) most_sources: usize,
 }
 
-/// A consumer and one of its sources. Small, since a decision reads those of all candidates.
+/// Pair of a consumer and one of its sources. Kept small, since a decision reads those of all candidates.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) source: u32,
     short: u32,
-    /// The line that was learnt, as of a moment ago.
+    /// Learnt line of the pair, as of a moment ago; None without enough samples.
     line: Option<Line>,
-    /// Time at which it last brought something.
+    /// Time at which a pull by the pair last brought blocks.
     brought: f64,
     used: f64,
     out_until: f64,
     learnt: Box<LearntLine>,
 }
 
-/// One worker, as a consumer and as a source.
+/// State of one worker, as a consumer and as a source.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
-    /// Workers pull from others of the same group only; 0: from none.
+    /// Group of the worker: workers pull from others of the same group only; 0 for none.
     pub(super) group: u32,
-    /// Time at which it was last heard of.
+    /// Time of the worker's last sign of life.
     heard: f64,
-    /// Tokens on their way out of it.
+    /// Tokens that others are pulling from the worker.
     pub(super) outgoing: f64,
-    /// Neither a source nor a consumer until then.
+    /// Time until which the worker is excluded as a source; `consumer_out`: as a consumer.
     source_out: f64,
     consumer_out: f64,
     pub(super) pairs: Vec<Pair>,
 }
 
-/// The part of a worker's state as a consumer that a bound needs, of all workers in a row.
+/// Part of a consumer's state that the bound on its ways needs; kept in a list of its own.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Consumer {
     pub(super) group: u32,
-    /// Time at which any of its sources last brought something.
+    /// Time at which a pull from any source last brought blocks.
     pub(super) brought: f64,
 }
 
@@ -74,24 +74,24 @@ impl Default for Consumer {
     }
 }
 
-/// The costs of transfers, and the pairs that may pull.
+/// Costs of transfers, and the pairs of workers that may pull.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pub(super) costs: Costs,
     pub(super) peers: Vec<Peer>,
-    /// By number of the worker, as `peers`.
+    /// State of each worker as a consumer, by its number.
     pub(super) consumers: Vec<Consumer>,
-    /// Place of the pair with each consumer among the consumer's pairs, by source and consumer: a search of these would
-    /// be most of a decision.
+    /// Index of each pair among its consumer's pairs, by source and consumer: searching for pairs would take most of a
+    /// decision.
     places: Vec<Vec<u8>>,
-    /// Number of workers that have a group.
+    /// Number of workers that are in a group.
     grouped: usize,
-    /// Time of the next look at what is old.
+    /// Time of the next clean-up of outdated data.
     looks_at: f64,
-    /// Pulls that are on their way: when each is late, and its request.
+    /// Pulls in flight: time from which on each is late, and its request.
     due: BinaryHeap<Reverse<(Time, u64)>>,
     pub(super) guards: Guards,
-    /// Sources of the last prompt, kept for their memory.
+    /// Buffer for the sources of a prompt.
     pub(super) sources: Vec<Source>,
 }
 
@@ -124,7 +124,7 @@ impl Transfers {
         &mut self.peers[at]
     }
 
-    /// Sets a worker's group; 0 is none. One that gets a group counts as heard of.
+    /// Sets a worker's group; 0 for none. A worker that gets its first group counts as having given a sign of life.
     pub(crate) fn set_group(&mut self, worker: u32, group: u32, now: f64) {
         let peer = self.peer(worker);
         let before = std::mem::replace(&mut peer.group, group);
@@ -160,7 +160,7 @@ impl Transfers {
         }
     }
 
-    /// Forgets what is old, once in a while.
+    /// Cleans up outdated data, if it is due.
     #[inline]
     pub(super) fn look(&mut self, now: f64) {
         if now >= self.looks_at {
@@ -173,7 +173,7 @@ impl Transfers {
         }
     }
 
-    /// Returns a consumer's pair with a source.
+    /// Pair of a consumer with a source; None if there is none.
     #[inline]
     pub(super) fn pair<'p>(&self, worker: u32, peer: &'p Peer, source: u32) -> Option<&'p Pair> {
         let place = self.places.get(source as usize)?.get(worker as usize)?;
@@ -185,7 +185,7 @@ impl Transfers {
         peer.group != 0 && now - peer.heard <= self.guards.heard_within && now >= peer.source_out
     }
 
-    /// A pull of `tokens` is on its way, and late at `due`.
+    /// Records a pull of `tokens` that was sent, and is late from `due` on.
     pub(crate) fn sent(&mut self, request: u64, worker: u32, source: u32, tokens: f64, due: f64, now: f64) {
         self.due.push(Reverse((Time(due), request)));
         self.peer(source).outgoing += tokens;
@@ -194,7 +194,7 @@ impl Transfers {
         if let Some(pair) = pairs.iter_mut().find(|pair| pair.source == source) {
             pair.used = now;
         } else {
-            // The place of the connection that was closed first, if there are as many as there may be.
+            // If the list is full, the new pair replaces the one whose connection was closed first.
             let is_full = pairs.len() >= self.guards.most_sources;
             let closed = pairs.iter().enumerate().filter(|(_, pair)| is_full && !pair.is_open(now));
             let oldest = closed.min_by(|(_, a), (_, b)| a.used.total_cmp(&b.used)).map(|(place, _)| place);
@@ -211,14 +211,14 @@ impl Transfers {
         }
     }
 
-    /// Takes tokens out of those that a source is sending.
+    /// Subtracts tokens from those that a source is sending.
     pub(crate) fn arrived(&mut self, source: u32, tokens: f64) {
         if let Some(peer) = self.peers.get_mut(source as usize) {
             peer.outgoing = (peer.outgoing - tokens).max(0.0);
         }
     }
 
-    /// The next request whose pull is late by now; each is returned once.
+    /// Removes and returns the next request whose pull is late by now; None if there is none.
     pub(crate) fn late(&mut self, now: f64) -> Option<u64> {
         let &Reverse((time, request)) = self.due.peek()?;
         (time.0 <= now).then(|| {
@@ -227,7 +227,7 @@ impl Transfers {
         })
     }
 
-    /// Notes a pull that is late: excludes its pair, its source for all consumers, and its consumer from all pulls.
+    /// Excludes the pair of a late pull, its source for all consumers, and its consumer from all pulls.
     pub(crate) fn is_late(&mut self, worker: u32, source: u32, now: f64) {
         let until = now + self.guards.out;
         self.peer(source).source_out = until;
@@ -235,7 +235,7 @@ impl Transfers {
         self.retire(worker, source, now);
     }
 
-    /// Excludes a pair, and forgets its costs: a pull was late or brought nothing, or two in a row brought only a part.
+    /// Excludes a pair and drops its samples: a pull was late or brought nothing, or two in a row brought only a part.
     pub(crate) fn retire(&mut self, worker: u32, source: u32, now: f64) {
         let until = now + self.guards.out;
         if let Some(pair) = self.peer(worker).pairs.iter_mut().find(|pair| pair.source == source) {
@@ -246,7 +246,7 @@ impl Transfers {
         }
     }
 
-    /// Notes a pull that brought only a part of what was expected.
+    /// Records a pull that brought only a part of the expected blocks.
     pub(crate) fn is_short(&mut self, worker: u32, source: u32, now: f64) {
         let Some(pair) = self.peer(worker).pairs.iter_mut().find(|pair| pair.source == source) else { return };
         pair.brought = now;
@@ -258,7 +258,7 @@ impl Transfers {
         }
     }
 
-    /// Notes a pull that brought all that was expected. `sample`: its tokens and seconds, if those can be told.
+    /// Records a pull that brought all that was expected. `sample`: its tokens and seconds, if known.
     pub(crate) fn has_brought(&mut self, worker: u32, source: u32, sample: Option<(f64, f64)>, now: f64) {
         self.peer(source).source_out = f64::NEG_INFINITY;
         let Self { costs, peers, consumers, .. } = self;
@@ -280,12 +280,12 @@ impl Transfers {
         }
     }
 
-    /// Learns from a load of a worker from a tier of its own. `sample`: tokens and seconds.
+    /// Learns from a load by a worker from one of its own tiers. `sample`: tokens and seconds.
     pub(crate) fn has_loaded(&mut self, worker: u32, kind: Kind, sample: (f64, f64), now: f64) {
         self.costs.learn_load(kind, worker, sample, now);
     }
 
-    /// All costs that workers and pairs have learnt; those of the fleet as a whole are left out.
+    /// Costs that workers and pairs have learnt, without those of the fleet as a whole.
     pub(crate) fn shown(&self, now: f64) -> Vec<CostedTransfer> {
         let pairs = self.peers.iter().enumerate().flat_map(|(worker, peer)| {
             peer.pairs.iter().map(move |pair| CostedTransfer {
@@ -301,7 +301,7 @@ impl Transfers {
     }
 }
 
-/// Notes the place of a pair among its consumer's.
+/// Sets the index of a pair among its consumer's pairs.
 fn set_place(places: &mut Vec<Vec<u8>>, source: u32, consumer: u32, place: usize) {
     let (source, consumer) = (source as usize, consumer as usize);
     if places.len() <= source {
@@ -314,7 +314,7 @@ fn set_place(places: &mut Vec<Vec<u8>>, source: u32, consumer: u32, place: usize
 }
 
 impl Peer {
-    /// True unless its last pulls say that it had better not.
+    /// True unless the worker is excluded as a consumer.
     #[inline]
     pub(super) fn may_pull(&self, now: f64) -> bool {
         now >= self.consumer_out
@@ -322,23 +322,23 @@ impl Peer {
 }
 
 impl Pair {
-    /// Returns the line that was learnt of it, if its samples are enough.
+    /// Learnt line of the pair; None without enough samples.
     #[inline]
     pub(super) fn line(&self) -> Option<Line> {
         self.line
     }
 
-    /// True if its next pull has to open a connection first.
+    /// True if the pair's next pull must open a connection first.
     pub(super) fn is_first(&self, now: f64) -> bool {
         now - self.brought > CLOSED
     }
 
-    /// True if it is excluded.
+    /// True if the pair is excluded.
     pub(super) fn is_out(&self, now: f64) -> bool {
         now < self.out_until
     }
 
-    /// True if its connection may still be open, and so counts among its consumer's.
+    /// True if the pair's connection may still be open, and so counts among its consumer's.
     pub(super) fn is_open(&self, now: f64) -> bool {
         now - self.used <= CLOSED
     }

@@ -1,4 +1,5 @@
-//! The best way for a candidate to serve a request: how much of the prompt it loads, pulls and computes; and a bound on it.
+//! Best way for a candidate to serve a request: the parts of the prompt that it loads, pulls and computes; and a bound
+//! on it.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::depths::Depths;
@@ -6,73 +7,72 @@ use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::{CLOSED, Peer, Transfers};
 
-/// Weight of a second of computing beside a second of transfer: it keeps the engine from computing other prompts.
+/// Weight of a second of computing relative to a second of transfer: computing keeps the engine from other prompts.
 const COMPUTED: f64 = 1.2;
-/// Sources that are considered, those that hold most.
+/// Largest number of sources considered: those with the most blocks.
 const MOST_SOURCES: usize = 3;
 
-/// A worker that others may pull a prompt from.
+/// Worker that others may pull a prompt from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Source {
     worker: u32,
     group: u32,
-    /// Leading blocks that can be pulled from it.
+    /// Number of leading blocks that can be pulled from the worker.
     blocks: u32,
-    /// Tokens that it is sending to others.
+    /// Tokens that the worker is sending to others.
     outgoing: f64,
 }
 
-/// The ways to serve a request at its candidates. Each is found when it is asked for: most candidates are ruled out by a
-/// bound.
+/// Ways to serve a request at its candidates. Each is computed when needed: most candidates are ruled out by a bound.
 #[derive(Debug)]
 pub struct Ways<'t> {
     transfers: &'t Transfers,
     tells: bool,
-    /// Blocks that can be taken from a cache.
+    /// Number of the prompt's blocks that can be taken from a cache.
     usable: u32,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     size: f64,
     now: f64,
-    /// Blocks of the source that has most, and of the one that has least.
+    /// Blocks of the source with the most; `least`: of the source with the fewest.
     most: u32,
     least: u32,
-    /// The group of all sources; none if they have several.
+    /// Group of all sources; None if they are in several groups.
     group: Option<u32>,
 }
 
-/// A bound on the ways of a candidate, found without a look at its pairs. If [`LeastTransfer::is_way`] is false, it may also
-/// compute all that it does not hold.
+/// Bound on the ways of a candidate, computed without looking at its pairs. Unless [`LeastTransfer::is_way`], the
+/// candidate may also compute all blocks that it does not hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastTransfer {
-    /// Leading blocks that the candidate has on its device by the time that its turn comes.
+    /// Leading blocks that the candidate has on its device when its turn comes.
     pub(crate) device: u32,
-    /// Blocks that are not computed, at most.
+    /// Upper bound of the blocks that are not computed.
     pub(crate) reached: u32,
-    /// Seconds of a way that moves anything, at least.
+    /// Lower bound of the seconds of a way that moves blocks.
     pub(crate) seconds: f64,
-    /// Blocks that such a way pulls, at least.
+    /// Lower bound of the blocks that a way pulls if it moves blocks.
     pub(crate) pulled: u32,
-    /// True if this is the way itself.
+    /// True if this is the exact way.
     pub(crate) is_way: bool,
 }
 
-/// The part of a way that needs no other worker.
+/// Part of a way that needs no other worker.
 #[derive(Debug, Clone, Copy)]
 struct OwnWay {
-    /// The best way without a pull.
+    /// Best way without a pull.
     best: PromptWay,
-    /// The way on which it loads all that it can.
+    /// Way that loads all that the worker can load.
     all: PromptWay,
-    /// Seconds that count for [`OwnWay::best`].
+    /// Weighted seconds of [`OwnWay::best`].
     least: f64,
     usable: u32,
-    /// Seconds that count for a block to compute, and those before its turn.
+    /// Weighted seconds to compute a block; `queue`: seconds until the request's turn.
     block: f64,
     queue: f64,
 }
 
 impl OwnWay {
-    /// Seconds that count for a way.
+    /// Weighted seconds of a way: `seconds` of transfers, with computing beyond `reached`.
     #[inline(always)]
     fn cost(&self, seconds: f64, reached: u32) -> f64 {
         seconds.max(self.queue) + f64::from(self.usable - reached) * self.block
@@ -80,7 +80,7 @@ impl OwnWay {
 }
 
 impl Transfers {
-    /// Returns the ways of candidates; none, if there is nothing to load or pull.
+    /// Ways of the candidates; None if there is nothing to load or pull.
     pub(crate) fn ways(
         &mut self,
         request: &Request<'_>,
@@ -134,7 +134,7 @@ impl Transfers {
 }
 
 impl Ways<'_> {
-    /// A bound on the ways of the candidate of a row.
+    /// Bound on the ways of the candidate of a row.
     #[inline(always)]
     pub(crate) fn least(&self, all: &Candidates, row: usize) -> LeastTransfer {
         let own = self.own(all, row);
@@ -166,13 +166,13 @@ impl Ways<'_> {
         }
     }
 
-    /// The best way to serve the request at the candidate of a row.
+    /// Best way to serve the request at the candidate of a row.
     #[must_use]
     pub fn of(&self, all: &Candidates, row: usize) -> PromptWay {
         let own = self.own(all, row);
         let (worker, transfers) = (all.worker[row], self.transfers);
         let peer = transfers.peers.get(worker as usize).filter(|peer| self.tells && peer.group != 0);
-        // One that is not told how much loads all that it can.
+        // A worker that cannot be told how much to load loads all that it can.
         let Some(peer) = peer else { return own.all };
         let OwnWay { mut best, all: way, mut least, usable, .. } = own;
         if peer.may_pull(self.now) {
@@ -236,7 +236,7 @@ impl Ways<'_> {
 }
 
 impl Transfers {
-    /// Seconds to pull `tokens`; none if that pair may not.
+    /// Seconds to pull `tokens`; None if the pair may not pull.
     #[inline]
     fn pull_seconds(&self, worker: u32, peer: &Peer, source: &Source, tokens: f64, now: f64) -> Option<f64> {
         let pair = self.pair(worker, peer, source.worker);

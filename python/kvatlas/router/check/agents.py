@@ -1,4 +1,4 @@
-"""Check that agents' requests become the same tokens in the router as in an engine, which converts them to chats."""
+"""Check that router and engine make the same tokens of agents' requests, which the engine converts to chats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _OWN = (400, 413, 422, 429)
-"""Statuses that concern a request, not the route."""
+"""HTTP statuses that are due to the request, not to a missing route."""
 _FLAG = "start vLLM with --enable-scale-out"
 
 
@@ -88,7 +88,7 @@ async def compare_agents(engine: Engine, report: EngineReport, model: str, token
 
 
 async def look_at_rendering(engine: Engine, report: EngineReport, model: str) -> None:
-    """Test that vLLM renders agents' requests, as the router asks it to with `--tokenizer engine`."""
+    """Test that vLLM renders agents' requests, which the router needs with `--tokenizer engine`."""
     if await sglang_info(engine) is not None:
         return  # it has no such routes, and the router does not ask for them
     missing = {}

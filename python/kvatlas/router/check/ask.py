@@ -23,7 +23,7 @@ class Answer:
 
     Attributes:
         prompt_tokens: Tokens of the prompt as the engine counts them; None if not reported.
-        cached_tokens: Tokens found in its cache; None if not reported.
+        cached_tokens: Prompt tokens found in the engine's cache; None if not reported.
         seconds: Time until the answer was complete.
         body: The whole answer.
     """
@@ -54,14 +54,14 @@ class Engine:
         await self._http.aclose()
 
     async def get(self, path: str) -> tuple[int, float]:
-        """The status of a GET, and the seconds until it came over an open connection."""
+        """Status of a GET request, and the seconds until it came over an open connection."""
         await self._send("GET", path)
         began = time.monotonic()
         response = await self._send("GET", path)
         return response.status_code, time.monotonic() - began
 
     async def json(self, method: str, path: str, body: object = None, *, timeout: float | None = None) -> Any:
-        """The JSON of an answer with status 200."""
+        """JSON body of an answer with status 200."""
         response = await self._send(method, path, body, timeout)
         if response.status_code != httpx.codes.OK:
             raise ClientError(
@@ -103,7 +103,7 @@ def _number(value: object) -> int | None:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The engine's own words on an error, as the end of a line; empty if it gives none."""
+    """The engine's own error message, as the end of a line; empty if it gives none."""
     try:
         said = response.json()
     except ValueError:

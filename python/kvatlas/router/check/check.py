@@ -1,4 +1,4 @@
-"""The check: requests to each engine, side by side, and one prompt through each of them."""
+"""Check of engines: requests to each engine, concurrently, and one prompt through each of them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def _check(
 async def _send_prompts(
     config: RouterConfig, up: list[CheckedEngine], tokenizers: ModelTokenizers, few: asyncio.Semaphore, done: Done
 ) -> None:
-    """Compare tokens with engines, send prompts through them, and hand over one between each pair."""
+    """Compare tokens with engines, send prompts through them, and hand a prompt over between each pair."""
     trip = RoundTrip(config, tokenizers)
 
     async def send(one: CheckedEngine) -> None:
@@ -129,7 +129,7 @@ async def _tokens(one: CheckedEngine, tokenizers: ModelTokenizers) -> None:
 async def _within(
     few: asyncio.Semaphore, limit: float, one: CheckedEngine, test: Callable[[CheckedEngine], Awaitable[None]]
 ) -> None:
-    """Run a test of an engine. If it takes too long, the report says which request had no answer."""
+    """Run a test of an engine. If it takes too long, the report names the request without an answer."""
     async with few:
         one.until = asyncio.get_running_loop().time() + limit
         try:
@@ -148,7 +148,7 @@ async def _within(
 
 
 def _compare_models(looked: list[CheckedEngine]) -> None:
-    """Report engines that serve different models and so cannot replace each other."""
+    """Report engines that cannot replace each other, as they serve different models."""
     named = [one for one in looked if one.models]
     common = set.intersection(*(set(one.models) for one in named)) if named else set()
     if len(named) < 2 or common:
@@ -166,7 +166,7 @@ def _compare_models(looked: list[CheckedEngine]) -> None:
 
 
 def _compare_block_sizes(looked: list[CheckedEngine]) -> None:
-    """Report engines of one model with different block sizes, whose depths cannot be compared."""
+    """Report engines of one model whose depths cannot be compared, as their block sizes differ."""
     by_model: dict[str, dict[int, list[str]]] = {}
     for one in looked:
         if one.found is not None:

@@ -1,4 +1,4 @@
-"""Codes of findings, for programs, and the exit status that follows from them."""
+"""Codes of findings, for programs, and the exit statuses derived from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OK = "ok"
 Kind = Literal["engine", "events", "tokens", "other"]
 
 STATUSES: dict[Kind, int] = {"engine": 3, "events": 4, "tokens": 5, "other": 1}
-"""Exit status of each kind of problem. If there are several, the first of them here counts."""
+"""Exit status for each kind of problem. If there are several, the first kind in this order counts."""
 
 CODES: dict[str, Kind] = {
     OK: "other",
@@ -93,7 +93,7 @@ CODES: dict[str, Kind] = {
     "pull_timeout": "other",
     "pull_names_unseen": "other",
 }
-"""Every code, with the kind of what is wrong. Codes keep their meaning from version to version."""
+"""Kind of problem for every code. Codes keep their meaning from version to version."""
 
 
 def exit_status(problems: Iterable[str]) -> int:

@@ -1,7 +1,7 @@
-"""One prompt for all engines that pull from each other or share a pool: whether they call its blocks alike.
+"""Check with one prompt for all engines that pull from each other or share a pool: their block hashes must agree.
 
-Their events are followed live by a service of its own, without what they announced before: so it has this prompt and
-what clients sent meanwhile, and all of it can be looked at.
+A service of its own follows the engines' live events, without those announced before. So its index contains only this
+prompt and those that clients sent meanwhile, and can be read as a whole.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CommonPrompt:
         self._client = None
 
     async def through(self, one: CheckedEngine) -> None:
-        """Send the prompt through an engine, and note the names that it has for its blocks."""
+        """Send the prompt through an engine, and store the engine's block hashes for it."""
         client, found = self._client, one.found
         if client is None or found is None or not shares(one, self._pools):
             return
@@ -75,7 +75,7 @@ class CommonPrompt:
 
 
 def shares(one: CheckedEngine, pools: Sequence[Pool]) -> bool:
-    """True if an engine should call blocks as others do: it pulls from them, or shares a pool with them."""
+    """True if an engine must use the same block hashes as others, as it pulls from them or shares a pool with them."""
     return one.entry.pull is not None or any(is_member(one, pool) for pool in pools)
 
 
@@ -103,7 +103,7 @@ def _streams(one: CheckedEngine) -> list[Stream]:
 
 
 async def _names(client: AsyncClient, worker: str, wanted: Sequence[int]) -> tuple[int, ...]:
-    """The names of these blocks at an engine, as far as it has announced them, up to the first that it has not."""
+    """The engine's block hashes for the content hashes `wanted`, up to the first that it has not announced."""
     known = {
         content: name
         for keyspace in await client.dump()
@@ -120,6 +120,6 @@ async def _names(client: AsyncClient, worker: str, wanted: Sequence[int]) -> tup
 
 
 def prompt_of(words: int) -> str:
-    """A new random text of a given number of words."""
+    """Random text with a given number of words."""
     start = f"Check {secrets.token_hex(8)}."
     return " ".join([start, *(_WORDS[(i * 5) % len(_WORDS)] for i in range(words))])

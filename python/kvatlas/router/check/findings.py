@@ -91,12 +91,12 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class OffloadedBlocks:
-    """Blocks that an engine has announced beyond its device while it was checked.
+    """Blocks that an engine has announced beyond its device during the check.
 
     Attributes:
-        blocks: Their number on each tier: "cpu", "disk" and "external".
-        named: Number of those without tokens.
-        chunks: Blocks in a chunk of each tier, as stores show.
+        blocks: Number of blocks on each tier: "cpu", "disk" and "external".
+        named: Number of blocks announced without tokens.
+        chunks: Number of blocks in a chunk of each tier, judged by the stores.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -110,19 +110,19 @@ class OffloadedBlocks:
 
 @dataclass(slots=True)
 class CheckedEngine:
-    """Engine under test, with what is known about it.
+    """Engine under test, with the results so far.
 
     Attributes:
         entry: The engine's settings.
-        report: What was found.
-        http: The client of its HTTP interface.
-        found: Where its events are; None if they are not followed or not found.
-        until: When its check has to end, by the clock of the event loop.
-        is_stuck: Whether its check was ended because a request had no answer.
-        is_asleep: Whether it says that it sleeps, and so gets no prompts.
-        connectors: What it tells of its tiers.
-        announced: What it announced beyond its device; None if its events are not followed.
-        block_names: Its block hashes of a prompt that all engines got that pull from each other.
+        report: The report about the engine.
+        http: The client of the engine's HTTP interface.
+        found: Addresses of the engine's events; None if they are not followed or not found.
+        until: Time at which the engine's check must end, by the clock of the event loop.
+        is_stuck: Whether the check was ended because a request had no answer.
+        is_asleep: Whether the engine reports that it sleeps; it gets no prompts then.
+        connectors: The engine's answers about its tiers.
+        announced: Blocks that it announced beyond its device; None if its events are not followed.
+        block_names: The engine's block hashes of a prompt sent to all engines that pull from each other.
     """
 
     entry: Engine
@@ -138,16 +138,16 @@ class CheckedEngine:
 
     @property
     def models(self) -> list[str]:
-        """The names of the models that it serves; none if it did not say."""
+        """Names of the models that the engine serves; empty if it did not answer."""
         return self.report.models
 
     @property
     def model(self) -> str:
-        """The name that requests use."""
+        """Model name to be used in requests."""
         return self.models[0]
 
     @property
     def names(self) -> set[str]:
-        """All names that requests to it may use: what it serves, and what its settings add."""
+        """All model names that requests to the engine may use: those that it serves, and those in its settings."""
         more = (*(self.entry.aliases or ()), *(self.entry.adapters or ()))
         return {*self.models, *self.report.adapters, *more}

@@ -1,4 +1,4 @@
-"""The tokenizer of each model, as the router chooses it: the model's own, else the one for all."""
+"""Choice of each model's tokenizer, as in the router: the model's own one, else the one for all models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ModelTokenizers:
         """Read all tokenizers that the configuration names.
 
         Raises:
-            TokenizerError: One cannot be read.
+            TokenizerError: A tokenizer cannot be read.
         """
         self._default = resolve(config.router.tokenizer)
         # As in the router, `none` for a model leaves it the tokenizer for all.
@@ -29,19 +29,19 @@ class ModelTokenizers:
         self._read = {path: LocalTokenizer(path) for path in paths if path is not None}
 
     def path(self, model: str) -> str | None:
-        """The path of a model's tokenizer; `engine`; or None if its prompts are not tokenized."""
+        """Path of a model's tokenizer; `engine`; or None if the model's prompts are not tokenized."""
         return self._own.get(model, self._default)
 
     def local(self, model: str) -> LocalTokenizer | None:
-        """The tokenizer in this process; None if there is none for the model."""
+        """Tokenizer of a model in this process; None if the model has none here."""
         return self._read.get(self.path(model) or "")
 
     def option(self, model: str) -> str:
-        """The option that sets the model's tokenizer."""
+        """Name of the option that sets the model's tokenizer."""
         return f"--model-tokenizer {model}=PATH" if model in self._own else "--tokenizer"
 
     def look_for_models(self, looked: Sequence[CheckedEngine]) -> EngineReport | None:
-        """Test that engines serve the models with tokenizers of their own. None if they do."""
+        """Test that engines serve the models that have tokenizers of their own. None if they do."""
         served = {name for one in looked for name in one.names}
         unused = [model for model in self._named if model not in served]
         if not unused:

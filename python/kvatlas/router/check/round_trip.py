@@ -1,6 +1,7 @@
 """Round trip of a prompt: through an engine, into the index, and found again in the engine's cache.
 
-If the index has all its blocks, events arrive, and tokens, template and block size agree in router and engine.
+If the index has all blocks of the prompt, then events arrive, and router and engine agree in tokens, template and block
+size.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LONGEST = 2048  # tokens of a prompt that fills a chunk
 
 
 class RoundTrip:
-    """Sender of the prompts, with a service that follows the engines meanwhile."""
+    """Sender of prompts to engines, with a service that follows the engines' events meanwhile."""
 
     def __init__(self, config: RouterConfig, tokenizers: ModelTokenizers) -> None:
         self._config = config
@@ -57,7 +58,7 @@ class RoundTrip:
             routing_group=config.routing_group,
         )
         try:
-            # Settings of an engine that only routers use are left out.
+            # Engine settings that concern routers only are left out.
             entries = [one.entry.as_followed() for one in followed]
             service = Service(engines=entries, config=plain)
         except ServiceError as error:
@@ -115,7 +116,7 @@ class RoundTrip:
         await self._tiers(one, client, before, text, chat=messages is not None)
 
     async def _connectors(self, one: CheckedEngine) -> None:
-        """Ask for its tiers again, if it has not shown any: engines do with their first step."""
+        """Ask an engine for its tiers again if no tier was found: tiers appear with the first step."""
         is_in_time = asyncio.get_running_loop().time() < one.until - _EVENTS
         if one.connectors.offloads or not is_in_time:
             return
@@ -127,7 +128,7 @@ class RoundTrip:
     async def _tiers(
         self, one: CheckedEngine, client: AsyncClient | None, before: Sequence[StreamStatus], text: str, *, chat: bool
     ) -> None:
-        """Report what the engine keeps beyond its device, and whether others can pull it."""
+        """Report the tiers beyond the engine's device, and whether other engines can pull its blocks."""
         if client is not None:
             await listen(
                 one,
@@ -142,7 +143,7 @@ class RoundTrip:
     async def _ask(
         self, engine: Engine, model: str, text: str, *, chat: bool | None = None
     ) -> tuple[Answer, list[dict[str, Any]] | None]:
-        """Ask for an answer to a chat, or to a completion if the engine serves no chats."""
+        """Request an answer to a chat, or a completion if the engine serves no chats."""
         messages = [{"role": "user", "content": text}]
         body = {"model": model, "max_tokens": 1, "temperature": 0}
         if chat is not False:
@@ -189,7 +190,7 @@ class RoundTrip:
     async def _indexed(
         self, one: CheckedEngine, client: AsyncClient, tokens: list[int], size: int, before: dict[int, int | None]
     ) -> None:
-        """Wait until the index has the prompt, and report the reason if it does not get it."""
+        """Wait until the index has the prompt's blocks, and report the reason if they do not come."""
         assert one.found is not None  # noqa: S101 - said by the caller's condition
         report, wanted, depth = one.report, (len(tokens) - 1) // size, 0
         clock = asyncio.get_running_loop().time

@@ -1,4 +1,4 @@
-"""Statements of a running router about its engines, for a check of them later."""
+"""Statements of a running router about its engines, for a check of the same engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_USE = ("up", "busy")
 
 
 class RunningRouter:
-    """Answers of a router about its engines, at `GET /workers` and `GET /streams`."""
+    """Answers of a running router about its engines, from `GET /workers` and `GET /streams`."""
 
     def __init__(self, workers: Sequence[Mapping[str, Any]], streams: Sequence[Mapping[str, Any]]) -> None:
         self._workers = {str(row["name"]): row for row in workers}
@@ -41,10 +41,10 @@ class RunningRouter:
         return dataclasses.replace(given, engines=engines, engines_file=None, discovery=discovery)
 
     def add_to(self, report: EngineReport, *, follows: bool) -> None:
-        """Add what the router says of an engine to its report.
+        """Add the router's statements about an engine to the engine's report.
 
         Args:
-            report: The report; one about no engine stays as it is.
+            report: The report; one that is not about an engine stays as it is.
             follows: Whether the router should follow the engine's events.
         """
         if not report.is_of_engine or report.worker not in self._workers:

@@ -1,4 +1,4 @@
-"""Test of the service above sites, where engines are sites: it answers, and names and block sizes agree."""
+"""Test of the service above sites, with engines as sites: it must answer, and names and block sizes must agree."""
 
 from __future__ import annotations
 

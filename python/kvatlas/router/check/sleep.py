@@ -1,4 +1,4 @@
-"""Question whether an engine sleeps, as the router asks it: at `GET /is_sleeping`, else by its metrics."""
+"""Test whether an engine sleeps, as in the router: by `GET /is_sleeping`, or else by its metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATE = re.compile(r'[{,]sleep_state="([^"]*)"[^}]*\}\s+(\S+)')
 
 
 async def source_of_sleep(engine: Engine, asker: Asker, url: str) -> str | None:
-    """The route or metric by which an engine says that it sleeps; None if it is awake, or does not say."""
+    """Route or metric that shows that the engine sleeps; None if it is awake, or does not say."""
     try:
         said = await engine.json("GET", _ROUTE)
     except ClientError:

@@ -1,7 +1,7 @@
-"""Test of what engines keep beyond their device: tiers, pools, and pulls between engines.
+"""Test of the blocks that engines keep beyond their device: tiers, pools, and pulls between engines.
 
-An engine tells little of its settings. So what it announces after the prompts of the check counts, with what its
-metrics show; what neither shows is said.
+Engines tell little of their settings. So the test uses their announcements after the check's prompts, and their
+metrics; settings that neither shows are reported as unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTERS = {"cpu": "host_blocks", "disk": "disk_blocks", "external": "external_
 
 
 def announced(before: Sequence[StreamStatus], after: Sequence[StreamStatus]) -> OffloadedBlocks:
-    """Blocks that were announced beyond the device between two looks at an engine's streams."""
+    """Blocks announced beyond the device between two states of an engine's streams."""
 
     def grown(name: str) -> int:
         count = [sum(stream.counters.get(name, 0) for stream in streams) for streams in (before, after)]
@@ -56,13 +56,13 @@ async def listen(
     streams: Callable[[], Awaitable[Sequence[StreamStatus]]],
     ask_again: Callable[[], Awaitable[object]],
 ) -> None:
-    """Wait for an engine to announce what it should have offloaded of the prompts that it was sent.
+    """Wait until an engine has announced the blocks of its prompts that it should have offloaded.
 
     Args:
         one: The engine.
-        before: Its streams before these prompts.
-        streams: Looks at its streams.
-        ask_again: Sends it a prompt, since an engine announces finished copies with its next step.
+        before: State of its streams before these prompts.
+        streams: Returns the current state of its streams.
+        ask_again: Sends a prompt to the engine, which announces finished copies only with its next step.
     """
     tiers, clock = one.connectors, asyncio.get_running_loop().time
     wanted = {"cpu"} if tiers.offloads or one.entry.pull is not None else set()
@@ -81,7 +81,7 @@ async def listen(
 
 
 def report_tiers(one: CheckedEngine, pools: Sequence[Pool]) -> None:
-    """Report what an engine keeps beyond its device, and how it announces that."""
+    """Report the tiers in which an engine keeps blocks beyond its device, and how it announces them."""
     tiers, found, report = one.connectors, one.announced, one.report
     if found is None:
         return
@@ -136,7 +136,7 @@ def report_tiers(one: CheckedEngine, pools: Sequence[Pool]) -> None:
 
 
 def _kept(found: OffloadedBlocks) -> str:
-    """The tiers that an engine announces, in words."""
+    """Description of the tiers that an engine announces."""
     parts = []
     for tier, name in _NAMES.items():
         if found.has(tier):
@@ -146,7 +146,7 @@ def _kept(found: OffloadedBlocks) -> str:
 
 
 def _stores(one: CheckedEngine, pools: Sequence[Pool]) -> None:
-    """Report what an engine keeps in stores that others may share."""
+    """Report the stores, possibly shared with other engines, in which an engine keeps blocks."""
     tiers, found, report = one.connectors, one.announced or OffloadedBlocks(), one.report
     mine = [pool for pool in pools if is_member(one, pool)]
     kinds = [kind for kind in tiers.tiers if kind in ("fs", "obj")]
@@ -201,7 +201,7 @@ def _stores(one: CheckedEngine, pools: Sequence[Pool]) -> None:
 
 
 async def look_at_pulls(one: CheckedEngine) -> None:
-    """Report whether others can pull from an engine, as far as it shows by itself."""
+    """Report whether others can pull from an engine, as far as its own answers show."""
     tiers, entry, report = one.connectors, one.entry, one.report
     if entry.pull is None:
         if "p2p" in tiers.tiers:
@@ -245,13 +245,13 @@ async def look_at_pulls(one: CheckedEngine) -> None:
 
 
 def can_pull(version: str) -> bool:
-    """True if vLLM of this version can be told whom to pull from; also for versions that are no numbers."""
+    """True if requests to vLLM of this version can name the source of a pull, also if the version is not numeric."""
     numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
     return numbers is None or (int(numbers[1]), int(numbers[2])) >= _OLDEST
 
 
 async def _address(one: CheckedEngine) -> None:
-    """Report whether the address of pulls is reached from here, and is what the engine says."""
+    """Report whether the address for pulls can be reached from here, and equals the one that the engine reports."""
     entry, report = one.entry, one.report
     parts = _PARTS.fullmatch(entry.pull or "")
     if parts is None:
@@ -319,7 +319,7 @@ def _timeout(one: CheckedEngine) -> None:
 
 
 def compare_pulls(looked: Iterable[CheckedEngine]) -> None:
-    """Report engines that are set to pull from each other and cannot."""
+    """Report engines that are configured to pull from each other but cannot."""
     groups: dict[str, list[CheckedEngine]] = {}
     for one in looked:
         if one.entry.pull is not None and one.report.role == "both":
@@ -356,7 +356,7 @@ def _compare(one: CheckedEngine, others: Sequence[CheckedEngine]) -> None:
 
 
 def compare_pools(looked: Sequence[CheckedEngine], pools: Iterable[Pool]) -> None:
-    """Report engines that are members of one pool and do not find each other's blocks there."""
+    """Report engines of one pool that do not find each other's blocks there."""
     for pool in pools:
         members = [one for one in looked if is_member(one, pool) and one.block_names]
         for one in members:
@@ -379,7 +379,7 @@ def _chunk(tiers: Connectors, found: OffloadedBlocks | None) -> int | None:
 
 
 def _names(one: CheckedEngine, others: Sequence[CheckedEngine]) -> None:
-    """Report whether engines call the blocks of one prompt alike, which a pull needs."""
+    """Report whether engines use the same block hashes for one prompt, which pulls require."""
     report, algorithm = one.report, one.connectors.hash_algorithm
     compared = [other for other in others if other.block_names and one.block_names]
     different = [other.report.worker for other in compared if other.block_names[0] != one.block_names[0]]

@@ -1,4 +1,4 @@
-"""Check that prompts become the same tokens in the router as in an engine; otherwise no cached block is ever found."""
+"""Check that router and engine make the same tokens of prompts; otherwise no cached block is ever found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def compare(
 ) -> None:
     """Compare the router's tokens with those of the engine's `/tokenize`, for text and for chats.
 
-    `option` is the one that sets the tokenizer, for advice.
+    `option`: name of the option that sets the tokenizer, for advice in the report.
     """
     try:
         theirs = await _tokenize(engine, {"prompt": TEXT, "model": model})
@@ -97,10 +97,10 @@ def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int], o
 async def tokens_of(
     engine: Engine, model: str, messages: list[dict[str, Any]] | None, prompt: str, tokenizer: LocalTokenizer | None
 ) -> list[int]:
-    """The tokens of a chat, or of a text if `messages` is None: the router's, or the engine's without a tokenizer here.
+    """Tokens of a chat, or of a text if `messages` is None: the router's, or the engine's without a tokenizer here.
 
     Raises:
-        ClientError: The engine does not return them.
+        ClientError: The engine does not return the tokens.
         KvatlasError: The template cannot be rendered.
     """
     if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""Changes of the fleet over HTTP: engines added, removed and drained, kept over restarts and shared with peers."""
+"""Changes of the fleet over HTTP: adding, removing and draining engines, kept over restarts and shared with peers."""
 
 from kvatlas.router.fleet.keeper import FleetKeeper
 from kvatlas.router.fleet.orders import Order, Orders

@@ -1,4 +1,4 @@
-"""The keeper of a router's fleet: makes the changes that clients and programs ask for."""
+"""Keeper of a router's fleet: makes the changes that HTTP clients and programs request."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ _STATUS = {
 
 
 class Registry(Protocol):
-    """The engines that get requests."""
+    """Registry of the engines that get requests."""
 
     def add(self, engine: Engine, drained: bool, *, for_client: bool, is_same: bool) -> None:
-        """Send an engine requests, or change how.
+        """Add an engine that gets requests, or change its settings.
 
         Raises:
-            KvatlasError: It cannot be used.
+            KvatlasError: The engine cannot be used.
         """
 
     def undo(self, engine: Engine, before: Member | None) -> None:
-        """Take an addition back."""
+        """Undo an addition. `before`: the engine that had the name before; None if there was none."""
 
 
 class FleetKeeper:
-    """Makes changes of the fleet, one after the other, once it has begun."""
+    """Maker of changes of the fleet, one after the other, from `begin` on."""
 
     def __init__(
         self, config: RouterConfig, orders: Orders, discovery: Discovery, peers: PeerRouters | None = None
     ) -> None:
-        """Make a keeper, which makes no changes until `begin`.
+        """Create a keeper, which makes no changes before `begin`.
 
         Args:
             config: The router's configuration.
-            orders: What was ordered so far; discovery has it as its overlay.
-            discovery: Follows the engines.
-            peers: The other routers of the group, if there are any.
+            orders: Orders given so far, which discovery uses as its overlay.
+            discovery: Discovery of the engines.
+            peers: The other routers of the group; None if there are none.
         """
         self._config, self._orders, self._discovery, self._peers = config, orders, discovery, peers
         self._registry: Registry | None = None
@@ -68,7 +68,7 @@ class FleetKeeper:
         self._lock = threading.Lock()
 
     def begin(self, registry: Registry, run: Callable[[Any], Any], own: str) -> None:
-        """Begin to make the changes that are asked for.
+        """Start to make requested changes.
 
         Args:
             registry: The engines that get requests.
@@ -79,7 +79,7 @@ class FleetKeeper:
         self._starting.set()
 
     def __call__(self, request: str) -> str:
-        """Answer a request of a client: both are JSON, as the native router has them."""
+        """Answer a client's request. Both are JSON texts in the native router's form."""
         asked = json.loads(request)
         try:
             return json.dumps(self._answer(asked))
@@ -87,11 +87,11 @@ class FleetKeeper:
             return json.dumps(_refusal(error))
 
     def add(self, engine: Engine) -> None:
-        """Add an engine, or change the one of its name, for the program that runs the router.
+        """Add an engine, or change the one of the same name, for the program that runs the router.
 
         Raises:
             ConfigError: A setting cannot be used.
-            ServiceError: It cannot be added.
+            ServiceError: The engine cannot be added.
         """
         self._add(engine, for_client=False)
 
@@ -126,7 +126,7 @@ class FleetKeeper:
             self._follow(name)
 
     def merge(self, orders: list[Order]) -> None:
-        """Take in the orders of another router."""
+        """Apply the orders of another router."""
         names = self._orders.merge(orders)
         if names:
             logger.info("another router has said what was changed over HTTP: %s", ", ".join(sorted(names)))
@@ -156,7 +156,7 @@ class FleetKeeper:
         return answer
 
     def _listed(self, is_known: bool) -> dict[str, Any]:
-        """The orders, for another router; with keys of engines only for one that has shown this router's."""
+        """Orders for another router. Those with an engine's key are left out unless it has shown this router's key."""
         self._prune()
         orders = self._orders.all()
         told = [order for order in orders if is_known or order.engine is None or order.engine.key is None]
@@ -202,7 +202,7 @@ class FleetKeeper:
             raise ConfigError(f"engine {engine.shown_url}: {setting} {why}")
 
     def _prune(self) -> None:
-        # What a source has not said yet is no reason to forget an order.
+        # Orders are kept for engines of sources that have not answered yet.
         if self._discovery.knows_all_lists:
             self._orders.prune(self._discovery.listed, time.time())
 
@@ -217,14 +217,14 @@ class FleetKeeper:
             ) from error
 
     def _begun(self) -> tuple[Registry, Callable[[Any], Any]]:
-        """The registry and the runner, once discovery follows the first engines."""
+        """Return the registry and the runner. Waits until discovery follows the first engines."""
         has_begun = self._starting.wait(_PATIENCE) and self._discovery.has_begun.wait(_PATIENCE)
         if not has_begun or self._registry is None or self._run is None:
             raise ServiceError("the router is starting: ask again in a second", "not_ready")
         return self._registry, self._run
 
     def _follow(self, name: str) -> None:
-        """Have discovery take the change in now."""
+        """Make discovery follow the changed engine at once."""
         _registry, run = self._begun()
         following = self._discovery.follow_now(name)
         try:
@@ -239,10 +239,10 @@ class FleetKeeper:
 
 
 def _parsed(body: str, is_known: bool) -> Engine:
-    """The engine in a request's body.
+    """Read the engine in a request's body.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The body is not a valid engine.
         ServiceError: It asks for the key of all engines without having shown a key (code "forbidden").
     """
     try:

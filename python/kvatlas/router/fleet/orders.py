@@ -1,8 +1,8 @@
-"""Orders that operators gave over HTTP about single engines, applied to what the sources of engines list.
+"""Orders that operators gave over HTTP about single engines, applied to the engines that the sources list.
 
-The last word about an engine counts. An order remembers the entry that the sources had of its engine; once that entry
-is another one, its change came later, and the order is void. A drain is a word of its own: it is void once the
-entry says otherwise about draining, and outlives any other change.
+The latest change of an engine counts. An order stores the engine's entry in the sources at that time; once the sources
+have another entry, their change is later, and the order is void. Draining is separate: it is void once the entry has
+another `drain` setting, and is not affected by other changes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Order:
 
     Attributes:
         name: The engine's name.
-        at: Time of the last word, in seconds since 1970.
-        engine: Its settings, if it was added, or changed by adding it again.
-        removed: Whether it was removed.
-        drained: Whether it gets no new requests; None if nothing was said of that.
-        listed: Its entry in the sources when `engine` or `removed` was said; None if they did not list it.
-        listed_drain: Whether its entry said `drain` when `drained` was said.
+        at: Time of the order, in seconds since 1970.
+        engine: The engine's settings, if it was added or changed; None otherwise.
+        removed: Whether the engine was removed.
+        drained: Whether the engine gets no new requests; None if the order does not say.
+        listed: The engine's entry in the sources when `engine` or `removed` was set; None if it was not listed.
+        listed_drain: Whether that entry had `drain` set when `drained` was set.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Order:
 
     @classmethod
     def of(cls, value: object) -> Order:
-        """Read an order.
+        """Read an order from its JSON form.
 
         Raises:
-            ConfigError: It is none; the message says why.
+            ConfigError: The value is not an order; the message says why.
         """
         if not isinstance(value, Mapping):
             raise ConfigError(f"an order must be an object, got {type(value).__name__}")
@@ -75,7 +75,7 @@ class Order:
         return cls(**{**value, "engine": None if engine is None else Engine.from_table(engine)})
 
     def table(self) -> dict[str, Any]:
-        """The order as JSON has it, with the engine's key."""
+        """JSON form of the order, including the engine's key."""
         return {
             "name": self.name,
             "at": self.at,
@@ -87,7 +87,7 @@ class Order:
         }
 
     def without_what_is_void(self, member: Member | None) -> Order:
-        """The order without what the sources' entry, if there is one, has overruled."""
+        """Copy of the order without the parts that a later change of the sources' entry, `member`, has overruled."""
         order = self
         if member is None:
             return order
@@ -98,7 +98,7 @@ class Order:
         return order
 
     def apply(self, member: Member | None) -> Member | None:
-        """The member to follow, instead of the sources' own; None for none."""
+        """Member to follow instead of the sources' `member`; None if the engine is not to be followed."""
         if self.removed:
             return None
         if self.engine is not None and (member is not None or self.listed is None):
@@ -108,19 +108,19 @@ class Order:
         return member
 
     def has_effect(self, member: Member | None) -> bool:
-        """True if something is otherwise by the order."""
+        """True if the order changes the sources' `member`."""
         return self.apply(member) != member
 
 
 class Orders:
-    """All orders, by the engines' names. Its methods may be called from any thread."""
+    """Orders by the engines' names. All methods may be called from any thread."""
 
     def __init__(self, orders: Iterable[Order] = (), *, save: Callable[[list[Order]], None] | None = None) -> None:
-        """Make the orders.
+        """Create the collection.
 
         Args:
-            orders: Those that hold from the beginning.
-            save: Writes them down after each change.
+            orders: Orders at the start.
+            save: Saves all orders after each change.
         """
         self._lock = threading.RLock()
         self._all = {order.name: order for order in orders}
@@ -133,15 +133,15 @@ class Orders:
             return [self._all[name] for name in sorted(self._all)]
 
     def get(self, name: str, member: Member | None) -> Order:
-        """The order of an engine as far as it holds; an empty one if there is none. `member`: the sources' own."""
+        """The valid part of an engine's order; an empty order if there is none. `member`: the sources' own member."""
         with self._lock:
             return self._all.get(name, Order(name, 0.0)).without_what_is_void(member)
 
     def set(self, order: Order) -> None:
-        """Give an order, in the place of the engine's last one.
+        """Set the order of an engine, replacing the last one.
 
         Raises:
-            OSError: It cannot be written down, and is not given.
+            OSError: The orders cannot be saved; the order is not set.
         """
         with self._lock:
             before = dict(self._all)
@@ -153,7 +153,7 @@ class Orders:
                 raise
 
     def merge(self, orders: Iterable[Order]) -> list[str]:
-        """Take in the orders of another router, of each engine the newer one. Returns the names whose order is new."""
+        """Merge the orders of another router, for each engine the newer one. Returns the names with new orders."""
         with self._lock:
             new = [order for order in orders if order.name not in self._all or order.at > self._all[order.name].at]
             if new:
@@ -162,7 +162,7 @@ class Orders:
             return [order.name for order in new]
 
     def apply(self, listed: Mapping[Name, Member], /) -> dict[Name, Member]:
-        """The members to follow, by name, for those that the sources list. Orders that these overrule are dropped."""
+        """Members to follow, by name, for those that the sources list. Overruled orders are dropped."""
         with self._lock:
             found = dict(listed)
             for order in list(self._all.values()):
@@ -184,7 +184,7 @@ class Orders:
             return found
 
     def prune(self, listed: Mapping[Name, Member], now: float) -> None:
-        """Forget orders that have had no effect for a day."""
+        """Drop orders that have had no effect for a day."""
         with self._lock:
             idle = [order for order in self._all.values() if not order.has_effect(listed.get((order.name, None)))]
             idle.sort(key=lambda order: order.at)
@@ -204,11 +204,11 @@ class Orders:
 
 
 def listed_as(member: Member | None) -> dict[str, Any] | None:
-    """The sources' entry of an engine, as an order remembers it."""
+    """The sources' entry of an engine, in the form that an order stores."""
     return None if member is None else _table(member)
 
 
 def _table(member: Member) -> dict[str, Any]:
-    # A key is not for files and peers that only compare.
+    # The entry is only compared, in files and at peers, so its key is left out.
     table = member.entry.table() if isinstance(member.entry, Engine) else {}
     return {name: value for name, value in table.items() if name != "key"}

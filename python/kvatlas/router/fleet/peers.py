@@ -1,4 +1,4 @@
-"""The other routers of the group: asked for their orders at the start, and to make changes of the whole group."""
+"""Other routers of the group: asking them for their orders at the start, and making changes of the whole group."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _AT_ONCE = 16
 
 
 class PeerAddress(NamedTuple):
-    """Address of another router: its URL, and the name that its certificate is for, if that is not the URL's host."""
+    """Address of another router: its URL, and the host name in its certificate if it differs from the URL's host."""
 
     url: str
     certified: str | None
 
 
 class PeerRouters:
-    """The other routers of the group, at their addresses."""
+    """Client of the other routers of the group."""
 
     def __init__(self, config: RouterConfig, own: str) -> None:
-        """Make the peers. Nothing is asked yet.
+        """Create the client, without asking the routers yet.
 
         Args:
             config: The configuration, with the peers, their key and their certificate authority.
@@ -50,7 +50,7 @@ class PeerRouters:
         self._said: dict[str, str] = {}  # why a peer has not answered, by its URL
 
     def addresses(self) -> list[PeerAddress]:
-        """The peers' addresses now. Waits for the name server; a name that it does not know now has none."""
+        """Current addresses of the peers. Waits for the name server; a name that it does not know has no addresses."""
         found: list[PeerAddress] = []
         for peer in self._peers:
             if not replicas.is_name(peer):
@@ -68,7 +68,7 @@ class PeerRouters:
         return list(dict.fromkeys(found))
 
     def orders(self, timeout: float = _FIRST) -> tuple[list[Order], bool]:
-        """The orders that the peers know, of each engine the newest, and whether any of them has answered."""
+        """Orders of the peers, for each engine the newest one, and whether any peer has answered."""
         newest: dict[str, Order] = {}
         answered = False
         for url, answer in self._ask(self.addresses(), "GET", "/peers/engines", None, timeout):
@@ -94,7 +94,7 @@ class PeerRouters:
         return list(newest.values()), answered
 
     def tell(self, action: str, name: str | None, body: str | None) -> list[dict[str, Any]]:
-        """Have all peers make a change. Returns the outcome at each: its URL, the status, and why not."""
+        """Make a change at all peers. Returns the result of each: its URL, the status, and the reason of a failure."""
         methods = {"add": ("POST", "/engines"), "remove": ("DELETE", f"/engines/{_quoted(name)}")}
         method, path = methods.get(action, ("POST", f"/engines/{_quoted(name)}/{action}"))
         return [
@@ -105,7 +105,7 @@ class PeerRouters:
     def _ask(
         self, peers: list[PeerAddress], method: str, path: str, body: str | None, timeout: float
     ) -> Iterable[tuple[str, dict[str, Any]]]:
-        """The answers of all peers, which are asked side by side."""
+        """Answers of all peers, which are asked concurrently."""
         if not peers:
             return []
         trusted = None if self._ca is None else str(self._ca)
@@ -124,7 +124,7 @@ class PeerRouters:
 
 
 class PeerOrders:
-    """A thread that goes on asking the peers for their orders, until one has answered."""
+    """Thread that asks the peers for their orders again and again, until one has answered."""
 
     def __init__(self, peers: PeerRouters, take: Callable[[list[Order]], None]) -> None:
         self._peers = peers
@@ -141,13 +141,13 @@ class PeerOrders:
                 return
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._stop.set()
         self._thread.join()
 
 
 def _asked(client: httpx.Client, method: str, peer: PeerAddress, path: str, body: str | None) -> dict[str, Any]:
-    """The answer of a peer: status, code, message and body; the status is None if it did not answer."""
+    """Answer of a peer: status, code, message and body; the status is None if the peer did not answer."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
     try:
         named = {} if peer.certified is None else {"sni_hostname": peer.certified}

@@ -1,4 +1,4 @@
-"""The file in which a router keeps what was ordered over HTTP, so that it outlives a restart."""
+"""File that keeps a router's orders given over HTTP over a restart."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _VERSION = 1
 
 
 class StateFile:
-    """A file of orders in JSON, replaced as a whole. It may hold keys of engines, and only its owner may read it."""
+    """File of orders in JSON, replaced as a whole. It may contain keys of engines, so only its owner may read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[Order]:
-        """Read the orders; none if there is no file yet.
+        """Read the orders; an empty list if there is no file yet.
 
         Raises:
-            ConfigError: The file cannot be read, or is broken or of another version.
+            ConfigError: The file cannot be read, is broken, or has another version.
         """
         try:
             content = self.path.read_bytes()
@@ -50,7 +50,7 @@ class StateFile:
         """Write the orders at the start, so that a file that cannot be written is noticed then.
 
         Raises:
-            ConfigError: It cannot be written.
+            ConfigError: The file cannot be written.
         """
         try:
             self.write(orders)
@@ -58,10 +58,10 @@ class StateFile:
             raise ConfigError(f"router.state_file: cannot write {self.path}: {error.strerror or error}") from error
 
     def write(self, orders: list[Order]) -> None:
-        """Replace the file: at any moment it is the old one or the new one.
+        """Replace the file by one with these orders, atomically.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         state = {"version": _VERSION, "orders": [order.table() for order in orders]}
         folder = self.path.parent

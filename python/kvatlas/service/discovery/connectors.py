@@ -1,7 +1,7 @@
-"""Tiers that an engine tells of: its metrics, and what vLLM in development mode and SGLang say of their settings.
+"""Tiers of an engine, from its metrics, and from the settings that vLLM in development mode and SGLang report.
 
-No engine says outright how it offloads. This is what follows from the names and labels of metrics (vLLM since 0.28,
-SGLang with `--enable-metrics`), from `GET /server_info` of SGLang and of vLLM with `VLLM_SERVER_DEV_MODE=1`.
+No engine reports directly how it offloads. It is derived from the names and labels of metrics (vLLM since 0.28, SGLang
+with `--enable-metrics`), and from `GET /server_info` of SGLang and of vLLM with `VLLM_SERVER_DEV_MODE=1`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MOST_TIERS = 16
 
 @dataclass(frozen=True, slots=True)
 class SharedTier:
-    """A tier of vLLM that several engines can share, from its settings.
+    """Tier of vLLM that several engines can share, from its settings.
 
     Attributes:
-        kind: Its type, such as "fs".
-        announces: Whether it announces stores.
-        locality: What its events say of its place; None if nothing.
+        kind: The tier's type, such as "fs".
+        announces: Whether the tier announces stores.
+        locality: Locality in the tier's events; None if they have none.
     """
 
     kind: str
@@ -39,23 +39,23 @@ class SharedTier:
 
 @dataclass(frozen=True, slots=True)
 class Connectors:
-    """Answers of an engine about the tiers beyond its device. None and empty values: it does not tell.
+    """Answers of an engine about the tiers beyond its device. None and empty values: not reported.
 
     Attributes:
         version: vLLM's version.
-        has_metrics: Whether its metrics could be read.
-        offloads: Whether it keeps blocks beyond its device.
+        has_metrics: Whether the engine's metrics could be read.
+        offloads: Whether the engine keeps blocks beyond its device.
         tiers: Types of vLLM's tiers behind host memory, such as "p2p", "fs" and "obj".
-        host_chunk: Blocks in a chunk of host memory.
-        chunk_bytes: Bytes of a chunk.
+        host_chunk: Number of blocks in a chunk of host memory.
+        chunk_bytes: Size of a chunk in bytes.
         hash_algorithm: Hash function of block hashes.
-        has_settings: Whether it tells the settings that the rest of the attributes come from.
+        has_settings: Whether the engine reports the settings that the remaining attributes come from.
         connector: The connector's name.
-        describes: Whether events of host memory have tokens.
+        describes: Whether events of host memory contain tokens.
         shared: Tiers that several engines can share.
-        pull: `HOST:PORT` at which it says that others can pull from it.
-        handshake_timeout: Seconds that it waits for a source that does not answer.
-        write_policy: When SGLang copies to host memory.
+        pull: `HOST:PORT` at which others can pull from the engine.
+        handshake_timeout: Seconds that the engine waits for a source that does not answer.
+        write_policy: SGLang's policy when to copy blocks to host memory.
         storage: SGLang's storage behind host memory.
     """
 
@@ -77,7 +77,7 @@ class Connectors:
 
 
 async def ask_connectors(asker: Asker, url: str, engine: str) -> Connectors:
-    """Ask an engine what it tells of its tiers. What it does not answer is not told.
+    """Ask an engine about its tiers. Missing answers count as not reported.
 
     Args:
         asker: Sends the requests.
@@ -103,7 +103,7 @@ async def ask_connectors(asker: Asker, url: str, engine: str) -> Connectors:
 
 
 def of_vllm(lines: list[str], settings: dict[str, Any]) -> Connectors:
-    """Read the lines of vLLM's metrics, and its settings."""
+    """Read vLLM's answers: the lines of its metrics, and its settings."""
     offloads, algorithm = False, None
     tiers: dict[str, None] = {}
     info: dict[str, str] = {}
@@ -133,7 +133,7 @@ def of_vllm(lines: list[str], settings: dict[str, Any]) -> Connectors:
 
 
 def _settings_of_vllm(settings: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that follow from vLLM's settings, which it tells in development mode only."""
+    """Attributes from vLLM's settings, which it reports in development mode only."""
     config = settings.get("vllm_config")
     if not isinstance(config, dict):
         return {}
@@ -170,7 +170,7 @@ def _settings_of_vllm(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_sglang(lines: list[str], settings: dict[str, Any]) -> Connectors:
-    """Read the lines of SGLang's metrics, and its settings."""
+    """Read SGLang's answers: the lines of its metrics, and its settings."""
     by_metrics = any(line.startswith("sglang:hicache_host_total_tokens") and _value(line) > 0 for line in lines)
     if "enable_hierarchical_cache" not in settings:
         return Connectors(has_metrics=bool(lines), offloads=by_metrics)

@@ -29,15 +29,16 @@ def at(host: str, port: int) -> str:
 
 
 def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
-    """The address to connect to for an engine on `host` that reports listening on `address`.
+    """Convert an address that an engine on `host` reports listening on into one to connect to.
 
     Args:
         address: The address as the engine reports it.
         host: The host of the engine's URL.
-        what: The name of the address in messages.
+        what: The address's name in messages.
 
     Returns:
-        The address, and whether the engine certainly listens there: without a wildcard, it may connect to it instead.
+        The address, and whether the engine certainly listens there: if the reported one is no wildcard, the engine may
+        connect to it instead.
 
     Raises:
         DiscoveryError: The address cannot be reached from here.

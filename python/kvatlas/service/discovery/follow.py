@@ -31,30 +31,30 @@ class Watcher(Protocol):
     """Observer of engines besides the service: a router, which sends them requests even if they publish no events."""
 
     def listed(self, engine: Engine, ranks: Collection[int], drained: bool, /) -> None:
-        """Note that an engine is in the list, or that its entry has changed, with its streams given by hand.
+        """Record that an engine is listed, or that its entry has changed.
 
-        `drained`: whether an operator wants it to get no new requests.
+        `ranks`: ranks whose streams are given by hand. `drained`: whether an operator has drained the engine.
         """
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
-        """Note an engine's answer: `found` is to be registered; None if the engine did not answer."""
+        """Record an engine's answer. `found`: description to be registered; None if the engine did not answer."""
 
     def held(self, engine: Engine, held: bool, /) -> None:
-        """Note whether an engine is to get no new requests, as its source says."""
+        """Record whether an engine is to get no new requests, as its source says."""
 
     def left(self, engine: Engine, comes_back: bool, /) -> None:
-        """Note that an engine has left the list; or only that it will be listed with other settings."""
+        """Record that an engine has left the list, or only that it will be listed with other settings."""
 
     def objectives(self, priorities: str, /) -> None:
-        """Replace the priorities of requests by the objectives that they name, in JSON."""
+        """Replace the priorities of requests by objective, in JSON."""
 
 
 class Follower(ABC):
-    """Follower of one entry of the list.
+    """Follower of one listed entry.
 
     Attributes:
         is_registered: Whether the whole entry is registered.
-        why_held: The code and the reason for which it gets no new requests, as its source says; None if it gets them.
+        why_held: Code and reason why the entry gets no new requests, as its source says; None if it gets them.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class Follower(ABC):
                 retry = min(retry * 2 or _FIRST_RETRY, max(self.config.discovery.interval, _FIRST_RETRY))
                 delay = retry
             except Exception as error:
-                # One engine's strange answer must not end the watch over it.
+                # One engine's unexpected answer must not end its follower.
                 logger.debug("%s", self.shown, exc_info=error)
                 self._note(f"unexpected answer: {error!r}")
                 self._report("unusable", "bad_answer", self._problem)
                 self.settled.set()
                 delay = self.config.discovery.interval
-            # Many engines are followed: not all at the same moment.
+            # Many engines are followed: this spreads the requests over time.
             if await self._woken_within(delay * random.uniform(0.9, 1.1)):
                 retry = 0.0
 
     async def look(self) -> EngineDescription | None:
-        """Return the registrations that the entry needs; None if they have not changed. May be cancelled.
+        """Registrations that the entry needs; None if they have not changed. May be cancelled.
 
         Raises:
             DiscoveryError: The entry cannot be registered.
@@ -136,11 +136,11 @@ class Follower(ABC):
         self._woken.set()
 
     def wake(self) -> None:
-        """Look at the entry now: its source says that something may have changed."""
+        """Ask the entry again now, as its source reports a possible change."""
         self._woken.set()
 
     def hold(self, why: tuple[str, str] | None) -> None:
-        """Note why the entry gets no new requests; None if it gets them."""
+        """Record why the entry gets no new requests; None if it gets them."""
         if why != self.why_held:
             self.why_held = why
             self._report(*self._told)
@@ -155,7 +155,7 @@ class Follower(ABC):
         self.native.forget_engine(self.name, self._rank)
 
     def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
-        """Report the entry's state. It stays registered, whatever the engine answers now."""
+        """Report the entry's state to the native part. The entry stays registered, whatever the engine answers now."""
         self._told = state, code, reason
         if self.why_held is not None:
             code, reason = self.why_held
@@ -170,7 +170,7 @@ class Follower(ABC):
         self.native.report_engine(json.dumps(report))
 
     def _note(self, problem: str) -> None:
-        """Log a problem, once."""
+        """Log a problem, but not the same one again."""
         if problem != self._problem:
             self._problem = problem
             # An engine that is only just starting does not answer yet.
@@ -190,7 +190,7 @@ class Follower(ABC):
         return None
 
     async def _woken_within(self, seconds: float) -> bool:
-        """True if something ended the pause before its time."""
+        """Wait for `seconds`. True if the wait was ended earlier."""
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -200,7 +200,7 @@ class Follower(ABC):
         return True
 
     async def register(self, announced_by: str | None = None, **about: Any) -> bool:
-        """Register with the native service. Returns True if the registration is new.
+        """Register at the native service. Returns True if the registration is new.
 
         Args:
             announced_by: The host of the engine that named the addresses; None if the configuration did.
@@ -210,7 +210,7 @@ class Follower(ABC):
         return bool(await self._call(self.native.register, text, announced_by))
 
     async def unregister(self, rank: int | None = None) -> None:
-        """Unregister from the native service, which may refuse."""
+        """Unregister at the native service, which may refuse."""
         try:
             await self._call(self.native.unregister, self.name, rank)
         except DiscoveryError as problem:
@@ -225,7 +225,7 @@ class Follower(ABC):
 
 
 class StreamFollower(Follower):
-    """Follower of a stream that was named by hand."""
+    """Follower of a stream that is configured by hand."""
 
     def __init__(self, native: Native, config: Config, stream: Stream) -> None:
         super().__init__(native, config, stream.worker, f"stream of {stream.worker}", stream.endpoint, rank=stream.rank)
@@ -245,7 +245,7 @@ class StreamFollower(Follower):
 
 
 class EngineFollower(Follower):
-    """Follower of an engine that is asked for its events."""
+    """Follower of an engine, which is asked for the addresses of its events."""
 
     def __init__(
         self,
@@ -259,17 +259,17 @@ class EngineFollower(Follower):
         registers: bool = True,
         sizes: EmittedSizes | None = None,
     ) -> None:
-        """Make a follower.
+        """Create a follower.
 
         Args:
             native: The service.
-            config: Its configuration.
+            config: The service's configuration.
             prober: Asks the engine.
             engine: The engine.
-            pace: Returns the seconds between two looks.
-            watcher: Notified of the engine, too.
-            registers: False if its streams are given by hand, so that its own answers about them do not matter.
-            sizes: The block sizes that events were found to have, shared by the followers of all engines.
+            pace: Returns the seconds between two requests to the engine.
+            watcher: Observer that is notified of the engine, too.
+            registers: False if the engine's streams are given by hand, so that its own answers about them are ignored.
+            sizes: Block sizes found in events, shared by the followers of all engines.
         """
         super().__init__(native, config, engine.worker, f"engine {engine.shown_url}", engine.shown_url)
         self.registers = registers
@@ -292,7 +292,8 @@ class EngineFollower(Follower):
 
     async def look(self) -> EngineDescription | None:
         size = await self._size_of_events()
-        # After a failure, a restart or other events all is asked anew: the engine may be another one.
+        # After a failure, a restart or other events the whole description is read again: the engine may be another
+        # one.
         is_other = self._has_restarted or size != self._asked_size
         light, self._light = 0 if is_other else self._light, 0
         self._has_restarted, self._asked_size = False, size
@@ -309,21 +310,21 @@ class EngineFollower(Follower):
         return found
 
     def restarted(self) -> None:
-        """Ask the engine for its whole description now, as its events show that it restarted."""
+        """Ask the engine for its whole description now, as its events show a restart."""
         self._has_restarted = True
         self.wake()
 
     async def _size_of_events(self) -> int | None:
-        """The block size of most of its events, if it differs from the registered one and none is configured."""
+        """Block size of most of the engine's events if it differs from the registered one; None otherwise."""
         if self._found is None or self._is_size_set or not self.registers:
             return None
         return await asyncio.to_thread(self.native.other_block_size, self.name)
 
     def _with_size(self, found: EngineDescription | None, size: int | None) -> EngineDescription | None:
-        """The description to register, with the block size of the events, which overrides the announced one."""
+        """Description to register, with the block size of the events instead of the announced one."""
         if self._said is None or self._is_size_set or not self.registers:
             return found
-        # Events of the size that it announces by now say nothing of other engines of its model.
+        # Events with the size that the engine announces say nothing about other engines of its model.
         if self._found is not None and size not in (None, self._found.block_size, self._said.block_size):
             self._note_size(size, self._found, self._said)
         wanted = self._sizes.apply(self._said, self._group)
@@ -416,7 +417,7 @@ class EngineFollower(Follower):
 
 
 def _state(code: str) -> str:
-    """The state of an engine that could not be asked, by the error's code."""
+    """State of an engine that could not be asked, from the error's code."""
     if code in ("timeout", "unreachable"):
         return "unreachable"
     return "no_events" if code == "no_events" else "unusable"

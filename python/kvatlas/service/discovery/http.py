@@ -46,13 +46,13 @@ class Asker:
         self._shown = authorization(key)
 
     def showing(self, key: str | None) -> Asker:
-        """The same client, which shows another key."""
+        """Create a client that shares the connections but sends another key."""
         other = copy.copy(self)
         other.show(key)
         return other
 
     def show(self, key: str | None) -> None:
-        """Show a key from now on, or none."""
+        """Send a key with each request from now on; None for no key."""
         self._shown = authorization(key)
 
     async def __aenter__(self) -> Self:
@@ -158,7 +158,7 @@ def _is_there(method: str, url: str, status: int, absent: tuple[int, ...]) -> bo
 
 
 async def _pieces(answer: httpx.Response, method: str, most: int) -> AsyncIterator[bytes]:
-    """The pieces of a body as they arrive.
+    """Pieces of a body as they arrive.
 
     Raises:
         DiscoveryError: The body exceeds the limit, or is compressed.
@@ -176,7 +176,7 @@ async def _pieces(answer: httpx.Response, method: str, most: int) -> AsyncIterat
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a text; a line that is too long is cut."""
+    """Lines of a text that comes in pieces; a line that is too long is cut."""
     rest = b""
     async for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

@@ -50,7 +50,7 @@ _MOST_TEXT = 64 << 10  # bytes of another text that an engine says
 
 @dataclass(frozen=True)
 class Source:
-    """Source of one rank's events."""
+    """Source of one rank's events: its addresses."""
 
     rank: int
     endpoint: str
@@ -67,12 +67,12 @@ class EngineDescription:
     Attributes:
         engine: "vllm" or "sglang".
         model: The model's name.
-        block_size: Tokens in a block.
-        sources: One for each rank.
+        block_size: Number of tokens in a block.
+        sources: Sources of events, one for each rank.
         aliases: Other names of the model.
-        adapters: Names of its LoRA adapters.
-        rank_header: How requests number its ranks, where these do not begin at 0: "local", counted from 0, or "global",
-            the ranks' own numbers; None if unknown or without effect.
+        adapters: Names of the engine's LoRA adapters.
+        rank_header: How requests must number ranks that do not start at 0: "local", counted from 0, or "global", the
+            ranks' own numbers; None if unknown or without effect.
     """
 
     engine: str
@@ -85,18 +85,18 @@ class EngineDescription:
 
     @property
     def ranks(self) -> list[int]:
-        """The numbers of its ranks, in ascending order."""
+        """Numbers of the engine's ranks, in ascending order."""
         return sorted(source.rank for source in self.sources)
 
     @property
     def has_choice_of_numbers(self) -> bool:
-        """True if its ranks are not numbered from 0, and requests have to name one of them."""
+        """True if the ranks are not numbered from 0, so that requests must name one of them."""
         return len(self.ranks) > 1 and self.ranks != list(range(len(self.ranks)))
 
 
 @dataclass(frozen=True)
 class _Models:
-    """The names in `/v1/models`."""
+    """Names of models and adapters from `/v1/models`."""
 
     served: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
@@ -116,14 +116,14 @@ class _Metrics:
 
 @dataclass(frozen=True)
 class _ServerAnswer:
-    """Answer of an engine that determines its description: while it stays equal, nothing has changed."""
+    """Part of an engine's answers that determines its description: while it stays equal, nothing has changed."""
 
     engine: str
     content: dict[str, Any]
 
 
 class Prober:
-    """Asks one engine for its description."""
+    """Prober of one engine, which asks it for its description."""
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class Prober:
         *,
         names_ranks: bool = False,
     ) -> None:
-        """Make a prober. Nothing is asked yet.
+        """Create a prober, without asking the engine yet.
 
         Args:
             asker: Sends the requests.
             engine: The engine to ask.
             config: The configuration.
-            allowed: Raises `KvatlasError` if an endpoint named by the engine at a host may not be connected to.
+            allowed: Raises `KvatlasError` if an endpoint that the engine names must not be connected to.
             names_ranks: Whether requests will name ranks, whose numbering must then be found out.
         """
         self._names_ranks = names_ranks
@@ -164,10 +164,10 @@ class Prober:
         return self._said is None or await self._ask() != self._said
 
     async def whole(self) -> EngineDescription:
-        """Ask the engine for all of its description.
+        """Ask the engine for its whole description.
 
         Raises:
-            DiscoveryError: It cannot be registered as it is.
+            DiscoveryError: The engine cannot be registered as it is.
         """
         self._said = None
         said = await self._ask()
@@ -183,13 +183,13 @@ class Prober:
         return found
 
     async def _header_of(self, found: EngineDescription) -> str | None:
-        """Find out how requests number these ranks.
+        """Find out how requests must number these ranks.
 
-        Frontends of vLLM differ, and none reports its numbering, so a shortest possible request tries it.
+        Frontends of vLLM differ, and none reports its numbering, so a request with one token tries it.
         """
         if self._rank_header is None or self._rank_header[0] != found.ranks:
             self._rank_header = None
-            # Counted from 0, no rank has the highest number.
+            # If counted from 0, the highest rank number does not exist.
             status, words = await self._try_rank(found, found.ranks[-1])
             header = "global" if status < 300 else "local"
             if header == "local" and "out of range" not in words:
@@ -259,7 +259,7 @@ class Prober:
         return EngineDescription("vllm", model, block_size, sources, *self._names(model))
 
     def _names(self, model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The aliases and adapters: the engine's and the configured ones."""
+        """Aliases and adapters: those that the engine reports, and the configured ones."""
         aliases = (*self._models.served, *(self._engine.aliases or ()))
         adapters = (*self._models.adapters, *(self._engine.adapters or ()))
         return _others(aliases, model), _others(adapters, model)
@@ -280,7 +280,7 @@ class Prober:
         return Source(int(name), endpoint, replay or None, _text(config.get("topic")), self._counts_copies(config))
 
     async def _live(self, said: str, what: str) -> str:
-        """The endpoint to register for an endpoint at which an engine publishes."""
+        """Endpoint to register for an address at which the engine publishes."""
         port = bound_port(said, self.host, self._config.streams.bind)
         if port is not None:
             return f"bind://{port}"
@@ -294,13 +294,13 @@ class Prober:
         return endpoint
 
     def _counts_copies(self, events: dict[str, Any]) -> bool:
-        """True if a block announced again is another copy, unless the engine reports that it announces hits, too."""
+        """True if a block announced again is another copy; false if the engine reports that it announces hits, too."""
         if self._engine.count_copies is not None:
             return self._engine.count_copies
         return events.get("kv_cache_report_mode") != "full"
 
     async def _ask_models(self) -> _Models:
-        """Ask for the names of the model (at least one) and of its adapters."""
+        """Ask for the names of the model (at least one) and of the engine's adapters."""
         models = await self._asker.get_json(f"{self._engine.url}/v1/models", most=LIST)
         cards = models.get("data") if isinstance(models, dict) else None
         served: list[str] = []
@@ -327,12 +327,12 @@ class Prober:
         self._left_out = models
 
     async def _try_models(self) -> None:
-        """Ask for the names if the model's name is known otherwise. Without an answer, names stay as they were."""
+        """Ask for the names if the model's name is known otherwise. Without an answer, the names stay as they are."""
         with contextlib.suppress(DiscoveryError):
             await self._ask_models()
 
     async def _vllm_metrics(self) -> _Metrics:
-        """Ask for the sizes of blocks and of chunks by data-parallel rank."""
+        """Block sizes and chunk lengths by data-parallel rank, from the engine's metrics."""
         lines = await self._asker.lines(f"{self._engine.url}/metrics", *_INFO_NAMES, absent=(404, 405))
         found = _Metrics()
         for match in filter(None, map(_INFO.match, lines[: 2 * (_MOST_RANKS + 1)])):
@@ -345,7 +345,7 @@ class Prober:
         return found
 
     async def _old_vllm(self) -> str:
-        """Check that an engine answers. Returns the name of its model."""
+        """Check that an engine answers. Returns its model's name."""
         try:
             return (await self._ask_models()).served[0]
         except DiscoveryError as problem:
@@ -354,7 +354,7 @@ class Prober:
             raise DiscoveryError(_NO_ENGINE, "bad_answer") from problem
 
     async def _vllm_version(self) -> str:
-        """Ask for the version, such as `0.22.1`; empty if the engine does not report it."""
+        """Version of vLLM, such as `0.22.1`; empty if the engine does not report it."""
         with contextlib.suppress(DiscoveryError):
             answer = await self._asker.get_json(f"{self._engine.url}/version", absent=(404, 405))
             if isinstance(answer, dict) and isinstance(answer.get("version"), str):
@@ -419,7 +419,7 @@ class Prober:
         return EngineDescription("sglang", model, block_size, tuple(sources), *self._names(model))
 
     def _sglang_config(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The event sources from the engine's command-line flag, for versions without `kv_events` in their answers."""
+        """Event sources from the engine's command-line flag, for versions without `kv_events` in their answers."""
         config = info["kv_events_config"]
         if not isinstance(config, str) or not config:
             raise DiscoveryError(_NO_EVENTS, "no_events")
@@ -442,7 +442,7 @@ class Prober:
 
 
 def _ports_wanted(version: str, command: str) -> str:
-    """Advice, for this command, about an engine that does not report its event sockets."""
+    """Advice for an engine that does not report its event sockets, for this command."""
     engine = f"vLLM {version}" if version else "this engine"
     config = {
         "enable_kv_cache_events": True,
@@ -459,7 +459,7 @@ def _ports_wanted(version: str, command: str) -> str:
 
 
 def _publishers(publishers: object) -> dict[int, str]:
-    """The addresses of single ranks on several hosts."""
+    """Addresses of single ranks on several hosts, by rank."""
     each = publishers if isinstance(publishers, list) else []
     return {
         item["dp_rank"]: item["endpoint"]
@@ -485,7 +485,7 @@ def _one_block_size(sizes: dict[str, int | None]) -> int:
 
 
 def _others(names: tuple[str, ...], model: str) -> tuple[str, ...]:
-    """The distinct names besides the model's own, within the service's limits on number and length."""
+    """Distinct names other than the model's own, within the service's limits on number and length."""
     fit = (name for name in names if name != model and _fits(name))
     return tuple(dict.fromkeys(fit))[:_MOST_NAMES]
 
@@ -495,7 +495,7 @@ def _fits(name: str) -> bool:
 
 
 def _plain(value: object, *names: str) -> dict[str, Any]:
-    """The named fields with plain values; the rest of an answer is dropped."""
+    """Fields of an answer that are kept, if their values are plain."""
     if not isinstance(value, dict):
         return {}
     found = {name: value[name] for name in names if isinstance(value.get(name, ...), str | int | float | bool | None)}
@@ -503,7 +503,7 @@ def _plain(value: object, *names: str) -> dict[str, Any]:
 
 
 def _events(value: object) -> dict[str, Any] | None:
-    """The usable part of SGLang's answer about its events; None if it has none."""
+    """Usable part of SGLang's answer about its events; None if there is none."""
     if not isinstance(value, dict):
         return None
     found = _plain(value, *_OF_EVENTS)

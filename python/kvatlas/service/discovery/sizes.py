@@ -1,4 +1,4 @@
-"""Block sizes of engines' events, where engines announce another size.
+"""Block sizes of engines' events, if they differ from the announced ones.
 
 A hybrid model has several cache groups, and vLLM announces the smallest of their block sizes. All engines of a model
 share an index with one block size, so the size of one engine's events applies to all engines without events so far.
@@ -31,6 +31,6 @@ class EmittedSizes:
         self._sizes = {place: known for place, known in self._sizes.items() if known[1] != worker}
 
     def apply(self, found: EngineDescription, routing_group: str) -> EngineDescription:
-        """The engine's description, with the block size of its model's events if known."""
+        """Description of the engine with the block size of its model's events; unchanged if that is unknown."""
         known = self._sizes.get((found.model, routing_group))
         return found if known is None else replace(found, block_size=known[0])

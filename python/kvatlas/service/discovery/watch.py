@@ -1,4 +1,4 @@
-"""Discovery of engines and streams from all sources: each entry that one of them lists gets a follower."""
+"""Discovery of engines and streams from all sources: each listed entry gets a follower."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _RESTARTS = 1.0  # seconds between questions for restarted streams
 
 
 class Overlay(Protocol):
-    """Changes of what the sources list: engines added, removed and drained over HTTP."""
+    """Changes of the listed members: engines added, removed and drained over HTTP."""
 
     def apply(self, listed: Mapping[Name, Member], /) -> dict[Name, Member]:
-        """The members to follow, by name, for those that the sources list."""
+        """Members to follow, by name, for those that the sources list."""
 
 
 class Discovery:
-    """Follows all engines and streams until it is stopped.
+    """Discovery of all engines and streams, which follows them until it is stopped.
 
     Attributes:
-        watcher: Notified of engines; set before `run`.
-        listed: The members that the sources list, each name once, as last looked at.
-        wanted: The members that are followed: these with the overlay's changes.
-        has_begun: Set once the first of them are followed.
+        watcher: Observer that is notified of engines; set before `run`.
+        listed: The members that the sources list, by name, as last read.
+        wanted: The members that are followed: the listed ones with the overlay's changes.
+        has_begun: Set once the first members are followed.
     """
 
     def __init__(self, config: Config, overlay: Overlay | None = None) -> None:
-        """Make a discovery. Nothing is asked yet.
+        """Create a discovery, without asking any engine or source yet.
 
         Args:
             config: The configuration, with the sources of engines.
-            overlay: Changes of what these list.
+            overlay: Changes of the listed members; None without changes.
 
         Raises:
             ConfigError: The engines' file or key file cannot be read or is wrong, or a source cannot be reached from
@@ -81,21 +81,21 @@ class Discovery:
 
     @property
     def has_any(self) -> bool:
-        """True if there is something to follow, or may be later."""
+        """True if there are members to follow, or may be later."""
         return len(self._sources) > 1 or bool(self.wanted)
 
     @property
     def knows_all_lists(self) -> bool:
-        """True once each source has said what it lists, or will not soon."""
+        """True once each source has reported its list, or is known not to report it soon."""
         return all(source.first.is_set() for source in self._sources)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The engines and streams that are followed, those of the configuration first."""
+        """Engines and streams that are followed, those of the configuration first."""
         return tuple(member.entry for member in self.wanted.values())
 
     async def look(self) -> tuple[Entry, ...]:
-        """List the entries that get requests, once every source has been asked or `discovery.timeout` has passed."""
+        """List the entries that get requests, once every source has answered or `discovery.timeout` has passed."""
         running = [asyncio.create_task(self._run(source)) for source in self._sources]
         try:
             async with asyncio.timeout(self._config.discovery.timeout):
@@ -111,12 +111,12 @@ class Discovery:
         return tuple(member.entry for member in self.wanted.values() if member.why_held is None)
 
     def begin(self, native: Native) -> None:
-        """Tell the native part of all sources, before they have been asked: so that none is missing in its answers."""
+        """Report all sources to the native part before they are asked, so that its answers include all of them."""
         self._native = native
         self._report()
 
     async def run(self) -> None:
-        """Follow the entries until `stop`. To be called after `begin`. Registrations stay."""
+        """Follow the members until `stop`. To be called after `begin`. The registrations stay."""
         native = self._native
         async with Asker(self._config.discovery.request_timeout, self._key) as asker:
             self._asker = asker
@@ -147,7 +147,7 @@ class Discovery:
                 await asyncio.gather(settle, restarts, *running, *tasks, *self._leaving, return_exceptions=True)
 
     def replace_given(self, config: Config) -> None:
-        """Take the engines and streams of another configuration. To be called in the loop of `run`."""
+        """Replace the configured engines and streams by those of `config`. To be called in the loop of `run`."""
         for source in self._sources:
             if isinstance(source, GivenEngines):
                 source.replace(config)
@@ -158,10 +158,10 @@ class Discovery:
         self._changed.set()
 
     async def follow_now(self, name: str) -> None:
-        """Take in a change of the overlay, and wait until an engine that has left by it is unregistered.
+        """Apply a change of the overlay, and wait until an engine that it removes is unregistered.
 
         Raises:
-            ServiceError: It has been stopped (code "closed").
+            ServiceError: The discovery was stopped (code "closed").
         """
         if self._stop.is_set():
             raise ServiceError("the router is closing", "closed")
@@ -188,7 +188,7 @@ class Discovery:
             source.first.set()
 
     async def _settle(self) -> None:
-        """Release readiness once the first engines have been asked, or a time limit has passed."""
+        """Allow readiness once the first engines have answered, or a time limit has passed."""
         away: list[str] = []
         first: list[Follower] = []
         try:
@@ -198,7 +198,7 @@ class Discovery:
                     await source.first.wait()
                 away = []
                 self._follow()
-                # One that is not ready yet may need many minutes until it answers.
+                # Engines that are not ready yet may need many minutes until they answer.
                 first = [it.follower for it in self._followers.values() if it.follower.why_held is None]
                 await asyncio.gather(*(follower.settled.wait() for follower in first))
         except TimeoutError:
@@ -222,7 +222,7 @@ class Discovery:
                     its.follower.restarted()
 
     def _report(self) -> None:
-        """Tell the native part what is known of each source."""
+        """Report the state of each source to the native part, if it has changed."""
         for source in self._sources:
             report = source.report()
             if report is not None and report != self._reported.get(source.shown):
@@ -230,7 +230,7 @@ class Discovery:
                 self._native.report_source(json.dumps(report))
 
     def _follow(self) -> None:
-        """Start and stop followers to match the lists."""
+        """Start and stop followers so that they match the wanted members."""
         wanted = self.wanted = self._look()
         by_hand: dict[str, set[int]] = {}
         for member in wanted.values():
@@ -252,12 +252,12 @@ class Discovery:
                 self._update(self._followers[name], member, by_hand.get(name[0], set()))
 
     def _look(self) -> dict[Name, Member]:
-        """Look at the lists of all sources: each name once, with the overlay's changes."""
+        """Read the lists of all sources. Returns the members to follow, by name, with the overlay's changes."""
         self.listed = self._listed_once()
         return dict(self.listed) if self._overlay is None else self._overlay.apply(self.listed)
 
     def _listed_once(self) -> dict[Name, Member]:
-        """The members of all sources, each name once."""
+        """Members of all sources, by name; a name listed twice counts for the first source."""
         wanted: dict[Name, Member] = {}
         names: dict[str, type[Entry]] = {}
         refused: set[tuple[str, Name]] = set()
@@ -311,14 +311,14 @@ class Discovery:
         await follower.run()
 
     def _tell(self, member: Member, by_hand: Collection[int], follower: Follower) -> None:
-        """Tell the watcher of an engine that is new to the list."""
+        """Notify the watcher of an engine that is new to the list."""
         if self.watcher is not None and isinstance(member.entry, Engine):
             if follower.why_held is not None:
                 self.watcher.held(member.entry, True)
             self.watcher.listed(member.entry, by_hand, bool(member.drained))
 
     def _update(self, followed: _Membership, member: Member, by_hand: Collection[int]) -> None:
-        """Take in what has changed of an entry that stays."""
+        """Apply changes of a member that stays followed."""
         before, followed.member = followed.member, member
         followed.follower.hold(member.why_held)
         is_held = member.why_held is not None
@@ -333,7 +333,7 @@ class Discovery:
             followed.follower.wake()
 
     def pace(self, engines: int | None = None) -> float:
-        """The seconds between two looks at an engine, longer in large fleets to limit the load."""
+        """Seconds between two requests to an engine: more in large fleets, to limit the load."""
         return max(self._config.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
 
     def _drop(self, names: Iterable[Name], wanted: Mapping[Name, Member]) -> None:
@@ -352,7 +352,7 @@ class _Membership:
         self.member, self.follower, self.task = member, follower, task
 
     def is_same(self, other: Member | None) -> bool:
-        """True if the member is the same engine in the same life, and followed in the same way."""
+        """True if `other` is the same engine in the same life, and followed in the same way."""
         return other is not None and (_followed(other), other.life) == (_followed(self.member), self.member.life)
 
 
@@ -397,7 +397,7 @@ async def _leave(follower: Follower, task: asyncio.Task[None], comes_back: bool)
 
 
 def _without_drain(member: Member) -> Member:
-    """The member with `drain` of its entry as what an operator wants, so that it is no other entry by it."""
+    """Member with `drain` moved from its entry to `drained`, so that draining does not make it another entry."""
     entry = member.entry
     if not isinstance(entry, Engine) or entry.drain is None:
         return member
@@ -405,7 +405,7 @@ def _without_drain(member: Member) -> Member:
 
 
 def _followed(member: Member) -> Entry:
-    """The entry as far as its events depend on it."""
+    """Part of the entry that its events depend on."""
     return member.entry.as_followed() if isinstance(member.entry, Engine) else member.entry
 
 

@@ -6,17 +6,17 @@ _EVERY = ("*", "0.0.0.0")  # noqa: S104  # bound only if told so
 
 
 def bindable(host: str) -> str:
-    """The address to bind for HTTP."""
+    """Address to bind an HTTP server to for a configured host."""
     return {"*": "0.0.0.0", "localhost": "127.0.0.1"}.get(host, host)  # noqa: S104  # only if told so
 
 
 def reachable(host: str) -> str:
-    """The host as part of a URL for clients on this machine."""
+    """Host in a URL for clients on this machine."""
     if host in (*_EVERY, "localhost"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
 def zmq_endpoint(host: str, port: int) -> str:
-    """The endpoint to bind for ZMQ."""
+    """Endpoint to bind a ZMQ socket to."""
     return f"tcp://*:{port}" if host in _EVERY else f"tcp://{reachable(host)}:{port}"

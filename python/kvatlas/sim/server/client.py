@@ -15,7 +15,7 @@ _TIMEOUT = 60.0
 
 
 class ControlClient:
-    """Client of an engine over HTTP, for use from several threads."""
+    """Blocking HTTP client of one simulated engine, for use from several threads."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -30,7 +30,7 @@ class ControlClient:
         *,
         ok: Sequence[int] = (200,),
     ) -> dict[str, Any]:
-        """Send one request.
+        """Send one request, and return the JSON object of the answer.
 
         Raises:
             SimulatedEngineError: The engine does not answer ("unreachable", "timeout"), or the answer's status is not
@@ -51,7 +51,7 @@ class ControlClient:
         return found
 
     def close(self) -> None:
-        """Close the connection for good."""
+        """Close the connections to the engine for good."""
         self._http.close()
 
 

@@ -6,9 +6,9 @@ import time
 
 
 class Clock:
-    """Clock of virtual seconds that pass `speed` times as fast as real ones, and stand still while stopped.
+    """Clock of virtual seconds, which pass `speed` times as fast as real ones while the clock runs.
 
-    Real time is `time.monotonic`, as in event loops.
+    Real times are in seconds of `time.monotonic`, as in event loops.
     """
 
     def __init__(self, speed: float) -> None:
@@ -18,13 +18,13 @@ class Clock:
         self.stopped = False
 
     def now(self) -> float:
-        """The virtual time."""
+        """Virtual time, in seconds."""
         if self.stopped:
             return self._virtual
         return self._virtual + (time.monotonic() - self._real) * self.speed
 
     def real(self, virtual: float) -> float:
-        """The real time of the virtual time `virtual`, unless the clock is stopped in between."""
+        """Real time at which the clock will show the virtual time `virtual`, unless stopped before."""
         return self._real + (virtual - self._virtual) / self.speed
 
     def stop(self) -> None:

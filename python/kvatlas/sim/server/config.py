@@ -126,18 +126,18 @@ class ServerConfig:
 
     @property
     def wire(self) -> Dialect:
-        """The encoding of the events."""
+        """Encoding of the engine's events: the dialect, and whether events are arrays."""
         if self.dialect == "vllm":
             return "vllm-arrays" if self.arrays else "vllm"
         return "sglang-arrays" if self.arrays else "sglang"
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a prompt with its answer: the configured limit, or the size of the cache."""
+        """Maximum tokens of a prompt with its answer: the configured limit, or else the size of the cache."""
         return min(self.max_model_len, self.engine.cache_tokens)
 
     def names(self) -> Names:
-        """The engine's names for blocks."""
+        """Make the function object that computes block hashes as this engine does."""
         if self.dialect == "vllm":
             return VllmNames(self.hash_seed, as_bytes=self.hash_bytes, algorithm=self.hash_algorithm)
         return SglangNames(self.hash_seed)

@@ -28,7 +28,7 @@ _PATIENCE = 15.0  # seconds that a restart waits for its own ports
 
 
 class ServedEngine:
-    """Simulated engine over real sockets, in a running event loop."""
+    """Simulated engine with real event sockets but without HTTP, in a running event loop."""
 
     def __init__(
         self, config: ServerConfig | None = None, *, context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -62,7 +62,7 @@ class ServedEngine:
         self._open_ranks()
 
     async def close(self) -> None:
-        """Stop: requests under way fail, sockets close."""
+        """Stop the engine: pending requests fail, and all sockets are closed."""
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.wait([self._restarting])
@@ -78,21 +78,21 @@ class ServedEngine:
             self._context.term()
 
     async def _disconnect(self) -> None:
-        """Close a subclass's servers. The requests under way have failed by now."""
+        """Close the servers that a subclass has added. All requests have failed by then."""
 
     # Where it is
 
     @property
     def url(self) -> str:
-        """The address of the engine's HTTP."""
+        """Address of the engine's HTTP server."""
         return f"http://{reachable(self.config.host)}:{self.http_port}"
 
     def endpoint(self, rank: int = 0) -> str:
-        """The endpoint of a rank's live stream."""
+        """Endpoint of a rank's live stream."""
         return f"tcp://{reachable(self.config.host)}:{self.events_port + self._rank(rank).number}"
 
     def replay_endpoint(self, rank: int = 0) -> str | None:
-        """The endpoint at which a rank answers replays; None if it has none."""
+        """Endpoint at which a rank answers replays; None without replays."""
         if self.replay_port is None:
             return None
         return f"tcp://{reachable(self.config.host)}:{self.replay_port + self._rank(rank).number}"
@@ -112,10 +112,11 @@ class ServedEngine:
         order: TransferOrder | None = None,
         pull: AnsweredPull | None = None,
     ) -> tuple[Rank, ServedRequest]:
-        """Queue a request at a rank, or at the least loaded one. Raises `RequestRefusedError` if it can never run.
+        """Queue a request at rank `rank`; None: at the least loaded rank. Returns the rank and the request.
 
-        `received`: whether another engine has computed the prompt, whose blocks are here. `order`: its sender's order
-        about loads; `pull`: the answer of the rank's `ask_peer`.
+        Raises `RequestRefusedError` if the request can never run. `received`: whether the prompt's blocks, computed by
+        another engine, have been fetched. `order`: the sender's order about loads. `pull`: answer of the rank's
+        `ask_peer`.
         """
         if not prompt or output < 1:
             raise RequestRefusedError("a request needs at least one prompt token and one token to generate")
@@ -134,7 +135,7 @@ class ServedEngine:
         return chosen, request
 
     def choose_rank(self, rank: int | None) -> Rank:
-        """The rank of a number, or the least loaded one. Raises `InvalidArgumentError` if there is no such rank."""
+        """Rank of number `rank`; None: the least loaded one. Raises `InvalidArgumentError` for an unknown rank."""
         return self._rank(rank) if rank is not None else self._idlest()
 
     async def complete(
@@ -146,7 +147,7 @@ class ServedEngine:
         salt: str | None = None,
         rank: int | None = None,
     ) -> ServedRequest:
-        """Send a request and wait for its end. Raises `RequestFailedError` if the engine ended first."""
+        """Send a request and wait for its end. Raises `RequestFailedError` if the engine stops or restarts before."""
         chosen, request = self.submit(prompt, output, lora=lora, salt=salt, rank=rank)
         await chosen.finish(request)
         return request
@@ -154,7 +155,7 @@ class ServedEngine:
     # The truth
 
     def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
-        """The blocks of a prompt that a rank holds, which it has published if it is quiet."""
+        """Blocks of a prompt that a rank holds. If the rank is quiet, all of them have been published."""
         chosen = self._rank(rank)
         held, usable = chosen.depths(tokens, lora, salt)
         host, loadable = chosen.offloaded(tokens, lora, salt)
@@ -162,7 +163,7 @@ class ServedEngine:
         return Truth(held, usable, self.epoch, chosen.last_seq, quiet, host, loadable)
 
     def state(self) -> list[RankState]:
-        """The state of each rank."""
+        """State of each rank."""
         return [
             RankState(
                 rank=rank.number,
@@ -181,21 +182,27 @@ class ServedEngine:
     # What goes wrong
 
     def set_faults(self, faults: Faults) -> None:
-        """Set the faults from now on."""
+        """Replace the faults, with effect from now on."""
         self.faults = faults
         if not (self.down or self.clock.stopped):
             for rank in self.ranks:
                 rank.watch()
 
     def reset(self, *, with_next: bool = False, with_host: bool = False) -> bool:
-        """Clear the cache of every rank, and host memory `with_host`. Refused (False) while a request uses any."""
+        """Clear the cache of every rank. Returns False, and does nothing, while requests use a cache.
+
+        `with_next`: announce the reset only together with the next events. `with_host`: clear host memory too.
+        """
         if any(rank.core.running or rank.core.loading for rank in self.ranks):
             return False
         done = [rank.reset(with_next=with_next, with_host=with_host) for rank in self.ranks]
         return all(done)
 
     def pause(self, seconds: float | None = None) -> None:
-        """Hang with all sockets open, without publishing or answering, for `seconds` or until `resume`."""
+        """Pause the engine, which keeps its sockets open but neither publishes nor answers.
+
+        `seconds`: length of the pause; None: until `resume`.
+        """
         if self.down:
             return
         if not self.clock.stopped:
@@ -222,7 +229,10 @@ class ServedEngine:
                 rank.resume()
 
     def begin_restart(self, down: float = 0.0) -> asyncio.Task[None]:
-        """Begin to restart. Returns the running restart if there is one, which is done when the engine is up again."""
+        """Start a restart, or return the one in progress; the task ends when the engine is up again.
+
+        `down`: seconds for which the engine is down.
+        """
         if self._restarting is None or self._restarting.done():
             self.counts["restarts"] += 1
             self.down = True
@@ -241,7 +251,7 @@ class ServedEngine:
                 self._bind_ranks()
                 break
             except zmq.ZMQError as error:
-                # The old listener closes in the background.
+                # The old sockets are closed in the background.
                 if asyncio.get_running_loop().time() > patience:
                     raise SimulatedEngineError(
                         f"{self.config.name} cannot restart: {error.strerror}", "down"
@@ -272,7 +282,7 @@ class ServedEngine:
                 return
 
     def free_port(self, count: int = 1) -> int:
-        """The first of `count` neighbouring free ports. Raises `SimulatedEngineError` if the host cannot be bound."""
+        """First of `count` neighbouring free ports. Raises `SimulatedEngineError` if the host cannot be bound."""
         host = bindable(self.config.host)
         try:
             return free_block(host, count)

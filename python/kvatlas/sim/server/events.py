@@ -13,14 +13,14 @@ from typing import Literal
 
 Engine = Literal["vllm", "sglang"]
 Medium = Literal["GPU", "CPU", "STORAGE", "CPU_PINNED"]
-"""Names of tiers in events: the device's memory, the host's (in SGLang's events the last one) and a shared folder."""
+"""Name of a tier in events: device memory, host memory ("CPU_PINNED" in SGLang's events) or a shared folder."""
 
 Dialect = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
 
 
 @dataclass(slots=True)
 class Stored:
-    """Event: blocks were stored, with their names as sent, the name before them, and their tokens."""
+    """Event: blocks were stored. `names` and `parent` (the name of the block before) are in the form of the engine."""
 
     names: list[int | bytes]
     parent: int | bytes | None
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Placeholder:
-    """Event: chunks were stored, with the names of their last blocks only, as vLLM announces by default."""
+    """Event: chunks were stored. `names` has only the last block of each. vLLM announces offloading so by default."""
 
     names: list[int | bytes]
     medium: Medium
@@ -42,7 +42,7 @@ class Placeholder:
 
 @dataclass(slots=True)
 class Removed:
-    """Event: blocks were evicted, one copy each."""
+    """Event: one copy of each named block was evicted."""
 
     names: list[int | bytes]
     medium: Medium = "GPU"
@@ -58,7 +58,7 @@ Event = Stored | Placeholder | Removed | Cleared
 
 @dataclass(slots=True)
 class Batch:
-    """Events of a step that has not ended, merged as the engine does."""
+    """Events of the current step, with neighbouring events merged as the engine merges them."""
 
     engine: Engine
     events: list[Event] = field(default_factory=list)
@@ -90,13 +90,13 @@ class Batch:
         self.events.append(event)
 
     def remove_chunk(self, names: Sequence[int | bytes], medium: Medium) -> None:
-        """Remove the blocks of a chunk from a tier behind the device."""
+        """Add the removal of a chunk's blocks from a tier behind the device."""
         self.events.append(Removed(list(names), medium))
 
     def clear(self) -> None:
         self.events.append(Cleared())
 
     def take(self) -> list[Event]:
-        """Take the events so far."""
+        """Return the events so far, and start the next batch."""
         events, self.events = self.events, []
         return events

@@ -115,7 +115,7 @@ Send = Callable[[int, bytes], None]
 
 
 class Link:
-    """Link from an engine to its live socket, which drops, doubles, swaps and delays batches."""
+    """Link from an engine to the socket of its live stream, which drops, doubles, swaps and delays batches."""
 
     def __init__(self, send: Send, chance: random.Random, count: Callable[[str], None]) -> None:
         self._send = send
@@ -128,11 +128,11 @@ class Link:
 
     @property
     def pending(self) -> bool:
-        """True if published batches have still to be sent."""
+        """True while published batches remain to be sent."""
         return bool(self._queue) or self._overtaken is not None
 
     def push(self, seq: int, payload: bytes, faults: Faults) -> None:
-        """Send a batch on its way."""
+        """Pass a batch on to the live socket, subject to the faults."""
         chance = self._random.random
         if chance() < faults.drop:
             self._count("dropped")
@@ -158,17 +158,17 @@ class Link:
         self._pump()
 
     def stop(self) -> None:
-        """Hold all batches until `go`."""
+        """Hold all batches until `go` is called."""
         self._stopped = True
         self._cancel()
 
     def go(self) -> None:
-        """Go on after `stop`."""
+        """Send held batches, after `stop`."""
         self._stopped = False
         self._pump()
 
     def discard(self) -> None:
-        """Drop the batches under way."""
+        """Drop the batches that are not sent yet."""
         self._queue.clear()
         self._overtaken = None
         self._cancel()

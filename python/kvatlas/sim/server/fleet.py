@@ -211,7 +211,7 @@ class EngineHandle:
 
 @dataclass(slots=True)
 class _Process:
-    """Process that runs some of the engines."""
+    """Process that runs some engines of a fleet."""
 
     engines: list[EngineHandle]
     count: int  # of the whole fleet
@@ -229,12 +229,12 @@ class _Process:
         return self.running is not None and self.running.poll() is None
 
     def start(self) -> None:
-        """Start the process, without waiting for it."""
+        """Start the process, without waiting until the engines serve."""
         if self.alive:
             raise SimulatedEngineError("the process is running: kill it first", "running")
         self.finish()
         command = [sys.executable, "-m", "kvatlas.sim.server.process"]
-        # Ctrl-C in a terminal reaches all processes: this one inherits that it is blocked, and its parent stops it.
+        # Ctrl-C in a terminal reaches all processes, so SIGINT is blocked for the new one: its parent stops it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.running = subprocess.Popen(  # noqa: S603  # this very interpreter
@@ -252,7 +252,7 @@ class _Process:
             self.running.stdin.flush()
 
     def wait_ready(self) -> None:
-        """Wait until its engines serve. Raises `SimulatedEngineError` if they cannot."""
+        """Wait until the process's engines serve. Raises `SimulatedEngineError` if they cannot."""
         running = self.running
         if running is None or running.stdout is None:
             raise SimulatedEngineError("the process was never started", "not_started")
@@ -286,7 +286,7 @@ class _Process:
             self.running.terminate()
 
     def finish(self, timeout: float = _STOP) -> None:
-        """Wait until the process has ended, and kill it if it does not."""
+        """Wait until the process has ended, and kill it after `timeout` seconds."""
         for engine in self.engines:
             engine.close()
         running = self.running

@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 class ChunkFolder:
-    """Chunks that are files of a folder."""
+    """Chunks in a folder: each is an empty file, named after the chunk's last block."""
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder, and create it if there is none. Raises `OSError`."""
+        """Use a folder as a pool, and create the folder if it is missing. Raises `OSError`."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
@@ -24,12 +24,12 @@ class ChunkFolder:
         return sum(1 for _ in self._folder.iterdir())
 
     def add(self, blocks: Sequence[int]) -> list[tuple[int, ...]]:
-        """Store a chunk. Returns the evicted chunks: none, as a folder has no limit."""
+        """Store a chunk. Returns the evicted chunks: always none, as a folder has no limit."""
         self._path(blocks[-1]).touch()
         return []
 
     def use(self, names: Sequence[int]) -> None:
-        """Mark chunks as used now."""
+        """Mark chunks as used now, by the times of their files."""
         for name in names:
             if name in self:
                 self._path(name).touch()

@@ -19,14 +19,14 @@ _MOST = 10_000  # prompts kept
 
 @dataclass(slots=True)
 class PrefillWork:
-    """Prompt that is or was computed for another engine."""
+    """Prompt of `tokens` tokens that is or was computed for another engine. `done` is set once computed."""
 
     tokens: int
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Handover:
-    """Computed prompts by the name under which they will be fetched."""
+    """Prompts computed for other engines, by the name under which each will be fetched."""
 
     def __init__(self) -> None:
         self._kept: dict[str, PrefillWork] = {}
@@ -35,7 +35,7 @@ class Handover:
         return len(self._kept)
 
     def begin(self, tokens: int, name: str | None = None) -> str:
-        """Begin to compute a prompt of `tokens` tokens. Returns the name to fetch it by: `name`, or a new one."""
+        """Record a prompt of `tokens` tokens as being computed, and return its name: `name`, or a new random one."""
         name = secrets.token_hex(8) if name is None else name
         while len(self._kept) >= _MOST:
             del self._kept[next(iter(self._kept))]
@@ -43,20 +43,20 @@ class Handover:
         return name
 
     def drop(self, name: str) -> None:
-        """Forget a prompt that will not be fetched."""
+        """Drop a prompt that will not be fetched."""
         self._kept.pop(name, None)
 
     def keep(self, name: str) -> None:
-        """Note that a prompt is computed, and keep it for a while."""
+        """Record that a prompt is computed; it can be fetched within the next `KEPT` seconds."""
         if (kept := self._kept.get(name)) is not None:
             kept.done.set()
             asyncio.get_running_loop().call_later(KEPT, self._expire, name, kept)
 
     async def fetch(self, name: str, patience: float) -> int | None:
-        """Wait for a prompt, and return its number of tokens; None if it does not come in `patience` seconds."""
+        """Wait for a prompt, remove it, and return its number of tokens; None after `patience` seconds without it."""
         deadline = asyncio.get_running_loop().time() + patience
         while (kept := self._kept.get(name)) is None:
-            # With SGLang's way, the other request may still be on its way.
+            # With SGLang, the request that begins the prompt may still be under way.
             if asyncio.get_running_loop().time() > deadline:
                 return None
             await asyncio.sleep(0.005)

@@ -21,27 +21,27 @@ from pickle import dumps
 from typing import Literal, Protocol
 
 HashAlgorithm = Literal["sha256", "sha256_cbor"]
-"""Hash function by which vLLM names blocks: its option --prefix-caching-hash-algo."""
+"""Hash function of vLLM's block hashes: the option --prefix-caching-hash-algo."""
 
 DEFAULT_SEED = "vllm-none-hash"
-"""Default seed of vLLM's root, with which all engines name blocks alike."""
+"""Default seed of the root of vLLM's block hashes; engines with the same seed compute equal hashes."""
 
 _SALT = b"sglang-cache-salt-v1\0"
 _NAMESPACE = b"sglang-kv-event-namespace-v1"
 
 
 class Names(Protocol):
-    """Names of blocks in one engine's way."""
+    """Computation of block hashes as one engine does it."""
 
     def chain(self, tokens: Sequence[int], block_size: int, lora: str | None, salt: str | None) -> list[int]:
-        """The names of all full blocks of `tokens`, in order."""
+        """Compute the names (block hashes) of all full blocks of `tokens`, in order."""
 
     def wire(self, name: int) -> int | bytes:
-        """A name as sent in events."""
+        """Convert a name to the form that events have."""
 
 
 class VllmNames:
-    """vLLM's names: the whole digest as a big-endian integer."""
+    """Computation of block hashes as vLLM does it: a name is the whole digest as a big-endian integer."""
 
     def __init__(
         self, seed: str | None = None, *, as_bytes: bool = False, algorithm: HashAlgorithm = "sha256_cbor"
@@ -83,9 +83,9 @@ class VllmNames:
 
 
 class SglangNames:
-    """SGLang's names: the signed integer that is sent.
+    """Computation of block hashes as SGLang does it: a name is the signed integer in its events.
 
-    SGLang has no seed; `seed` still makes an engine's names its own, as another namespace would.
+    SGLang has no seed. Here `seed` makes an engine's block hashes differ from others, as another namespace would.
     """
 
     def __init__(self, seed: str | None = None) -> None:
@@ -113,17 +113,17 @@ class SglangNames:
 
 
 def lora_path(lora: str) -> str:
-    """An adapter's path on the engine's disk, which vLLM hashes."""
+    """Path of an adapter on the engine's disk, part of vLLM's block hashes."""
     return f"/adapters/{lora}"
 
 
 def lora_id(lora: str) -> str:
-    """An adapter's internal id in SGLang, which SGLang hashes; real ones are random."""
+    """Internal id of an adapter in SGLang, part of its block hashes. Real ids are random."""
     return sha256(lora.encode()).hexdigest()[:32]
 
 
 def _cbor_head(major: int, value: int) -> bytes:
-    """A CBOR head: the major type (its high bits) and a length or number in the fewest bytes."""
+    """Head of a CBOR item: the major type (high bits) and a length or number, in the fewest bytes."""
     if value < 24:
         return bytes((major | value,))
     for more, size in enumerate((1, 2, 4, 8)):
@@ -133,7 +133,7 @@ def _cbor_head(major: int, value: int) -> bytes:
 
 
 class _Numbers(dict[int, bytes]):
-    """Cache of unsigned integers in CBOR, because tokens repeat."""
+    """Cache of unsigned integers in CBOR, as token ids repeat."""
 
     def __missing__(self, value: int) -> bytes:
         made = _cbor_head(0x00, value)

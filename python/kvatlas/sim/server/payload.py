@@ -28,7 +28,7 @@ class _Map(msgspec.Struct, omit_defaults=True, tag_field="type", gc=False):
 
 
 class _VllmStored(_Map, tag="BlockStored"):
-    """Stored event with every field that the engine declares: their number decides the width of the map's header."""
+    """Stored event of vLLM, with all declared fields, as their number decides the width of the map's header."""
 
     block_hashes: list[Name]
     parent_block_hash: Name | None
@@ -138,7 +138,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def rows(events: Sequence[Event], *, block_size: int, dialect: Dialect) -> list[object]:
-    """The events as rows in `dialect`."""
+    """Convert events to rows of a batch, in the encoding `dialect`."""
     form = _FORMS[dialect]
     return [form(event, block_size) for event in events]
 
@@ -149,9 +149,9 @@ def encode(rows: Sequence[object], *, timestamp: float, rank: int) -> bytes:
 
 
 def extra_keys(event: Stored) -> Keys | None:
-    """The extra keys of vLLM, one entry a block: the adapter on every block, the salt on a chain's first only.
+    """Extra keys in vLLM's stored event, one entry a block: the adapter for all, the salt for a chain's first block.
 
-    Its offloading leaves them out.
+    None for offloaded blocks, for which vLLM leaves the keys out.
     """
     if event.medium != "GPU":
         return None
@@ -166,12 +166,11 @@ def _number(lora: str | None) -> int | None:
     return int(lora_id(lora)[:6], 16) if lora else None
 
 
-# What no reader can use. Each is in the stream in addition to what the engine did, so a reader that skips it and
-# counts it has lost nothing.
+# Faults of events, published in addition to the engine's own events: a reader that skips and counts them loses nothing.
 
 
 def undecodable(random: random.Random, dialect: Dialect) -> object:
-    """An invalid event: wrong types where a reader relies on them."""
+    """Generate an invalid event, with wrong types or missing fields."""
     wrong: list[dict[str, Any]] = [
         {"type": "BlockStored", "block_hashes": "all of them", "parent_block_hash": None, "token_ids": [1]},
         {"type": "BlockStored", "parent_block_hash": None, "token_ids": [1], "block_size": 1},
@@ -186,13 +185,13 @@ def undecodable(random: random.Random, dialect: Dialect) -> object:
 
 
 def unknown(random: random.Random, dialect: Dialect) -> object:
-    """An event of an unknown type."""
+    """Generate an event of an unknown type."""
     name, hashes = f"Block{random.choice(('Pinned', 'Moved', 'Touched'))}", [random.getrandbits(63)]
     return [name, hashes] if dialect.endswith("arrays") else {"type": name, "block_hashes": hashes}
 
 
 def garbage(random: random.Random) -> bytes:
-    """A payload that is not a batch."""
+    """Generate a payload that is not a valid batch."""
     whole = encode([_VllmRemoved([1, 2], _MEDIUM, 0)], timestamp=1.0, rank=0)
     chosen = random.randrange(4)
     if chosen == 0:
@@ -205,12 +204,12 @@ def garbage(random: random.Random) -> bytes:
 
 
 def truncated(data: bytes, random: random.Random) -> bytes:
-    """The beginning of a payload."""
+    """Cut a payload after a random number of bytes."""
     return data[: random.randrange(len(data))] if data else data
 
 
 def stray(random: random.Random, dialect: Dialect, block_size: int) -> bytes:
-    """A batch about a block that this engine does not hold."""
+    """Generate a batch that stores a block which the engine does not hold."""
     tokens = [random.randrange(1 << 20, 1 << 21) for _ in range(block_size)]
     event = Stored([random.getrandbits(62)], None, tokens, None, None)
     return encode(rows([event], block_size=block_size, dialect=dialect), timestamp=time.time(), rank=0)

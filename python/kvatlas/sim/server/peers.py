@@ -23,33 +23,34 @@ _MOST = 64 << 20  # bytes of a question, enough for the names of millions of blo
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPull:
-    """Pull whose source has answered already."""
+    """Answer of a peer, received before the request is queued, in the form of a source that answers at once."""
 
     held: Container[int]
     seconds: float
 
     def answer(self, consumer: object, now: float) -> PullAnswer:
-        """See `PullSource`."""
+        """Answer with the chunks that the peer holds, without delay (see `PullSource`)."""
         return PullAnswer(self.held, 0.0)
 
     def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
-        """See `PullSource`."""
+        """Time at which pulled blocks arrive: `now` and the seconds that the peer has given (see `PullSource`)."""
         return now + self.seconds
 
 
 class PullClient:
-    """Consumer's side of pulls of one rank."""
+    """Client by which one rank, the consumer, asks its peers for blocks to pull."""
 
     def __init__(self, name: str, offload: Offload, speed: float) -> None:
-        """Create it. `speed`: seconds of the engine's time in one real second."""
+        """Create a client. `name`: name of the consumer. `speed`: virtual seconds in one real second."""
         self._name, self._offload, self._speed = name, offload, speed
         self._spoken: set[tuple[str, int]] = set()
         self._is_broken = False
 
     async def ask(self, source: RemoteSource, chunks: Sequence[int], own: int) -> AnsweredPull | None:
-        """Ask what a source has of a prompt. Returns None without an answer, after the time that the engine would take.
+        """Ask a peer which leading chunks of a prompt can be pulled.
 
-        `chunks`: names of the prompt's chunks; `own`: how many of them the consumer has itself.
+        Returns None if the peer does not answer, after the time that an engine would wait. `chunks`: names of the
+        prompt's chunks. `own`: how many leading chunks the consumer itself has.
         """
         self._offload.counters.pulls += 1
         limit = HANDSHAKE
@@ -90,24 +91,26 @@ class PullClient:
 
 
 class PullPort:
-    """Source's side of pulls of one rank: a port at which peers ask."""
+    """Server by which one rank, the source, answers peers that ask for blocks to pull."""
 
     def __init__(
         self, answer: Callable[[str, list[int], int], tuple[int, float]], ready: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Create it. `answer` says how many chunks are held, and the seconds to send those that the consumer lacks.
+        """Create a server. `answer` returns the number of leading chunks held, and the seconds to send them.
 
-        `ready` is awaited before; if it returns False, the connection is closed.
+        `answer` gets the consumer's name, the names of the prompt's chunks, and how many leading chunks the consumer
+        has; the seconds are for the chunks beyond those. `ready` is awaited before; False closes the connection
+        unanswered.
         """
         self._answer, self._ready = answer, ready
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> None:
-        """Serve. Raises `OSError` if the port is taken."""
+        """Listen on a port. Raises `OSError` if the port is taken."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=_MOST)
 
     async def close(self) -> None:
-        """Stop. Questions that are open are not answered."""
+        """Stop listening. Questions that are open are not answered."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -16,7 +16,7 @@ _EPHEMERAL = 32_768  # where Linux begins, unless told otherwise
 
 
 def free_block(host: str, count: int = 1) -> int:
-    """Find the first of `count` neighbouring free ports. Raises `OSError` if there are none on `host`."""
+    """First of `count` neighbouring free ports of `host`. Raises `OSError` if there are none."""
     end = max(_first_ephemeral() - count, _LOWEST + 1)
     chance = random.SystemRandom()
     for _ in range(1_000):

@@ -27,7 +27,7 @@ _SOCKETS = 2  # of ZMQ, a rank
 
 
 async def serve(plan: dict[str, Any]) -> None:
-    """Run the engines of `plan` until told to stop."""
+    """Run the engines of `plan` until SIGTERM or the end of standard input."""
     configs = {int(number): ServerConfig.from_dict(data) for number, data in plan["engines"].items()}
     _allow_files()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -62,7 +62,7 @@ async def serve(plan: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Read the engines from standard input, and run them."""
+    """Read a plan of engines from standard input, and run the engines. Returns the exit status."""
     line = sys.stdin.readline()
     if not line:
         return 0
@@ -96,7 +96,7 @@ def _ended(stop: asyncio.Event) -> None:
 
 
 def _allow_files() -> None:
-    """Allow as many open files as this process may have: each engine has some sockets, besides those of its readers."""
+    """Raise the limit of open files to the maximum, for the sockets of all engines and readers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -36,7 +36,7 @@ from kvatlas.sim.tiers import SharedPool
 
 
 class Owner(Protocol):
-    """Part of the engine that a rank needs."""
+    """Part of an engine that its ranks use."""
 
     config: ServerConfig
     clock: Clock
@@ -52,7 +52,7 @@ _REMEMBERED = 1_024  # pulls that are kept before those that have ended are drop
 
 @dataclass(slots=True)
 class _Pull:
-    """Request that pulls, or has pulled and is not over."""
+    """Request that pulls blocks from a peer, from the question to the peer until the end of the request."""
 
     prompt: list[int]
     asks: bool = True
@@ -64,7 +64,7 @@ class _Pull:
 
 
 class Rank:
-    """Rank of a served engine."""
+    """Data-parallel rank of a simulated engine."""
 
     def __init__(self, engine: Owner, number: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.number = number
@@ -109,7 +109,7 @@ class Rank:
     # The sockets
 
     def open(self, events_port: int, replay_port: int | None) -> None:
-        """Bind both sockets, as in a new process. Raises `zmq.ZMQError` if an address is taken."""
+        """Bind the live and the replay socket, as in a new process. Raises `zmq.ZMQError` if an address is taken."""
         config = self.config
         self._sockets = EventSockets(
             self._context,
@@ -125,12 +125,12 @@ class Rank:
         self._sockets.open()
         self.watch()
         if config.dialect == "sglang":
-            # Its tree begins by a reset.
+            # SGLang's cache begins with a reset, which is announced.
             self.announcer.batch.clear()
             self._publish(suffer=False)
 
     def close(self) -> None:
-        """Close both sockets; batches under way are lost."""
+        """Close the live and the replay socket; batches under way are lost."""
         self._cancel()
         self._unwatch()
         if self._sockets is not None:
@@ -139,13 +139,13 @@ class Rank:
 
     @property
     def sockets(self) -> EventSockets:
-        """The sockets. Raises `RuntimeError` before they are open."""
+        """Live and replay socket. Raises `RuntimeError` before they are open."""
         if self._sockets is None:
             raise RuntimeError("the engine is not started")
         return self._sockets
 
     def watch(self) -> None:
-        """Answer replays from now on, subject to the faults."""
+        """Start to answer replays, subject to the current faults."""
         sockets = self.sockets
         self._unwatch()
         if self.engine.faults.replay_socket == "closed":
@@ -154,7 +154,7 @@ class Rank:
         try:
             sockets.open_replay()
         except zmq.ZMQError:
-            # One that was closed just now lets go of its port in the background.
+            # The old socket is closed in the background, and still has its port.
             self._reopen = asyncio.get_running_loop().call_later(0.01, self.watch)
             return
         if sockets.router is None or self.clock.stopped:
@@ -175,7 +175,7 @@ class Rank:
             self._watched = None
 
     def _answer(self) -> None:
-        # The descriptor tells of changes only: take all there is, and what came while answering.
+        # As the descriptor is edge-triggered, all requests are read, with those that come meanwhile.
         sockets = self.sockets
         while (request := sockets.request()) is not None:
             start = wanted(request)
@@ -189,7 +189,7 @@ class Rank:
                 sockets.answer(request, sockets.kept(start))
 
     def _slowly(self, request: list[bytes], start: int) -> None:
-        """Answer slowly, one batch after the other, until a new request or new faults come."""
+        """Answer a replay slowly, one batch after the other, until a new replay request or new faults."""
         first = self.sockets.kept(start)[:1]
         self.sockets.answer(request, first, end=not first)
         if self._slow is not None:
@@ -211,10 +211,10 @@ class Rank:
         order: TransferOrder | None = None,
         pull: AnsweredPull | None = None,
     ) -> ServedRequest:
-        """Queue a request, whose output is known from now on; a request that cannot fit is refused.
+        """Queue a request. Its output is decided at once; a request that cannot fit is refused.
 
-        `received`: whether its prompt's blocks come from another engine; without room for them, they are computed.
-        `order`: its sender's order about loads; `pull`: the answer of `ask_peer`.
+        `received`: whether another engine has computed the prompt's blocks; without room for them they are computed
+        again. `order`: the sender's order about loads. `pull`: answer of `ask_peer`.
         """
         size = self.config.engine.block_size
         everything = [*prompt, *tokens.answer((list(prompt[-64:]), len(prompt), lora, seed), output)]
@@ -246,9 +246,10 @@ class Rank:
     async def ask_peer(
         self, source: RemoteSource, prompt: Sequence[int], lora: str | None, salt: str | None
     ) -> AnsweredPull | None:
-        """Ask a peer what it has of a prompt. Returns None if it does not answer, or nothing is to be pulled.
+        """Ask a peer which blocks of a prompt can be pulled; None if none are needed, or the peer does not answer.
 
-        Raises `SimulatedEngineError` if another prompt pulls under the same id: vLLM ends, and this engine restarts.
+        Raises `SimulatedEngineError` if another prompt pulls under the same id: vLLM crashes then, so this engine
+        restarts.
         """
         peers, offload = self._peers, self.core.offload
         if peers is None or offload is None:
@@ -273,7 +274,10 @@ class Rank:
             pulling.asks = False
 
     def answer_peer(self, consumer: str, chunks: list[int], own: int) -> tuple[int, float]:
-        """Answer a peer how many leading chunks are in host memory, and the seconds to send those that it lacks."""
+        """Answer a peer: leading chunks in host memory, and the seconds to send those that the peer lacks.
+
+        `chunks`: names of the prompt's chunks. `own`: how many leading chunks the peer has.
+        """
         offload, now = self.core.offload, self.clock.now()
         if offload is None or offload.host is None:
             return 0, 0.0
@@ -287,7 +291,7 @@ class Rank:
         return held, offload.send(consumer, self.config.tiers.pull, tokens, now) - now
 
     async def output(self, request: ServedRequest) -> AsyncGenerator[list[int]]:
-        """Generated tokens as they come. Raises `RequestFailedError`; aborts the request when closed."""
+        """Generated tokens, as they come. Raises `RequestFailedError`. Closing the generator aborts the request."""
         pause = max(1 / (self.config.engine.decode_rate * self.config.speed), self.config.step)
         sent, prompt = 0, request.prompt_tokens
         try:
@@ -313,7 +317,7 @@ class Rank:
             self.abort(request)
 
     async def finish(self, request: ServedRequest) -> None:
-        """Wait for the end of a request. Raises `RequestFailedError`; aborts the request when cancelled."""
+        """Wait for the end of a request. Raises `RequestFailedError`. Cancelling aborts the request."""
         try:
             while not request.over:
                 request.changed.clear()
@@ -324,7 +328,7 @@ class Rank:
             raise RequestFailedError(request.failed)
 
     def abort(self, request: ServedRequest) -> None:
-        """Abandon a request whose client is gone."""
+        """Abort a request whose client has disconnected."""
         if not request.over:
             self.core.abort(request, self.clock.now())
             self._plan()
@@ -338,13 +342,16 @@ class Rank:
     # The truth
 
     def depths(self, prompt: Sequence[int], lora: str | None, salt: str | None) -> tuple[int, int]:
-        """Leading full blocks held now, and those that a request could use: never the prompt's last token."""
+        """Leading full blocks of a prompt in the cache, and how many of them a request could use.
+
+        A request computes its last prompt token in any case.
+        """
         size = self.config.engine.block_size
         held = self.core.pool.depth(self._names.chain(prompt, size, lora or None, salt or None))
         return held, min(held, max(len(prompt) - 1, 0) // size)
 
     def offloaded(self, prompt: Sequence[int], lora: str | None, salt: str | None) -> tuple[int, int]:
-        """Numbers of leading full blocks: in whole chunks of host memory; and held or loadable, so not computed."""
+        """Numbers of a prompt's leading full blocks: in whole chunks of host memory, and cached or loadable."""
         names = self._names.chain(prompt, self.config.engine.block_size, lora or None, salt or None)
         offload = self.core.offload
         host = [offload.host] if offload is not None and offload.host is not None else []
@@ -352,25 +359,26 @@ class Rank:
 
     @property
     def load(self) -> int:
-        """Numbers of running, of loading and of waiting requests."""
+        """Number of running, loading and waiting requests."""
         return len(self.core.running) + len(self.core.loading) + len(self.core.waiting)
 
     @property
     def quiet(self) -> bool:
-        """True if no request, unpublished event or unsent batch is left."""
+        """True if no request, unpublished event or unsent batch remains."""
         return self.core.told and not (self.load or self.announcer.batch.events or self.link.pending)
 
     @property
     def last_seq(self) -> int | None:
-        """The number of the last batch published."""
+        """Sequence number of the last published batch; None before the first."""
         return self.sockets.next_seq - 1 if self.sockets.next_seq else None
 
     # Steps
 
     def reset(self, *, with_next: bool, with_host: bool = False) -> bool:
-        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only.
+        """Clear the cache. Returns False, and does nothing, while requests use the cache.
 
-        `with_host`: host memory too, which is not announced.
+        `with_next`: announce the reset only together with the next events. `with_host`: clear host memory too, which is
+        not announced.
         """
         if not self.core.reset():
             return False
@@ -382,19 +390,19 @@ class Rank:
         return True
 
     def pause(self) -> None:
-        """Pause until `resume`. The clock is stopped already."""
+        """Stop steps, replays and batches until `resume`. The caller has stopped the clock."""
         self._cancel()
         self._unwatch()
         self.link.stop()
 
     def resume(self) -> None:
-        """Continue after `pause`. The clock runs already."""
+        """Continue steps, replays and batches after `pause`. The caller has started the clock."""
         self.link.go()
         self.watch()
         self._plan()
 
     def end(self, why: str) -> None:
-        """Lose requests, cache and batches under way, like a process that dies."""
+        """Drop requests, cache and batches under way, like a process that dies. `why`: failure of the requests."""
         requests = [*self.core.running, *self.core.loading, *self.core.waiting]
         self.close()
         self._begin()
@@ -410,7 +418,7 @@ class Rank:
         self._plan()
 
     def _plan(self) -> None:
-        """Schedule the next step, if one is due."""
+        """Schedule the next step, if something is due."""
         if self.clock.stopped:
             return
         self._cancel()

@@ -75,7 +75,7 @@ class EngineServer(ServedEngine):
             self._pull_ports.append(port)
 
     async def _answers_peers(self) -> bool:
-        """Wait while the engine hangs. Returns False if it is down, or refuses."""
+        """Wait while the engine is paused. Returns False if it is down, or refuses pulls."""
         await self.going.wait()
         while self.faults.pulls == "silent":
             await asyncio.sleep(0.02)

@@ -20,17 +20,17 @@ END = b"\xff" * 8
 
 @dataclass(frozen=True, slots=True)
 class SocketConfig:
-    """Settings of the sockets.
+    """Settings of a rank's sockets.
 
     Attributes:
-        endpoint: The address of the live stream.
-        replay_endpoint: The address of the replay socket; None for no replays.
+        endpoint: Address of the live stream.
+        replay_endpoint: Address of the replay socket; None: there is no such socket.
         topic: Topic of the live stream.
-        buffer_steps: Batches kept for replays.
-        hwm: Batches that may wait for one reader of the live stream.
+        buffer_steps: Maximum number of batches kept for replays.
+        hwm: Maximum number of batches that wait for one reader of the live stream; more are dropped.
         old_replies: Whether replies have no topic frame.
         connect: Whether the live stream connects to its endpoint, where a reader listens, instead of binding it.
-        sees_readers: Whether the live stream notices new readers. It is an XPUB socket then; engines have PUB.
+        sees_readers: Whether the live stream notices new readers. The socket is an XPUB then; engines have PUB.
     """
 
     endpoint: str
@@ -44,7 +44,10 @@ class SocketConfig:
 
 
 class EventSockets:
-    """PUB and ROUTER sockets, bound while open. Not for several threads, except `kept` and `record` under a lock."""
+    """Sockets of one rank: PUB for live batches, ROUTER for replays. Only `kept` and `record` may run in other threads.
+
+    Calls of these two need a lock.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: SocketConfig) -> None:
         self.config = config
@@ -55,7 +58,7 @@ class EventSockets:
         self.router: zmq.Socket[bytes] | None = None
 
     def open(self) -> None:
-        """Bind the sockets. Raises `zmq.ZMQError`, with none left open, if an address is taken."""
+        """Bind the sockets. Raises `zmq.ZMQError`, and leaves no socket open, if an address is taken."""
         config = self.config
         kind = zmq.XPUB if config.sees_readers else zmq.PUB
         self._pub = self._make(kind, config.endpoint, config.hwm, connect=config.connect)
@@ -68,74 +71,74 @@ class EventSockets:
             raise
 
     def open_replay(self) -> None:
-        """Bind the replay socket, if configured and not bound yet."""
+        """Bind the replay socket, if configured and not yet bound."""
         endpoint = self.config.replay_endpoint
         if endpoint is not None and self.router is None:
-            # A whole replay and its end marker fit, for one slow reader.
+            # Enough for one slow reader's whole replay with its end marker.
             self.router = self._make(zmq.ROUTER, endpoint, 2 * (self.config.buffer_steps + 1))
 
     def close_replay(self) -> None:
-        """Close the replay socket; the live one stays."""
+        """Close the replay socket; the live stream stays open."""
         if self.router is not None:
             self.router.close(linger=0)
             self.router = None
 
     def close(self, linger: int = 0) -> None:
-        """Close both. `linger`: milliseconds to deliver batches under way."""
+        """Close both sockets. `linger`: milliseconds to deliver batches under way."""
         self.close_replay()
         if self._pub is not None:
             self._pub.close(linger=linger)
             self._pub = None
 
     def forget(self, next_seq: int = 0) -> None:
-        """Start over like a new process: no kept batches, numbers from `next_seq` on."""
+        """Drop all kept batches, like a new process. `next_seq`: sequence number of the next batch."""
         self.next_seq = next_seq
         self._buffer.clear()
 
     @property
     def endpoint(self) -> str:
-        """The address to which the live stream is bound."""
+        """Address to which the live stream is bound."""
         return _bound(self._pub)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The address of the bound replay socket; None without one."""
+        """Address to which the replay socket is bound; None without a replay socket."""
         return None if self.router is None else _bound(self.router)
 
     def record(self, payload: bytes) -> int:
-        """Give a payload its number and keep it for replays."""
+        """Keep a payload for replays, and return the sequence number given to it."""
         seq = self.next_seq
         self.next_seq = seq + 1
         self._buffer.append((seq, payload))
         return seq
 
     def send(self, seq: int, payload: bytes) -> None:
-        """Send a batch to the readers connected now."""
+        """Send a batch with sequence number `seq` to the readers connected now."""
         if self._pub is not None:
             self._pub.send_multipart((self.config.topic, seq.to_bytes(8), payload))
 
     def reader_came(self) -> bool:
-        """True if a reader has connected since the last call. Only for sockets with `sees_readers`."""
+        """True if a reader has connected since the last call. Needs `sees_readers`."""
         came = False
         while self._pub is not None and not came and self._pub.poll(0):
             came = self._pub.recv().startswith(b"\x01")
         return came
 
     def kept(self, start: int) -> list[tuple[int, bytes]]:
-        """The kept batches from number `start` on."""
+        """Batches from sequence number `start` on that are still kept for replays, each with its number."""
         if not self._buffer or start >= self.next_seq:
             return []
         return list(islice(self._buffer, max(start - self._buffer[0][0], 0), None))
 
     def descriptor(self, socket: zmq.Socket[bytes]) -> int:
-        """The file descriptor to watch for a socket's events. It is edge-triggered: read until nothing is left."""
+        """File descriptor to watch for a socket's events. As it is edge-triggered, read until nothing is left."""
         descriptor = socket.getsockopt(zmq.FD)
         if not isinstance(descriptor, int):
             raise TypeError(f"ZMQ gave {descriptor!r} for a file descriptor")
         return descriptor
 
     def request(self) -> list[bytes] | None:
-        """The next message at the replay socket; None if there is none."""
+        """Next message at the replay socket, as frames; None if none has arrived."""
         if self.router is None:
             return None
         try:
@@ -144,7 +147,7 @@ class EventSockets:
             return None
 
     def answer(self, request: list[bytes], batches: list[tuple[int, bytes]], *, end: bool = True) -> None:
-        """Send `batches`, and with `end` the end marker, to the sender of `request`."""
+        """Send `batches` to the sender of the replay request `request`, and then an end marker if `end`."""
         router, identity = self.router, request[0]
         if router is None:
             return
@@ -174,7 +177,7 @@ class EventSockets:
 
 
 def wanted(request: list[bytes]) -> int | None:
-    """The first number that a replay request asks for; None if engines would not answer it."""
+    """First sequence number that a replay request asks for; None for a request that engines ignore."""
     return int.from_bytes(request[2]) if len(request) == 3 else None
 
 

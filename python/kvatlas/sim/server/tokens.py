@@ -39,7 +39,7 @@ _MARK = re.compile("(" + "|".join(re.escape(mark) for mark in MARKS) + ")")
 
 
 def encode(text: str) -> list[int]:
-    """The tokens of a text."""
+    """Encode a text as token ids; text of a special token becomes that token."""
     if "<|" not in text:
         return list(text.encode("utf-8", errors="replace"))
     found: list[int] = []
@@ -50,7 +50,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """The text of tokens; marks of turns have none."""
+    """Decode token ids to text, without the special tokens that mark turns."""
     data = bytearray()
     for token in tokens:
         if token < 256:
@@ -61,7 +61,7 @@ def decode(tokens: Iterable[int]) -> str:
 
 
 def chat(messages: Sequence[tuple[str, str]]) -> list[int]:
-    """The prompt of a conversation, (role, text) each, up to where the assistant's answer begins."""
+    """Encode a conversation of (role, text) messages as a prompt that ends where the assistant's answer begins."""
     tokens: list[int] = []
     for role, text in messages:
         tokens += (ROLES[role], *encode(text), END)
@@ -70,7 +70,7 @@ def chat(messages: Sequence[tuple[str, str]]) -> list[int]:
 
 
 def answer(seed: object, count: int) -> list[int]:
-    """`count` generated tokens: letters that follow from the seed alone, so equal prompts get equal answers."""
+    """Generate `count` tokens, letters that depend on the seed alone, so that equal prompts get equal answers."""
     return random.Random(repr(seed)).choices(_LETTERS, k=count)
 
 
@@ -118,7 +118,7 @@ def write_tokenizer(folder: str | Path) -> Path:
 
 
 def _byte_letters() -> list[str]:
-    """The letter by which byte-level tokenizers write each byte: itself if it can be seen, else one from U+0100 on."""
+    """Letters by which byte-level tokenizers write each byte: a visible letter itself, others from U+0100 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]

@@ -66,12 +66,12 @@ def prompt_tokens(line: TraceRequest, block: int = TRACE_BLOCK) -> list[int]:
     """Generated tokens for a line of a trace, whose ids stand for `block` tokens: equal ids give equal tokens."""
     ids: Hashes = np.array(line.hash_ids, dtype=np.uint64)
     found = (expand(ids, block)[: line.input_length] % np.uint64(VOCABULARY)).tolist()
-    # Ids may leave the last, partial block out: it is like no other then, but engines do not cache it anyway.
+    # The last block, which may be partial, may have no id: like no other block, but engines do not cache it anyway.
     return [*found, *([0] * (line.input_length - len(found)))]
 
 
 class Traffic:
-    """Sends this process's share of the requests to its engines."""
+    """Sender of this process's share of the requests to the engines of this process."""
 
     def __init__(self, config: TrafficConfig, engines: Mapping[int, ServedEngine], count: int) -> None:
         self.config = config
@@ -98,7 +98,7 @@ class Traffic:
                 number += 1
                 if (engine := self.engines.get(number % self.count)) is None:
                     continue
-                # The engines always get their turn; requests that are too late are not caught up.
+                # Engines always get time to run; requests that are too late are sent late, not faster.
                 due = max(due, loop.time() - _BEHIND)
                 await asyncio.sleep(max(due - loop.time(), 0))
                 self._send(engine, line, block)
@@ -114,7 +114,7 @@ class Traffic:
             yield functools.partial(_generated, self.config.request_rate or 1.0, seed)
 
     async def _run_closed(self, trace: Trace) -> None:
-        """Start each request of a trace when those it waits for have ended, plus its pause, again and again."""
+        """Replay a trace in the closed loop, again and again: requests start a pause after those that they wait for."""
         own: dict[int, ServedEngine] = {}
         for turn, group in enumerate(groups(trace.requests)):
             if (engine := self.engines.get((turn + 1) % self.count)) is not None:
@@ -130,7 +130,7 @@ class Traffic:
     async def _round(
         self, starts: Starts, lines: Sequence[TraceRequest], engines: Sequence[ServedEngine], block: int
     ) -> None:
-        """Send the requests of a closed loop once, and wait for all of them."""
+        """Send each request of a closed loop once, and wait until all of them have ended."""
         speed, loop = engines[0].config.speed, asyncio.get_running_loop()
         begin = loop.time()
         ended, under_way = asyncio.Event(), set[int]()
@@ -174,7 +174,7 @@ class Traffic:
 
 
 def _generated(rate: float, seed: int) -> list[TraceRequest]:
-    """A round of the default workload, with its clock scaled to `rate` requests a second."""
+    """Requests of the default workload, with times scaled to a mean rate of `rate` requests a second."""
     usual = WorkloadConfig(requests=2_000, seed=seed)
     stretch = usual.request_rate / rate
     return [replace(line, timestamp=round(line.timestamp * stretch)) for line in generate(usual).requests]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RemoteSource:
-    """Peer to pull from, and the id by which both engines call the request."""
+    """Peer to pull from, and the id under which both engines know the request."""
 
     request_id: str
     host: str
@@ -20,12 +20,12 @@ class RemoteSource:
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """Order of a request's sender about loading its blocks.
+    """Order, from the sender of a request, about loading the request's blocks.
 
     Attributes:
-        source: The peer to pull from.
-        max_load: Largest number of tokens to load after those on the device; None: no limit.
-        load_pool: Whether the pool may be used.
+        source: Peer to pull from; None: no pull.
+        max_load: Maximum number of tokens to load beyond those in the cache; None: no limit.
+        load_pool: Whether blocks may be loaded from the pool.
     """
 
     source: RemoteSource | None = None
@@ -34,14 +34,14 @@ class TransferOrder:
 
 
 def read_order(params: object) -> TransferOrder:
-    """Read `kv_transfer_params`."""
+    """Parse a request's `kv_transfer_params` as an order about loads. Invalid parts are ignored."""
     if not isinstance(params, Mapping):
         return TransferOrder()
     tiers = params.get("kv_load_tiers")
     listed = tiers if isinstance(tiers, list) else None
     most = params.get("max_load_tokens")
     return TransferOrder(
-        # A peer has neither medium nor locality, so any matcher of the list fits it.
+        # A peer has neither medium nor locality, so that any entry of the list matches it.
         source=None if listed == [] else _source(params.get("remote_kv_source")),
         max_load=most if isinstance(most, int) and not isinstance(most, bool) and most >= 0 else None,
         load_pool=listed is None or any(_matches(each) for each in listed),
@@ -58,7 +58,7 @@ def _source(value: object) -> RemoteSource | None:
 
 
 def _matches(tier: object) -> bool:
-    """True if a matcher fits the pool, which is a shared folder."""
+    """True if an entry of `kv_load_tiers` matches the pool, which is a shared folder."""
     if not isinstance(tier, Mapping):
         return False
     return (tier.get("medium", "STORAGE"), tier.get("locality", "REMOTE")) == ("STORAGE", "REMOTE")

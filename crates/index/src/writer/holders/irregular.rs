@@ -1,13 +1,13 @@
-//! Blocks that are not regular.
+//! Irregular blocks of a holder: those that its cutoffs in runs cannot represent.
 //!
-//! An irregular block is kept literally, by name: under its parent's name, with its content. It is *reachable* when its
-//! parent is (regular, or irregular and reachable, or the root); then it has a position, which its holder covers. It is
-//! irregular because its chain to the root is broken (a hole, an orphan), or because its position already has a block of the
-//! same holder under another name. Chains are linked by name, as the engine announced them: that is the reference model to
-//! the letter.
+//! An irregular block is kept as announced, by block hash: with its parent's block hash and its content. It is
+//! *reachable* if its parent is (regular, or irregular and reachable, or the root); then it has a position, which its
+//! holder covers. It is irregular because its chain to the root is broken (a hole, an orphan), or because its position
+//! already has a block of the same holder under another block hash. Chains are linked by block hash, as announced by
+//! the engine, exactly as in the reference model.
 //!
-//! Parents of regular blocks are regular; an irregular block whose chain becomes complete turns regular if its position is
-//! free.
+//! Parents of regular blocks are regular. An irregular block whose chain becomes complete turns regular if its position
+//! is free.
 
 use smallvec::SmallVec;
 
@@ -15,37 +15,37 @@ use crate::position::Position;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// A holder's blocks that are not regular, literally as announced. It counts as it changes, so that a call that asks for
-/// sizes has to walk over it.
+/// Irregular blocks of a holder, as announced. Counts are updated with each change, so that reading sizes takes no
+/// walk.
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
-    /// Names of blocks by their parent's name. Parents may be regular, irregular or unknown.
+    /// Block hashes of blocks by their parent's block hash. Parents may be regular, irregular or unknown.
     children: Map<u64, Siblings>,
-    /// Positions at which reachable irregular blocks are.
+    /// Positions that reachable irregular blocks cover.
     at: Map<Position, IrregularCover>,
     /// Number of reachable irregular blocks in each run.
     in_runs: Map<u32, u32>,
-    /// Blocks that are not reachable.
+    /// Number of blocks that are not reachable.
     unlinked: usize,
-    /// Positions of `at` without a regular block.
+    /// Number of positions in `at` that no regular block covers.
     bare: usize,
-    /// Room in the lists of children that are lists of their own, in names.
+    /// Capacity, in block hashes, of the lists in `children` that have memory of their own.
     room: usize,
 }
 
-/// Names of blocks with one parent, in any order. Nearly all have one child.
+/// Block hashes of the children of one parent, in any order. Nearly all parents have one child.
 type Siblings = SmallVec<[u64; 2]>;
 
 fn room(siblings: &Siblings) -> usize {
     if siblings.spilled() { siblings.capacity() } else { 0 }
 }
 
-/// Block that is not regular.
+/// Irregular block.
 pub(crate) struct IrregularBlock {
     pub(crate) parent: Option<u64>,
     pub(crate) content: u64,
-    /// Position of the block, if its chain to the root is complete.
+    /// Position of the block; None if its chain to the root is not complete.
     pub(crate) at: Option<Position>,
     /// Index of the block in the list of its parent's children.
     sibling: u32,
@@ -57,11 +57,11 @@ impl IrregularBlock {
     }
 }
 
-/// Cover of a position besides or instead of a regular block.
+/// Cover of a position by irregular blocks, with or without a regular block.
 struct IrregularCover {
-    /// Irregular blocks there; at least 1.
+    /// Number of irregular blocks at the position; at least 1.
     blocks: u32,
-    /// True if a regular block is there too.
+    /// True if a regular block is at the position too.
     regular: bool,
 }
 
@@ -75,7 +75,7 @@ impl IrregularBlocks {
             + self.in_runs.bytes()
     }
 
-    /// Drops a part; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.children.shed() || self.at.shed() || self.in_runs.shed() || self.blocks.shed()
     }
@@ -84,17 +84,17 @@ impl IrregularBlocks {
         self.blocks.len()
     }
 
-    /// Blocks that are not reachable.
+    /// Number of blocks that are not reachable.
     pub(crate) fn unlinked(&self) -> usize {
         self.unlinked
     }
 
-    /// Positions that only irregular blocks cover.
+    /// Number of positions that only irregular blocks cover.
     pub(crate) fn bare(&self) -> usize {
         self.bare
     }
 
-    /// Every block with its name, in any order.
+    /// Every irregular block with its block hash, in any order.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &IrregularBlock)> {
         self.blocks.iter().inspect(|_| step()).map(|(name, block)| (*name, block))
     }
@@ -115,13 +115,13 @@ impl IrregularBlocks {
         self.at.contains_key(&at)
     }
 
-    /// True if irregular blocks alone cover a position.
+    /// True if irregular blocks, but no regular block, cover a position.
     #[inline]
     pub(crate) fn covers_alone(&self, at: Position) -> bool {
         self.at.get(&at).is_some_and(|cover| !cover.regular)
     }
 
-    /// Adds a block of a name that is not here.
+    /// Adds a block whose block hash no irregular block has.
     pub(crate) fn add(&mut self, name: u64, mut block: IrregularBlock) {
         if let Some(parent) = block.parent {
             let siblings = self.children.get_or_insert_with(parent, SmallVec::new);
@@ -135,14 +135,14 @@ impl IrregularBlocks {
         debug_assert!(old.is_none(), "a name is one block's");
     }
 
-    /// Takes a block out; its parent still lists it.
+    /// Removes a block, but leaves it in its parent's list of children.
     fn take(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.blocks.remove(&name)?;
         self.unlinked -= usize::from(block.at.is_none());
         Some(block)
     }
 
-    /// Takes a block out.
+    /// Removes a block; returns it, None if there is none with this block hash.
     pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.take(name)?;
         if let Some(parent) = block.parent {
@@ -151,14 +151,15 @@ impl IrregularBlocks {
         Some(block)
     }
 
-    /// Takes out the blocks that continue `name`, with their names.
+    /// Removes the blocks that continue `name`; returns them with their block hashes.
     pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
         let Some(children) = self.children.remove(&name) else { return Vec::new() };
         self.room -= room(&children);
         children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
     }
 
-    /// Takes out the block that continues `name`, with its name, if there is one and no other.
+    /// Removes the only block that continues `name`; returns it with its block hash, None if there is none or more than
+    /// one.
     pub(in crate::writer) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
         let &[child] = self.children.get(&name)?.as_slice() else { return None };
         let siblings = self.children.remove(&name)?;
@@ -166,7 +167,7 @@ impl IrregularBlocks {
         Some((child, self.take(child)?))
     }
 
-    /// Adds a reachable irregular block at a position. `regular`: whether a regular one is there.
+    /// Adds a reachable irregular block at a position. `regular`: whether a regular block is there.
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
         let Self { bare, in_runs, .. } = self;
         let cover = self.at.get_or_insert_with(at, || {
@@ -177,7 +178,7 @@ impl IrregularBlocks {
         cover.blocks += 1;
     }
 
-    /// Notes that a position has lost its regular block.
+    /// Records that a position has lost its regular block.
     pub(crate) fn lose_regular(&mut self, at: Position) {
         if let Some(cover) = self.at.get_mut(&at)
             && std::mem::take(&mut cover.regular)
@@ -186,7 +187,7 @@ impl IrregularBlocks {
         }
     }
 
-    /// True if [`Self::unlinked`], [`Self::bare`] and the room of the lists are what they must be.
+    /// True if [`Self::unlinked`], [`Self::bare`] and the capacity of the lists are right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let lists = || self.children.iter().map(|(_, siblings)| siblings);
@@ -210,12 +211,12 @@ impl IrregularBlocks {
             && self.at.iter().all(|(at, _)| self.is_in(at.run))
     }
 
-    /// True if blocks continue this name, be it known or not.
+    /// True if blocks continue this block hash, known or not.
     pub(in crate::writer) fn awaits(&self, name: u64) -> bool {
         self.children.contains_key(&name)
     }
 
-    /// True if no irregular block has or continues a name.
+    /// True if no irregular block has this block hash or continues it.
     #[inline]
     pub(crate) fn ignores(&self, name: u64) -> bool {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
@@ -234,7 +235,7 @@ impl IrregularBlocks {
         }
     }
 
-    /// Makes the irregular blocks below `name` unreachable; `left` gets the positions they leave.
+    /// Makes the irregular blocks below `name` unreachable; appends the positions that they leave to `left`.
     pub(in crate::writer) fn unreach_below(&mut self, name: u64, left: &mut Vec<Position>) {
         let mut todo = vec![name];
         while let Some(name) = todo.pop() {
@@ -252,8 +253,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Takes an irregular block away from each of these positions (they may repeat); `bare` gets those that nothing covers
-    /// now.
+    /// Removes one irregular block from each of these positions, which may repeat; appends those that nothing covers
+    /// any more to `bare`.
     pub(in crate::writer) fn leave(&mut self, left: &[Position], bare: &mut Vec<Position>) {
         for at in left {
             let Some(cover) = self.at.get_mut(at) else { continue };

@@ -1,5 +1,5 @@
-//! State of a holder: its runs, its branches below holes, how far its list of runs has been put right, and work that takes
-//! steps: holders and tables that are cleared, runs that are put in order, and ranks that are copied meanwhile.
+//! State of a holder: its runs, its branches below holes, progress of cleaning up its list of runs; and state of work
+//! done in steps: clearing holders and tables, ordering runs, and watching ranks that are being copied.
 
 pub(in crate::writer) mod irregular;
 pub(in crate::writer) mod workers;
@@ -20,39 +20,39 @@ use crate::writer::names::private::PlaceNames;
 /// State of a holder.
 #[derive(Default)]
 pub(crate) struct Holder {
-    /// True if readers have no name for the holder, and others do not count on it: a branch of another holder, or a
-    /// view that comes together.
+    /// True if readers have no name for the holder and no rank depends on it yet: a branch of another holder, or a view
+    /// that is being built.
     pub(super) is_hidden: bool,
-    /// Names of its own; none while it names blocks as the others do.
+    /// Private table of names; None while the holder uses the same block hashes as others.
     pub(crate) private: Option<PrivateNames>,
-    /// Names of its own while they come together; none before and after.
+    /// Private table of names while it is being built in steps; None otherwise.
     pub(super) coming: Option<Box<NameTableBuilder>>,
-    /// Blocks that are not regular; none while there are none.
+    /// Irregular blocks; None if there are none.
     pub(crate) irregular: Option<Box<IrregularBlocks>>,
-    /// Branches: what it has below holes that much hangs below; none while there is nothing.
+    /// Branches: large parts of the trie that the holder has below holes; None if there are none.
     pub(crate) branches: Option<Box<Branches>>,
-    /// The block before the one it lost last: a guess at what it loses next.
+    /// Parent of the block that was lost last: a guess for the next block to be lost.
     pub(crate) resume: Option<Position>,
-    /// A run, and a number of its blocks after which the holder covers none of the run's children.
+    /// A run, and a number of its blocks beyond which the holder covers none of the run's children.
     pub(crate) childless: Option<(u32, u32)>,
-    /// Ends of chains that it stored lately.
+    /// Ends of the chains that the holder stored last.
     pub(crate) tails: Tails,
-    /// Runs it has entered; may list some that it has left, or twice.
+    /// Runs that the holder has entered; may list runs that it has left, or a run twice.
     pub(crate) runs: Vec<u32>,
-    /// If that list is being put right: how far.
+    /// Progress of cleaning up the list of runs; None if that is not under way.
     pub(super) tidying: Option<Box<ListCleanup>>,
-    /// Runs it is in.
+    /// Number of runs that the holder is in.
     pub(crate) entered: u32,
-    /// Positions it covers.
+    /// Number of positions that the holder covers.
     pub(crate) blocks: u64,
-    /// Runs of its own that hang where they are not listed.
+    /// Runs of the holder that are not in their parents' lists of children.
     pub(crate) hanging: HangingRuns,
-    /// Number of its blocks whose chain to the root is not complete, as the writer counts them.
+    /// Number of blocks whose chain to the root is not complete, as included in the writer's count.
     pub(crate) waiting: usize,
 }
 
-/// Ends of chains that were stored lately, by name: guesses at where the next blocks go, as engines announce what they
-/// generate block by block, for several sequences at once.
+/// Ends of chains that were stored last, by block hash: guesses where the next blocks go, as engines announce generated
+/// blocks one by one, for several sequences at once.
 pub(crate) struct Tails([(u64, Position); TAILS]);
 
 const TAILS: usize = 4;
@@ -75,7 +75,7 @@ impl Tails {
         self.0[Self::slot(name)] = (name, at);
     }
 
-    /// Returns where a chain ended with the block of this name. A guess: what is there now may be something else.
+    /// Position of the chain's end that has this block hash. A guess: the position may have another block by now.
     #[inline]
     pub(crate) fn of(&self, name: Option<u64>) -> Option<Position> {
         let name = name?;
@@ -84,16 +84,17 @@ impl Tails {
     }
 }
 
-/// Runs of a holder below runs with too many children to list.
+/// Runs of a holder that continue runs with too many children to list.
 #[derive(Default)]
 pub(crate) struct HangingRuns {
-    /// Number of one run with unlisted children, and how many the holder has there: for most holders that is all.
+    /// Number of one run with unlisted children, and the holder's runs there: for most holders these are all.
     first: (u32, Hangers),
-    /// Hangers off others.
+    /// The holder's runs at other runs with unlisted children.
     rest: Option<Box<HashMap<u32, Hangers>>>,
 }
 
-/// Runs of a holder that hang off one run: their number, and after how many of its blocks none of them hangs.
+/// Runs of a holder that continue one run: their number, and a number of this run's blocks after which none of them
+/// forks off.
 #[derive(Clone, Copy, Default)]
 struct Hangers {
     count: u32,
@@ -113,7 +114,7 @@ impl HangingRuns {
         if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
     }
 
-    /// Adds an unlisted run that the holder has entered.
+    /// Adds an unlisted run that the holder has entered, at its place.
     pub(crate) fn add(&mut self, place: Place) {
         if self.first.1.count == 0 && self.of(place.run).is_none() {
             self.first = (place.run, Hangers::default());
@@ -127,7 +128,7 @@ impl HangingRuns {
         it.end = place.blocks.saturating_add(1).max(it.end);
     }
 
-    /// Removes an unlisted run that the holder has left.
+    /// Removes an unlisted run that the holder has left, at its place.
     pub(crate) fn remove(&mut self, place: Place) {
         let Some(it) = self.of_mut(place.run) else { return };
         it.count -= 1;
@@ -145,20 +146,20 @@ impl HangingRuns {
         }
     }
 
-    /// True if a hanger may be there, or farther along the same run.
+    /// True if one of the runs may fork off at the place, or farther along the same run.
     #[inline]
     pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
         self.of(place.run).is_some_and(|it| place.blocks < it.end)
     }
 
-    /// Notes that no hanger is there or farther along.
+    /// Records that none of the runs forks off at the place or farther along the same run.
     pub(crate) fn none_beyond(&mut self, place: Place) {
         if let Some(it) = self.of_mut(place.run) {
             it.end = place.blocks.min(it.end);
         }
     }
 
-    /// True if these are all hangers; none may hang after more blocks of a run than is noted.
+    /// True if the counts are right for runs at these places, and none forks off beyond the recorded ends.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, places: &[Place]) -> bool {
         let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|(run, it)| (*run, *it));
@@ -171,29 +172,29 @@ impl HangingRuns {
 }
 
 impl Holder {
-    /// True if this position, which the holder covers, is covered by irregular blocks alone.
+    /// True if only irregular blocks cover this position, which the holder covers.
     #[inline]
     pub(crate) fn covers_irregularly(&self, at: Position) -> bool {
         self.irregular.as_ref().is_some_and(|irregular| irregular.covers_alone(at))
     }
 
-    /// Parent and content hash of an irregular block.
+    /// Parent and content hash of an irregular block; None if there is none with this block hash.
     pub(crate) fn irregular_block(&self, name: u64) -> Option<(Option<u64>, u64)> {
         let block = self.irregular.as_ref()?.block(name)?;
         Some((block.parent, block.content))
     }
 
-    /// Blocks held whose chain to the root is not complete.
+    /// Number of blocks whose chain to the root is not complete.
     pub(crate) fn unlinked(&self) -> usize {
         self.irregular.as_ref().map_or(0, |irregular| irregular.unlinked()) + self.in_branches() as usize
     }
 
-    /// Blocks in branches.
+    /// Number of blocks in branches.
     pub(super) fn in_branches(&self) -> u64 {
         self.branches.as_ref().map_or(0, |branches| branches.blocks())
     }
 
-    /// Number of names held.
+    /// Number of block hashes held.
     pub(crate) fn names(&self) -> u64 {
         let linked = self.blocks + self.in_branches();
         let Some(irregular) = &self.irregular else { return linked };
@@ -211,20 +212,20 @@ impl Holder {
     }
 }
 
-/// Branch: blocks of a holder below a hole.
+/// Branch: a holder that keeps the blocks that another holder has below a hole.
 #[derive(Clone, Copy)]
 pub(super) struct Branch {
     pub(super) number: u32,
-    /// The missing block.
+    /// Block hash of the missing block, at position `at`.
     pub(super) awaits: u64,
     pub(super) at: Position,
 }
 
-/// All branches of a holder: at least one.
+/// Branches of a holder: at least one.
 #[derive(Default)]
 pub(crate) struct Branches {
     pub(super) all: Vec<Branch>,
-    /// Blocks of them all.
+    /// Number of blocks in all branches.
     pub(super) blocks: u64,
 }
 
@@ -238,12 +239,12 @@ impl Branches {
     }
 }
 
-/// Progress of putting a holder's list of runs right.
+/// Progress of cleaning up a holder's list of runs.
 pub(super) struct ListCleanup {
-    /// The next entry to be looked at, and where the next that is right goes.
+    /// Index of the next entry to check; `kept` is the number of entries that were kept.
     pub(super) next: usize,
     pub(super) kept: usize,
-    /// The runs among those that are kept, a bit for each.
+    /// Bitmap of the runs that were kept.
     pub(super) seen: Vec<u64>,
 }
 
@@ -252,7 +253,7 @@ impl ListCleanup {
         size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
     }
 
-    /// Notes a run; true if it is new.
+    /// Marks a run as kept; true if it was not marked.
     pub(super) fn is_first(&mut self, run: u32) -> bool {
         let (word, bit) = (run as usize / 64, 1 << (run % 64));
         if self.seen.len() <= word {
@@ -264,20 +265,20 @@ impl ListCleanup {
     }
 }
 
-/// Holders and tables on their way out.
+/// Holders and tables that are being freed in steps.
 #[derive(Default)]
 pub(crate) struct Departures {
     pub(in crate::writer) holders: VecDeque<DepartingHolder>,
     pub(in crate::writer) tables: Vec<Table>,
 }
 
-/// A holder, with the runs it was in.
+/// Holder that is being freed, with the runs that it was in.
 pub(in crate::writer) struct DepartingHolder {
     pub(in crate::writer) number: u32,
     pub(in crate::writer) runs: OrderedRuns,
 }
 
-/// Table that was a holder's or a rank's own, or is too small.
+/// Table that belonged to a holder or a rank, or was replaced, and is being freed in steps.
 pub(in crate::writer) enum Table {
     Private(Box<PrivateNames>),
     Places(Box<PlaceNames>),
@@ -310,11 +311,11 @@ impl Departures {
     }
 }
 
-/// Runs of a holder in the order of their distance from the root, put in order step by step. A run may come twice, or be
-/// another by now.
+/// Runs of a holder in the order of their distance from the root, sorted in steps. A run may come twice, or its number
+/// may be another run's by now.
 pub(in crate::writer) struct OrderedRuns {
     listed: Vec<u32>,
-    /// Runs, each with its sort key.
+    /// Heap of the sorted runs, each with its sort key.
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }
@@ -336,7 +337,7 @@ impl OrderedRuns {
         self.listed.is_empty() && self.sorted.is_empty()
     }
 
-    /// The next run, if there is one and `left` is not used up; takes of that for each run put in order.
+    /// The next run; None at the end, or if `left` is used up, which decreases by one for each run sorted.
     pub(in crate::writer) fn next(&mut self, runs: &Runs, left: &mut isize) -> Option<u32> {
         while *left > 0
             && let Some(run) = self.listed.pop()
@@ -350,7 +351,7 @@ impl OrderedRuns {
         if *left > 0 { self.sorted.pop().map(|(_, run)| run) } else { None }
     }
 
-    /// Puts a run back, to come again in its turn.
+    /// Puts a run back, so that it comes again in its turn.
     pub(in crate::writer) fn put_back(&mut self, run: u32, runs: &Runs) {
         let start = runs.start(run);
         self.sorted.push((if self.is_root_first { !start } else { start }, run));
@@ -360,11 +361,11 @@ impl OrderedRuns {
 /// Watch over one rank that is being copied.
 pub(crate) struct Watch {
     pub(in crate::writer) id: u64,
-    /// The rank's holders of the narrowest view and of the widest.
+    /// Holders of the rank's narrowest and widest views.
     pub(in crate::writer) holders: [u32; 2],
-    /// Names touched since the last look.
+    /// Block hashes touched since they were last taken by `Writer::take_touched`.
     pub(in crate::writer) touched: HashSet<u64>,
-    /// True if all names are touched.
+    /// True if all block hashes are touched, and what was copied is void.
     pub(in crate::writer) over: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Workers and their ranks, and what is kept of each.
+//! Workers and their ranks, and the data kept for each.
 
 use std::sync::Arc;
 
@@ -14,66 +14,66 @@ use crate::segmented::Map;
 use crate::stats::step;
 use crate::types::{BlockHash, Tier};
 
-/// All workers. A name is looked up once an event; from then on a rank is a number, the same until its worker is dropped:
-/// the holder of its device is another after a clear.
+/// All workers. A name is looked up once per event; then a rank is a number, which stays the same until the worker is
+/// dropped, while the holder of its device changes with a clear.
 #[derive(Default)]
 pub(in crate::writer) struct Workers {
     pub(in crate::writer) by_name: HashMap<Arc<str>, Worker>,
-    /// States of the ranks, by number.
+    /// Data of the ranks, by number.
     books: Vec<Option<Rank>>,
     free: Vec<u32>,
 }
 
-/// A worker's ranks with their numbers here; most have one.
+/// Ranks of a worker: the data-parallel rank, and the rank's number here. Most workers have one.
 type Worker = SmallVec<[(u32, u32); 2]>;
 
-/// State of a rank.
+/// Data of a rank.
 pub(in crate::writer) struct Rank {
     pub(in crate::writer) device: u32,
-    /// Life: a number that no other rank has or had.
+    /// Life of the rank's number: a value that no other rank has or had.
     pub(in crate::writer) life: u64,
-    /// The holders of the wider views, up to cpu, disk and external: each there once that tier was used.
+    /// Holders of the wider views, down to cpu, disk and external; None until the tier is used.
     pub(in crate::writer) wider: [Option<u32>; 3],
-    /// Copies on the device beyond the first.
+    /// Copies on the device beyond the first of each block.
     pub(in crate::writer) copies: Copies,
     pub(in crate::writer) offloaded: OffloadedBlocks,
-    /// The fingerprint's part of what is held on the device: see `fingerprint.rs`.
+    /// Sum of the fingerprint's summands for the blocks on the device: see `fingerprint.rs`.
     pub(in crate::writer) device_word: u64,
     /// Number of times that each tier was cleared.
     pub(in crate::writer) clears: [u32; 4],
-    /// A view that comes together.
+    /// View that is being built in steps; None otherwise.
     pub(in crate::writer) new_view: Option<Box<NewView>>,
-    /// True if it is in the book of what can be loaded.
+    /// True if the rank is in the book of loadable blocks.
     pub(in crate::writer) is_tracked: bool,
-    /// A tier that is being cleared: first of all to be done when anything happens to the rank.
+    /// Tier that is being cleared in steps, which must be finished before any other change of the rank; None otherwise.
     pub(in crate::writer) clearing: Option<Box<TierClear>>,
 }
 
-/// A view before it is a rank's: its holder, and what is to be put in.
+/// View that is being built in steps for a rank: its holder, and the blocks still to be added.
 pub(in crate::writer) struct NewView {
-    /// Number that the view will have.
+    /// Index of the view in the rank's `wider`.
     pub(in crate::writer) number: usize,
     pub(in crate::writer) holder: u32,
-    /// The narrower holder, whose blocks the view begins with.
+    /// Holder of the next narrower view, whose blocks the view starts with.
     pub(in crate::writer) narrower: u32,
     pub(in crate::writer) watch: u64,
     pub(in crate::writer) runs: OrderedRuns,
-    /// The run that is being put in, and after how many of its blocks to go on.
+    /// The run that is being added, and the number of its blocks that were added.
     pub(in crate::writer) at: Option<(u32, u32)>,
-    /// Names to be looked up.
+    /// Block hashes to be looked up.
     pub(in crate::writer) names: Vec<u64>,
-    /// Names to be looked up after those, perhaps again.
+    /// Block hashes to be looked up afterwards, perhaps again, as they have changed.
     pub(in crate::writer) touched: HashSet<u64>,
     pub(in crate::writer) rounds: usize,
 }
 
-/// Rest of a tier that is being cleared.
+/// Rest of a tier that is being cleared in steps.
 pub(in crate::writer) struct TierClear {
     pub(in crate::writer) tier: Tier,
-    /// The holder that has what is on the tier, with its runs and the names that are in none.
+    /// Holder that has the tier's blocks, with its runs and the block hashes that are in no run.
     pub(in crate::writer) holder: u32,
     pub(in crate::writer) runs: OrderedRuns,
-    /// The run that is being cleared, and up to how many of its blocks to go on.
+    /// The run that is being cleared, and the number of its blocks that are left.
     pub(in crate::writer) at: Option<(u32, u32)>,
     pub(in crate::writer) names: Vec<u64>,
 }
@@ -91,16 +91,16 @@ impl TierClear {
     }
 }
 
-/// Copies on cpu, disk and external.
+/// Numbers of copies on cpu, disk and external.
 pub(in crate::writer) type Claims = [u32; 3];
 
-/// Blocks that a rank has on other tiers than the device, by name: at least one copy of each.
+/// Blocks that a rank has on tiers other than the device, by block hash, with at least one copy of each.
 #[derive(Default)]
 pub(in crate::writer) struct OffloadedBlocks {
     by_name: Map<u64, Claims>,
-    /// Names on each tier.
+    /// Number of block hashes on each tier.
     tiers: [usize; 3],
-    /// The fingerprint's part of what is held on each tier.
+    /// Sum of the fingerprint's summands for the blocks on each tier.
     words: [u64; 3],
 }
 
@@ -109,12 +109,12 @@ impl OffloadedBlocks {
         self.by_name.len()
     }
 
-    /// Names that have copies on a tier.
+    /// Number of block hashes that have copies on a tier.
     pub(in crate::writer) fn on(&self, tier: usize) -> usize {
         self.tiers[tier]
     }
 
-    /// The fingerprint's part of what is held on each tier.
+    /// Sums of the fingerprint's summands for the blocks on each tier.
     pub(in crate::writer) fn words(&self) -> [u64; 3] {
         self.words
     }
@@ -123,7 +123,7 @@ impl OffloadedBlocks {
         self.by_name.bytes()
     }
 
-    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.by_name.shed()
     }
@@ -136,7 +136,7 @@ impl OffloadedBlocks {
         self.by_name.iter().inspect(|_| step()).map(|(&name, &claims)| (name, claims))
     }
 
-    /// Sets the number of copies of a name; returns how many there were.
+    /// Sets the numbers of copies of a block; returns the previous ones.
     pub(in crate::writer) fn set(&mut self, name: u64, now: Claims) -> Claims {
         let gone = now == [0; 3];
         let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
@@ -159,7 +159,7 @@ impl OffloadedBlocks {
         before
     }
 
-    /// True if the names on each tier are as many as it says.
+    /// True if the counts of block hashes on each tier are right.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         let on = |tier: usize| self.by_name.iter().filter(|(_, claims)| claims[tier] > 0).count();
@@ -167,7 +167,7 @@ impl OffloadedBlocks {
     }
 }
 
-/// Copies beyond the first, by name, and how many they are.
+/// Numbers of copies beyond the first, by block hash, and their sum.
 #[derive(Default)]
 pub(in crate::writer) struct Copies {
     by_name: Map<u64, u32>,
@@ -183,7 +183,7 @@ impl Copies {
         self.by_name.bytes()
     }
 
-    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.by_name.shed()
     }
@@ -192,12 +192,12 @@ impl Copies {
         self.sum
     }
 
-    /// Copies of one name beyond the first.
+    /// Number of copies of a block beyond the first.
     pub(in crate::writer) fn of(&self, name: u64) -> u32 {
         self.by_name.get(&name).copied().unwrap_or(0)
     }
 
-    /// Adds a copy.
+    /// Adds a copy of a block.
     pub(in crate::writer) fn add(&mut self, name: u64) {
         let extra = self.by_name.get_or_insert_with(name, || 0);
         if *extra < u32::MAX {
@@ -206,7 +206,7 @@ impl Copies {
         }
     }
 
-    /// Takes a copy away, if there is more than one; returns whether there was.
+    /// Removes a copy of a block, if it has more than one; returns whether it had.
     pub(in crate::writer) fn take(&mut self, name: u64) -> bool {
         let Some(extra) = self.by_name.get_mut(&name) else { return false };
         *extra -= 1;
@@ -217,12 +217,12 @@ impl Copies {
         true
     }
 
-    /// Drops the copies beyond the first.
+    /// Drops the copies of a block beyond the first.
     pub(in crate::writer) fn forget(&mut self, name: u64) {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
 
-    /// True if [`Self::sum`] is what it must be.
+    /// True if [`Self::sum`] is right.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.sum == self.by_name.iter().map(|(_, &extra)| u64::from(extra)).sum::<u64>() && self.by_name.is_counted()
@@ -242,7 +242,7 @@ impl Workers {
             + self.ranks().map(books).sum::<usize>()
     }
 
-    /// Every rank with its worker's name and its number, in no particular order.
+    /// Every rank, in any order: its worker's name, its data-parallel rank and its data.
     pub(in crate::writer) fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
         let ranks = self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, *rank)));
         ranks.inspect(|_| step()).filter_map(|(name, n, rank)| Some((name, n, self.get(rank)?)))
@@ -252,19 +252,19 @@ impl Workers {
         self.by_name.len()
     }
 
-    /// The number of a rank.
+    /// Number of a worker's rank; None if it is not known.
     #[inline]
     pub(in crate::writer) fn rank(&self, worker: &str, rank: u32) -> Option<u32> {
         self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| *it)
     }
 
-    /// Prefetches the state of a rank, if it is known.
+    /// Prefetches the data of a rank, if there is a rank with this number.
     #[inline]
     pub(in crate::writer) fn ask_for(&self, rank: u32) {
         self.books.get(rank as usize).map(prefetch_all);
     }
 
-    /// The number of a handle's rank, by name only if the number that the handle remembers is not the rank's any more.
+    /// Number of a handle's rank, looked up by name only if the number that the handle remembers is out of date.
     #[inline]
     pub(in crate::writer) fn rank_of(&self, handle: &RankHandle) -> Option<u32> {
         let (number, life) = handle.found();
@@ -289,7 +289,7 @@ impl Workers {
         self.books.get_mut(rank as usize)?.as_mut()
     }
 
-    /// Registers a rank of a worker. Returns its number.
+    /// Registers a rank of a worker; returns its number.
     pub(in crate::writer) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
         let rank = self.free.pop().unwrap_or_else(|| {
             if self.books.len() == self.books.capacity() {
@@ -303,7 +303,7 @@ impl Workers {
         rank
     }
 
-    /// Unregisters a worker. Returns the books of its ranks.
+    /// Unregisters a worker; returns the data of its ranks.
     pub(in crate::writer) fn drop(&mut self, worker: &str) -> SmallVec<[Rank; 2]> {
         let ranks = self.by_name.remove(worker).unwrap_or_default();
         let books = ranks.iter().filter_map(|(_, rank)| self.books[*rank as usize].take()).collect();
@@ -316,29 +316,29 @@ impl Workers {
     }
 }
 
-/// Number that identifies a block inside: one value is needed for "none".
+/// Internal form of a block hash: one value is reserved for "no block hash".
 pub(in crate::writer) fn inner(name: BlockHash) -> u64 {
     if name.0 == NO_NAME { !NO_NAME } else { name.0 }
 }
 
 impl Rank {
-    /// The views wider than the device that have a holder, narrowest first, with their numbers.
+    /// The views wider than the device that have a holder, narrowest first: index and holder.
     pub(in crate::writer) fn views(&self) -> SmallVec<[(usize, u32); 3]> {
         self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
     }
 
-    /// The holder of what the rank holds in the view number `view`, if it has not got that.
+    /// Holder of the widest view that is narrower than the one with index `view`.
     pub(in crate::writer) fn narrower(&self, view: usize) -> u32 {
         self.wider[..view].iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
     }
 
-    /// The holder of whatever the rank holds anywhere.
+    /// Holder of the rank's widest view: of all blocks that it has on any tier.
     pub(in crate::writer) fn widest(&self) -> u32 {
         self.narrower(self.wider.len())
     }
 }
 
-/// Shrinks a map that is mostly empty.
+/// Shrinks the memory of a map that is mostly empty.
 pub(in crate::writer) fn shrink<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>) {
     if map.is_empty() {
         *map = HashMap::new();

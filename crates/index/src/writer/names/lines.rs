@@ -1,12 +1,13 @@
-//! The lines of a hash table for the writer alone, which grows and shrinks without ever being built anew as a whole.
+//! Lines of a hash table for the writer alone, which grows and shrinks without ever being rebuilt as a whole.
 //!
-//! Lines lie in the order of the hashes that belong to them, in pieces of memory of a bounded size. To grow is to begin
-//! another set of lines and to move what is in a few of the old ones with every event, those of the lowest hashes first.
-//! Up to where that has come is the *frontier*: hashes below it are in the new lines, all others in the old ones. So a
-//! look-up goes to one place, as it does while nothing moves, and old memory goes piece by piece as new memory comes.
+//! Lines are in the order of the hashes that belong to them, in pieces of memory of a bounded size. To grow, a table
+//! starts a second set of lines and moves the entries of a few old lines with every event, those of the lowest hashes
+//! first. The *frontier* is how far that has come: hashes below it are in the new lines, all others in the old ones. So
+//! a look-up reads one place, as it does while nothing moves, and old memory is freed piece by piece as new memory is
+//! allocated.
 //!
-//! There are as many lines as a power of two, or half as many again: small tables double, large ones grow by half and by a
-//! third in turn.
+//! The number of lines is a power of two, or 1.5 times one: small tables double, large ones grow by half and by a third
+//! in turn.
 
 use smallvec::SmallVec;
 
@@ -14,37 +15,39 @@ use crate::raw::prefetch;
 use crate::spread::line_of;
 use crate::stats::step;
 
-/// Lines of a piece of memory.
+/// Number of lines in a piece of memory.
 const PIECE: usize = 2048;
-/// Lines that are moved for each entry that comes or goes while a table shrinks: an empty one is as small as a new one.
+/// Number of lines moved for each entry that comes or goes while a table shrinks: so an emptied table becomes as small
+/// as a new one.
 const SHRINKING_PACE: usize = 2;
-/// Lines that are asked for before they are moved.
+/// Number of lines that are prefetched before they are moved.
 const AHEAD: usize = 8;
-/// Tables of so few lines are moved at once: what each line has to take differs much among few.
+/// Number of lines up to which a table is moved in one step: among few lines, the number of entries per line differs
+/// much.
 const FEW: usize = 64;
 
-/// Tables of fewer lines double when they are full: there time counts for more than memory.
+/// Number of lines below which a full table doubles: in small tables, time counts more than memory.
 const SMALL: usize = 1 << 18;
 
-/// A line of a table: a cache line.
+/// Line of a table: a cache line.
 pub(in crate::writer) trait Line: Copy {
     const EMPTY: Self;
-    /// Entries in two lines, on average, of a full table.
+    /// Average number of entries in two lines of a full table.
     const FULL_PAIR: usize;
-    /// Lines that are moved for each entry that comes while the table grows. At one, one entry a line comes meanwhile, and
-    /// must find room.
+    /// Number of lines moved for each entry that comes while the table grows. At one, one entry per line comes
+    /// meanwhile, and must find room.
     const PACE: usize;
 }
 
-/// See the module's text.
+/// Lines of a hash table; see the module's documentation.
 pub(in crate::writer) struct Lines<L: Line> {
-    /// Sides for the hashes from `frontier` on, and for all others: a look-up chooses without a branch, which no processor
-    /// could predict.
+    /// Side for the hashes from `frontier` on, and side for those below: a look-up chooses one without a branch, which
+    /// no processor could predict.
     sides: [Side<L>; 2],
     frontier: u64,
-    /// Lines of the upper side whose entries have moved.
+    /// Number of lines of the upper side whose entries have moved.
     moved: usize,
-    /// Bytes of all pieces.
+    /// Size of all pieces in bytes.
     bytes: usize,
 }
 
@@ -53,24 +56,24 @@ const LOWER: usize = 1;
 
 /// Side of a table: one set of lines.
 pub(in crate::writer) struct Side<L: Line> {
-    /// Pieces that there are: of the lower side up to the frontier, of the upper side from there on. Most tables are
-    /// one piece: here it costs no look elsewhere.
+    /// Allocated pieces: of the lower side up to the frontier, of the upper side from there on. Most tables have one
+    /// piece, whose address is stored in place.
     pieces: SmallVec<[Box<[L]>; 1]>,
     pub(in crate::writer) lines: usize,
-    /// Bit at which what the table keeps of hashes begins; the table's own.
+    /// First bit of the hashes' part that the table stores with its entries; chosen by the table.
     pub(in crate::writer) shift: u32,
 }
 
-/// A line whose entries are to be moved.
+/// Line whose entries are to be moved.
 pub(in crate::writer) struct LineMove<'t, L> {
-    /// The piece of memory that it is in; entries that it had no room for are in the next lines of the piece, in the first
-    /// ones after the last.
+    /// Piece of memory with the line, which is at index `at`. Entries that found the line full are in the following
+    /// lines of the piece, after the last line in the first ones.
     pub(in crate::writer) piece: &'t mut [L],
     pub(in crate::writer) at: usize,
-    /// The lowest and the largest hash that belong to it.
+    /// The lowest hash that belongs to the line; `last` is the largest.
     pub(in crate::writer) first: u64,
     pub(in crate::writer) last: u64,
-    /// Number of the hash's line among `lines` lines.
+    /// Number of the line among the `lines` lines of its side.
     pub(in crate::writer) line: usize,
     pub(in crate::writer) lines: usize,
     pub(in crate::writer) shift: u32,
@@ -81,18 +84,18 @@ impl<L: Line> Side<L> {
         Self::of_so_many(0, 0)
     }
 
-    /// Makes a side without any memory yet.
+    /// Creates a side without any memory yet.
     fn of_so_many(lines: usize, shift: u32) -> Self {
         Self { pieces: SmallVec::with_capacity(lines.div_ceil(PIECE)), lines, shift }
     }
 
-    /// A line in its piece of memory.
+    /// Index of a line's piece of memory, and index of the line within it.
     #[inline]
     fn place(line: usize) -> (usize, usize) {
         (line / PIECE, line % PIECE)
     }
 
-    /// The piece of memory that a hash belongs to, and the line in it.
+    /// Piece of memory that a hash belongs to, and the index of its line within it.
     #[inline]
     pub(in crate::writer) fn of(&self, hash: u64) -> (&[L], usize) {
         let (piece, at) = Self::place(line_of(hash, self.lines));
@@ -105,14 +108,14 @@ impl<L: Line> Side<L> {
         (&mut self.pieces[piece], at)
     }
 
-    /// A line and the next, if they are in one piece of memory.
+    /// A line and the next one; None if they are not in one piece of memory.
     #[inline]
     pub(in crate::writer) fn pair_mut(&mut self, line: usize) -> Option<&mut [L; 2]> {
         let (piece, at) = Self::place(line);
         self.pieces[piece][at..].first_chunk_mut()
     }
 
-    /// Asks for a line that will soon be needed, if it is there.
+    /// Prefetches a line that will soon be needed, if its memory is allocated.
     #[inline]
     fn ask_for(&self, line: usize) {
         let (piece, at) = Self::place(line);
@@ -126,7 +129,7 @@ impl<L: Line> Side<L> {
         line_of(hash, self.lines)
     }
 
-    /// Makes pieces up to the one of a line; returns their bytes.
+    /// Allocates pieces up to the one with a line; returns their size in bytes.
     #[inline]
     fn make_until(&mut self, line: usize) -> usize {
         let mut bytes = 0;
@@ -139,7 +142,7 @@ impl<L: Line> Side<L> {
     }
 }
 
-/// The lowest hash that belongs to a line among `lines` lines; none if there is no line with this number.
+/// The lowest hash that belongs to a line among `lines` lines; None if `line` is the number of lines.
 #[inline]
 pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     // 2^64 / lines for each, rounded up, without a division of so large a number.
@@ -153,13 +156,13 @@ pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     Some(stretch.checked_shl(u64::BITS - power).unwrap_or(0) + within)
 }
 
-/// The least number of lines there can be that is not less than this.
+/// The least possible number of lines that is not less than `lines`.
 fn at_least(lines: usize) -> usize {
     let power = lines.next_power_of_two();
     if lines <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// The next smaller number of lines that there can be.
+/// The next smaller possible number of lines.
 fn fewer(lines: usize) -> usize {
     if lines.is_power_of_two() { (lines / 4 * 3).max(1) } else { lines / 3 * 2 }
 }
@@ -170,7 +173,7 @@ fn lines_for<L: Line>(entries: usize) -> usize {
 }
 
 impl<L: Line> Lines<L> {
-    /// Lines with room for `entries` entries.
+    /// Creates lines with room for `entries` entries. `shift` returns a side's `shift` for a number of lines.
     pub(in crate::writer) fn with_room_for(entries: usize, shift: impl FnOnce(usize) -> u32) -> Self {
         let lines = lines_for::<L>(entries);
         let mut upper = Side::of_so_many(lines, shift(lines));
@@ -183,7 +186,7 @@ impl<L: Line> Lines<L> {
         self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Box<[L]>>()
     }
 
-    /// True if the bytes are what they must be.
+    /// True if the count of bytes is right.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.bytes == self.all().map(size_of_val::<[L]>).sum::<usize>()
@@ -193,12 +196,12 @@ impl<L: Line> Lines<L> {
         self.sides.iter().rev().flat_map(|side| &side.pieces).map(|piece| &**piece)
     }
 
-    /// All lines there are, those that have moved among them, in which nothing is left.
+    /// All allocated lines, including those whose entries have moved, which are empty.
     pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = &L> {
         self.all().flatten()
     }
 
-    /// The lines among which a hash is.
+    /// The side that a hash belongs to.
     #[inline]
     pub(in crate::writer) fn side(&self, hash: u64) -> &Side<L> {
         &self.sides[usize::from(hash < self.frontier)]
@@ -209,7 +212,8 @@ impl<L: Line> Lines<L> {
         &mut self.sides[usize::from(hash < self.frontier)]
     }
 
-    /// The line that a hash belongs to: the lowest hash of the next, none after the last, and the piece of memory it is in.
+    /// Line that a hash belongs to: the lowest hash of the next line, None after the last; the piece of memory, and the
+    /// index in it.
     pub(in crate::writer) fn line_at(&self, hash: u64) -> (Option<u64>, &[L], usize) {
         let side = self.side(hash);
         let line = side.line_of(hash);
@@ -226,7 +230,7 @@ impl<L: Line> Lines<L> {
         self.sides[LOWER].lines != 0
     }
 
-    /// Lines when all that is begun will be done.
+    /// Number of lines when the current move will be complete.
     #[inline]
     fn lines(&self) -> usize {
         if self.is_moving() { self.sides[LOWER].lines } else { self.sides[UPPER].lines }
@@ -237,7 +241,7 @@ impl<L: Line> Lines<L> {
         self.lines() * L::FULL_PAIR / 2
     }
 
-    /// True if the table of `len` entries has nothing to do before `more` come.
+    /// True if a table of `len` entries has nothing to do before `more` come.
     #[inline]
     pub(in crate::writer) fn is_ready(&self, len: usize, more: usize) -> bool {
         !self.is_moving() && len + more <= self.room() && !self.is_too_large_for(len + more)
@@ -249,9 +253,8 @@ impl<L: Line> Lines<L> {
         len * 5 < self.room() * 2 && self.sides[UPPER].lines > 1
     }
 
-    /// Makes room for `more` entries beside the `len` there are, or gives room back, as far as it is time for it now that
-    /// `changed` have come or gone. `shift`: what the table keeps of hashes with that number of lines. `to` moves the
-    /// entries of a line.
+    /// Makes room for `more` entries beside the present `len`, or frees memory, as far as it is due now that `changed`
+    /// have come or gone. `shift` returns a side's `shift` for a number of lines. `to` moves the entries of a line.
     #[cold]
     #[inline(never)]
     pub(in crate::writer) fn make_ready(
@@ -262,8 +265,8 @@ impl<L: Line> Lines<L> {
         shift: impl Fn(usize) -> u32,
         mut to: impl FnMut(LineMove<'_, L>, &mut Side<L>),
     ) {
-        // Growing has time until as many have come as there is room for: what goes meanwhile need not hurry it, unless so
-        // much has gone that all of it was for nothing.
+        // Growing must be complete only when as many entries were added as there is room for. Removals need not hurry
+        // it, unless they leave too few entries for the larger table.
         let is_growing = self.sides[LOWER].lines > self.sides[UPPER].lines && !self.is_too_large_for(len + more);
         let mut due = if is_growing { L::PACE * more } else { SHRINKING_PACE * (more + changed) };
         loop {
@@ -324,7 +327,7 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// Gives up a piece; returns whether there are more. There is nothing to be looked up after.
+    /// Frees a piece of memory; true if more are left. Nothing may be looked up afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         for side in &mut self.sides {
             while let Some(piece) = side.pieces.pop() {

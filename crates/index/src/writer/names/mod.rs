@@ -1,4 +1,4 @@
-//! Block hash → position, for the names that holders share.
+//! Block hash to position, for the block hashes that holders share.
 
 pub(in crate::writer) mod lines;
 pub(in crate::writer) mod own;
@@ -13,7 +13,7 @@ use crate::position::{NO_NAME, Position};
 use crate::runs::Runs;
 use crate::spread::Secret;
 
-/// Names by hash. The names themselves are kept elsewhere, by position.
+/// Table of positions by block hash. The block hashes themselves are stored in the runs, by position.
 pub(crate) struct NameTable {
     slots: Slots,
     secret: Secret,
@@ -33,23 +33,25 @@ impl NameTable {
         self.slots.bytes()
     }
 
-    /// The number of the position of `name`; `name_of` tells what the position of a number is named.
+    /// Number of the position of `name`; None if there is none. `name_of` returns the block hash of a numbered
+    /// position.
     #[inline]
     pub(crate) fn find(&self, name: u64, name_of: impl Fn(u32) -> Option<u64>) -> Option<u32> {
         self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
     }
 
-    /// Adds a name that is not there. There must be room ([`Self::make_ready`]).
+    /// Adds a block hash that is not in the table. There must be room ([`Self::make_ready`]).
     #[inline]
     pub(crate) fn insert(&mut self, name: u64, number: u32) {
         self.slots.insert(self.hash(name), number);
     }
 
-    /// Adds the names of the last positions of a run, from `start` on, up to the first that is there already; returns how
-    /// many.
+    /// Adds the block hashes of a run's positions from `start` on, up to the first that the table has already; returns
+    /// the number added.
     ///
-    /// An entry that looks like a name's is nearly never that: tags are short. To tell is to wait for memory three times,
-    /// so all is added first, and what looked alike is compared in the end, all at once.
+    /// Tags are short, so an entry with the tag of a block hash is nearly never that block hash. A comparison waits for
+    /// memory three times, so all block hashes are added first, and those with equal tags are compared at the end, all
+    /// at once.
     pub(crate) fn insert_new(&mut self, names: &[u64], run: u32, start: u32, runs: &Runs) -> usize {
         let mut ahead = NamePrefetch::of(self, names);
         let mut alike = LookAlikes::new();
@@ -78,8 +80,8 @@ impl NameTable {
         taken
     }
 
-    /// Makes room for `more` names, or gives room back, as far as it is time for it now that `changed` have come or gone.
-    /// A name costs 9 to 15 bytes, in small tables up to 25.
+    /// Makes room for `more` block hashes, or frees memory, as far as it is due now that `changed` have come or gone. A
+    /// block hash takes 9 to 15 bytes, in small tables up to 25.
     #[inline]
     pub(crate) fn make_ready(&mut self, more: usize, changed: usize, runs: &Runs) {
         let secret = self.secret;
@@ -92,13 +94,13 @@ impl NameTable {
         debug_assert!(was_there);
     }
 
-    /// True if what the table counts is right.
+    /// True if the table's counts are right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.slots.is_counted()
     }
 
-    /// Takes out the names of the positions of a run from `offset` on.
+    /// Removes the block hashes of a run's positions from `offset` on.
     pub(crate) fn remove_all(&mut self, run: u32, offset: u32, names: &[u64], runs: &Runs) {
         let mut ahead = NamePrefetch::of(self, names);
         for (i, (&name, offset)) in names.iter().zip(offset..).enumerate() {
@@ -111,12 +113,13 @@ impl NameTable {
     }
 }
 
-/// Number of added names with lookalikes after which they are compared.
+/// Number of possible duplicates after which they are compared.
 const MOST_ALIKE: usize = 32;
-/// A name, the number of a position that may be named so, and which of the names that are added it is.
+/// List of possible duplicates: a block hash, the number of a position that may have it, and its index among those that
+/// are added.
 type LookAlikes = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
 
-/// Returns the first of the names that equals the name of a position it looked like.
+/// Index of the first block hash that a position has already; None if there is none.
 #[inline]
 fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     for (_, number, _) in &*alike {
@@ -129,10 +132,10 @@ fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     alike.drain(..).find(|(name, number, _)| runs.name(runs.position(*number)) == *name).map(|(_, _, at)| at)
 }
 
-/// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
+/// Number of block hashes whose lines are prefetched: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
-/// The hashes of the next names of a list that is gone through, whose lines have been asked for.
+/// Hashes of the next block hashes in a list, whose lines were prefetched.
 struct NamePrefetch([u64; AHEAD]);
 
 impl NamePrefetch {
@@ -146,7 +149,7 @@ impl NamePrefetch {
         Self(hashes)
     }
 
-    /// The hash of `names[i]`: to be called for each `i` in turn.
+    /// Hash of `names[i]`; must be called for each `i` in turn.
     #[inline]
     fn next(&mut self, table: &NameTable, names: &[u64], i: usize) -> u64 {
         let slot = &mut self.0[i % AHEAD];
@@ -179,7 +182,8 @@ mod tests {
         let old: Vec<u64> = (1..1_000).collect();
         assert_eq!(add(&mut runs, &mut table, 1 << 32, &old).1, old.len());
         let fresh = |content: u64| (0..1_000).map(|i| content << 32 | i).collect::<Vec<u64>>();
-        // There already; more of them than are compared at once; and one that the list itself has twice.
+        // Block hashes that are there already, that have more duplicates than are compared at once, or that occur
+        // twice.
         let is_there: &dyn Fn(&mut Vec<u64>, usize) = &|names, at| names[at] = old[at];
         let are_there = &|names: &mut Vec<u64>, at: usize| names[at..].copy_from_slice(&old[at - 1..]);
         let is_twice = &|names: &mut Vec<u64>, at: usize| names[at] = names[at / 2];

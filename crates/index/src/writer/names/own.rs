@@ -1,10 +1,11 @@
-//! Block hash → position, for one holder: a hash table that has the names in it.
+//! Block hash to position, for one holder: a hash table that contains the block hashes.
 //!
-//! A line is a cache line: five names, the numbers of their positions, and a count of the entries that wanted this line
-//! and found it full; those are in the next line that had room. There are no tombstones, as that count goes down again.
+//! A line is a cache line: five block hashes, the numbers of their positions, and the number of entries that belong to
+//! this line but found it full; those are in the next line that had room. The number decreases again when one of them
+//! is removed, so there are no tombstones.
 //!
-//! The shared table leaves the names to the runs, where they are beside what a look-up wants next. One holder's own are
-//! nowhere else, and to look there first would be three misses more.
+//! The shared table leaves the block hashes to the runs, where they are beside the data that a look-up needs next. The
+//! block hashes of one holder are nowhere else, and storing them outside the table would cost three cache misses more.
 
 use super::lines::{LineMove, Lines, Side};
 use crate::position::NO_NAME;
@@ -13,16 +14,16 @@ use crate::spread::{Secret, line_after, line_of};
 use crate::stats::step;
 
 const SLOTS: usize = 5;
-/// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
+/// Number of block hashes whose lines are prefetched: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line {
-    /// [`NO_NAME`] for an empty slot.
+    /// Block hashes in the line; [`NO_NAME`] in an empty slot.
     names: [u64; SLOTS],
     numbers: [u32; SLOTS],
-    /// Entries that are in later lines because this was full.
+    /// Number of entries that are in later lines because this line was full.
     overflow: u32,
 }
 
@@ -34,7 +35,7 @@ impl super::lines::Line for Line {
     const PACE: usize = 2;
 }
 
-/// See the module's text.
+/// Hash table of one holder's block hashes; see the module's documentation.
 pub(in crate::writer) struct OwnTable {
     lines: Lines<Line>,
     len: usize,
@@ -42,7 +43,7 @@ pub(in crate::writer) struct OwnTable {
 }
 
 impl OwnTable {
-    /// An empty table with room for `names` names.
+    /// Creates an empty table with room for `names` block hashes.
     pub(in crate::writer) fn with_room_for(names: usize) -> Self {
         Self { lines: Lines::with_room_for(names, |_| 0), len: 0, secret: Secret::new() }
     }
@@ -51,13 +52,13 @@ impl OwnTable {
         self.lines.bytes()
     }
 
-    /// True if the bytes and the number of names are what they must be.
+    /// True if the counts of bytes and block hashes are right.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.lines.is_counted() && self.len == self.iter().count()
     }
 
-    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.lines.shed()
     }
@@ -74,14 +75,14 @@ impl OwnTable {
         prefetch(&piece[at]);
     }
 
-    /// Asks for the lines of the first names that are soon to be looked up.
+    /// Prefetches the lines of the first block hashes of a list, before they are looked up one by one.
     #[inline]
     pub(in crate::writer) fn prefetch_first(&self, names: &[u64]) {
         names.iter().take(AHEAD).for_each(|&name| self.prefetch_one(name));
     }
 
-    /// Asks for the lines of names that are being looked up one by one: called for each `i` before `names[i]` is, and for
-    /// the first as above.
+    /// Prefetches the line of a block hash that is looked up soon: to be called for each `i` before `names[i]` is
+    /// looked up, after one call of `prefetch_first`.
     #[inline]
     pub(in crate::writer) fn prefetch(&self, names: &[u64], i: usize) {
         if let Some(&name) = names.get(i + AHEAD) {
@@ -89,15 +90,16 @@ impl OwnTable {
         }
     }
 
-    /// Every name with its number.
+    /// Every block hash with the number of its position.
     pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.lines.iter().flat_map(|line| line.names.iter().copied().zip(line.numbers));
         entries.filter(|(name, _)| *name != NO_NAME)
     }
 
-    /// Gives about `names` names with their numbers from a place on, at least one line; returns the place to go on from, none
-    /// at the end. The first place is 0. Names that are there from the first call to the last are all among them, whatever
-    /// comes and goes in between: places are hashes, which stay the same while the table grows and shrinks.
+    /// Calls `f` with about `names` block hashes and position numbers from a place on, at least those of one line;
+    /// returns the next place, None at the end. The first place is 0. Block hashes that are in the table from the first
+    /// call to the last are all visited, whatever changes in between: places are hashes, which stay the same while the
+    /// table grows and shrinks.
     pub(in crate::writer) fn some_from(&self, place: u64, names: usize, mut f: impl FnMut(u64, u32)) -> Option<u64> {
         let mut place = place;
         for _ in 0..names.div_ceil(SLOTS).max(1) {
@@ -131,7 +133,7 @@ impl OwnTable {
         Some(piece[line].numbers[slot])
     }
 
-    /// Adds a name unless it is there; returns whether it was added. There must be room ([`Self::make_ready`]).
+    /// Adds a block hash unless it is in the table; true if it was added. There must be room ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert_new(&mut self, name: u64, number: u32) -> bool {
         let hash = self.hash(name);
@@ -151,7 +153,7 @@ impl OwnTable {
         true
     }
 
-    /// Takes a name out; returns whether it was there.
+    /// Removes a block hash; true if it was in the table.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, name: u64) -> bool {
         let hash = self.hash(name);
@@ -162,7 +164,7 @@ impl OwnTable {
         true
     }
 
-    /// Makes room for `more` names, or gives room back, as far as it is time for it now that `changed` have come or gone.
+    /// Makes room for `more` block hashes, or frees memory, as far as it is due now that `changed` have come or gone.
     #[inline]
     pub(in crate::writer) fn make_ready(&mut self, more: usize, changed: usize) {
         if !self.lines.is_ready(self.len, more) {
@@ -173,7 +175,7 @@ impl OwnTable {
     }
 }
 
-/// Moves what belongs to a line to the other side.
+/// Moves the entries that belong to a line to the other side.
 fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     let LineMove { piece, at, line, lines, .. } = from;
     let (mut next, mut distance) = (at, 0);
@@ -194,7 +196,7 @@ fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     }
 }
 
-/// Line, slot, and lines from home.
+/// Place of a block hash: its line, its slot, and the number of lines from its first choice.
 #[inline]
 fn locate(piece: &[Line], home: usize, name: u64) -> Option<(usize, usize, usize)> {
     let mut at = home;
@@ -226,7 +228,7 @@ fn insert(piece: &mut [Line], home: usize, name: u64, number: u32) {
     }
 }
 
-/// Empties a slot: line, slot, and lines from home.
+/// Empties a slot, given its line, its slot, and the number of lines from the entry's first choice.
 #[inline]
 fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
     piece[line].names[slot] = NO_NAME;
@@ -238,7 +240,7 @@ fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, 
 }
 
 impl Line {
-    /// Bit i for each slot i with this name.
+    /// Mask of the slots with this block hash: bit i for slot i.
     #[inline]
     fn marks(&self, name: u64) -> u32 {
         self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i)
@@ -295,15 +297,14 @@ mod tests {
                 assert!(table.remove(u64::from(v)));
                 table.make_ready(0, 1);
             }
-            // What is left goes back in as many steps as it was made for.
+            // The remaining lines are freed in as many steps as they had room for entries.
             (0..2 * room + 10_000).for_each(|_| table.make_ready(0, 1));
             assert!(table.is_counted() && table.bytes() < 200, "{} bytes", table.bytes());
             assert!(table.lines.iter().all(|line| line.names == [NO_NAME; SLOTS] && line.overflow == 0));
             assert!(longest <= 2 * 96, "{longest} lines moved at once, whatever the size of all");
         }
     }
-    /// Names that stay are found by who looks at a few lines at a time, while the rest comes and goes and the table
-    /// moves.
+    /// Entries that stay are found by a reader of a few lines at a time, while others come and go and the table moves.
     #[test]
     fn what_stays_is_found_in_slices() {
         for (most, pace) in [(300, 3), (5_000, 20), (5_000, 400)] {

@@ -1,4 +1,4 @@
-//! Block hash → position and back, for the names of one holder alone.
+//! Block hash to position and back, for the block hashes of one holder alone.
 
 use std::cell::OnceCell;
 
@@ -8,29 +8,29 @@ use crate::runs::Runs;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// The names of one holder whose engine does not name blocks as the others do.
+/// Private table of names: the block hashes of one holder whose engine uses other ones than the other engines.
 pub(crate) struct PrivateNames {
     table: OwnTable,
-    /// Positions to names, made when first asked for, which is rare.
+    /// Block hashes by position, built when first needed, which is rare.
     by_place: OnceCell<Box<PlaceNames>>,
-    /// Positions to names while they come together in steps.
+    /// Block hashes by position while they are being collected in steps; None otherwise.
     gathering: Option<Box<TableBuilder>>,
 }
 
-/// Names by place, as far as they have been put in.
+/// Progress of collecting block hashes by position.
 struct TableBuilder {
-    /// The place in the table to go on from.
+    /// Place in the table at which to continue.
     next: u64,
     places: Box<PlaceNames>,
 }
 
-/// All that a holder calls its regular blocks, as a table of its own, while it comes together in steps. Whatever is regular
-/// or no longer is meanwhile is noted here too, so a name may come twice, or go before it has come.
+/// Private table of names of a holder while it is being built in steps. Blocks that become regular meanwhile, or no
+/// longer are, are recorded here too, so a block hash may come twice, or go before it has come.
 pub(crate) struct NameTableBuilder {
     pub(in crate::writer) names: PrivateNames,
-    /// The runs whose names are to be put in.
+    /// The runs whose block hashes are still to be added.
     pub(in crate::writer) runs: Vec<u32>,
-    /// Blocks of the last of these after which to go on.
+    /// Number of blocks of the last of `runs` that were added.
     pub(in crate::writer) offset: u32,
 }
 
@@ -43,7 +43,7 @@ impl NameTableBuilder {
         size_of::<Self>() + self.names.bytes() + self.runs.capacity() * size_of::<u32>()
     }
 
-    /// Names positions of a run from `start` on; [`NO_NAME`] is none.
+    /// Adds block hashes of a run's positions from `start` on; [`NO_NAME`] is skipped.
     pub(in crate::writer) fn add(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) {
         let table = &mut self.names.table;
         table.make_ready(names.len(), 0);
@@ -56,13 +56,13 @@ impl NameTableBuilder {
         }
     }
 
-    /// True if the count of the names is right, and `is_right` holds for each.
+    /// True if the count of the block hashes is right, and `is_right` holds for each.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self, mut is_right: impl FnMut(u64, u32) -> bool) -> bool {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
     }
 
-    /// Removes these names, if they are there.
+    /// Removes those of these block hashes that are in the table.
     pub(in crate::writer) fn forget(&mut self, names: &[u64]) {
         let table = &mut self.names.table;
         for &name in names.iter().filter(|name| **name != NO_NAME) {
@@ -72,16 +72,16 @@ impl NameTableBuilder {
     }
 }
 
-/// Names by run and offset; [`NO_NAME`], or nothing at the end, where the holder covers a position by irregular blocks alone.
+/// Block hashes by run and offset; [`NO_NAME`], or nothing at the end, where only irregular blocks cover a position.
 #[derive(Default)]
 pub(in crate::writer) struct PlaceNames {
     names: Map<u32, Vec<u64>>,
-    /// Room in these lists, in names.
+    /// Capacity of these lists, in block hashes.
     room: usize,
 }
 
 impl PrivateNames {
-    /// Returns an empty table with room for about `names` names.
+    /// Creates an empty table with room for about `names` block hashes.
     pub(crate) fn with_room_for(names: usize) -> Self {
         Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new(), gathering: None }
     }
@@ -91,7 +91,7 @@ impl PrivateNames {
         self.table.bytes() + self.by_place.get().map_or(0, |it| it.bytes()) + gathering
     }
 
-    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         if let Some(places) = self.places_mut() {
             if !places.shed() {
@@ -102,7 +102,7 @@ impl PrivateNames {
         self.table.shed()
     }
 
-    /// True if what it counts, and the names by place, are what they must be.
+    /// True if the counts and the block hashes by position are right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, runs: &Runs) -> bool {
         let places = self.by_place.get().is_none_or(|it| {
@@ -121,13 +121,14 @@ impl PrivateNames {
         self.table.find(name).map(|number| runs.position(number))
     }
 
-    /// Asks for the lines of the first names that are soon to be looked up.
+    /// Prefetches the lines of the first block hashes of a list, before they are looked up one by one.
     #[inline]
     pub(crate) fn prefetch_first(&self, names: &[u64]) {
         self.table.prefetch_first(names);
     }
 
-    /// Asks for the lines of names that are being looked up: called for each `i` before `names[i]` is.
+    /// Prefetches the line of a block hash that is looked up soon: to be called for each `i` before `names[i]` is
+    /// looked up.
     #[inline]
     pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
         self.table.prefetch(names, i);
@@ -144,13 +145,13 @@ impl PrivateNames {
         })
     }
 
-    /// True if names are found by their places without work.
+    /// True if block hashes are available by position.
     pub(in crate::writer) fn has_places(&self) -> bool {
         self.by_place.get().is_some()
     }
 
-    /// Puts about `names` names where [`Self::name`] and [`Self::of_run`] look for them, which takes long for all at once;
-    /// returns whether all are there.
+    /// Collects about `names` block hashes by position, for [`Self::name`] and [`Self::of_run`], as it takes long to
+    /// collect all at once; true if all are collected.
     pub(in crate::writer) fn gather_places(&mut self, names: usize, runs: &Runs) -> bool {
         if self.has_places() {
             self.gathering = None;
@@ -170,13 +171,13 @@ impl PrivateNames {
         self.gathering.is_none()
     }
 
-    /// Takes the names by place, after a copy that needed them.
+    /// Removes and returns the block hashes by position, after a copy that needed them.
     pub(in crate::writer) fn take_places(&mut self) -> Option<Box<PlaceNames>> {
         let gathering = self.gathering.take().map(|it| it.places);
         self.by_place.take().or(gathering)
     }
 
-    /// Names by place, if they are kept, for an update.
+    /// Block hashes by position, to be updated; None if they are not kept.
     fn places_mut(&mut self) -> Option<&mut PlaceNames> {
         let gathering = self.gathering.as_mut().map(|it| &mut it.places);
         self.by_place.get_mut().or(gathering).map(|it| &mut **it)
@@ -186,19 +187,19 @@ impl PrivateNames {
         self.by_place(runs).name(at)
     }
 
-    /// The names in one run, by offset.
+    /// Block hashes in one run, by offset.
     pub(crate) fn of_run(&self, run: u32, runs: &Runs) -> &[u64] {
         self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
 
-    /// Number of leading names that are those of the positions of a run from `start` on.
+    /// Number of leading `names` that are the block hashes of a run's positions from `start` on.
     pub(crate) fn agree(&self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         let is_named =
             |(name, offset): &(&u64, u32)| self.find(**name, runs) == Some(Position { run, offset: *offset });
         names.iter().zip(start..).take_while(is_named).count()
     }
 
-    /// Names a position.
+    /// Gives a position a block hash.
     pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
         self.table.make_ready(1, 0);
         self.table.insert_new(name, runs.number(at));
@@ -207,8 +208,8 @@ impl PrivateNames {
         }
     }
 
-    /// Names the positions of a run from `start` on, up to the first name that is taken; [`NO_NAME`] names nothing. Returns
-    /// how many.
+    /// Gives the positions of a run from `start` on their block hashes, up to the first that is taken; [`NO_NAME`] is
+    /// skipped. Returns the number of positions done.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         self.table.make_ready(names.len(), 0);
         let mut taken = 0;
@@ -227,7 +228,7 @@ impl PrivateNames {
         taken
     }
 
-    /// Takes names away from positions that are about to be covered no more.
+    /// Removes block hashes whose positions will be covered no more.
     pub(crate) fn forget(&mut self, names: &[u64]) {
         for (i, &name) in names.iter().enumerate() {
             self.table.prefetch(names, i);
@@ -237,7 +238,7 @@ impl PrivateNames {
         self.table.make_ready(0, names.len());
     }
 
-    /// Takes the name from a position, which stays covered for now.
+    /// Removes the block hash of a position, which stays covered for now.
     pub(crate) fn unname(&mut self, at: Position, name: u64) {
         if name != NO_NAME && self.table.remove(name) {
             if let Some(by_place) = self.places_mut() {
@@ -247,7 +248,7 @@ impl PrivateNames {
         }
     }
 
-    /// A run is covered up to `len` only; what was named beyond has lost its name before.
+    /// Drops positions of a run from `len` on, whose block hashes were removed before.
     pub(crate) fn truncate(&mut self, run: u32, len: u32) {
         if let Some(by_place) = self.places_mut() {
             by_place.truncate(run, len as usize);
@@ -260,7 +261,7 @@ impl PlaceNames {
         size_of::<Self>() + self.names.bytes() + self.room * size_of::<u64>()
     }
 
-    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.names.shed()
     }

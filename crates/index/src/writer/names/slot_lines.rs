@@ -1,15 +1,16 @@
-//! The lines of the table of slots: entries that find no room in the line that they want are in a later one.
+//! Lines of the table of slots: an entry that finds its line full goes to a later one.
 
 use crate::raw::{equal_lanes, lesser_lanes};
 use crate::spread::line_after;
 
 pub(in crate::writer) const SLOTS: usize = 10;
-/// The marks of all slots.
+/// Mask with the marks of all slots.
 pub(in crate::writer) const ALL: u32 = 0x5_5555;
-/// The shortest way from the line that an entry wanted that its tag does not tell from a shorter one.
+/// Least distance, in lines, of an entry from its first choice at which its tag no longer determines this line.
 pub(in crate::writer) const FAR: usize = 4;
-/// In [`Line::notes`], from which bit on: for each slot whether its entry wanted an earlier line; whether that is [`FAR`]
-/// or farther away, or at the end of the piece; and how many entries are in later lines because this was full.
+/// First bits of the parts of [`Line::notes`]. `LATE`: for each slot, whether its entry's first choice was an earlier
+/// line. `FAR_AWAY`: for each slot, whether that line is [`FAR`] or more lines away, or at the end of the piece.
+/// `OVERFLOW`: the number of entries that are in later lines because this line was full.
 pub(in crate::writer) const LATE: u32 = 0;
 pub(in crate::writer) const FAR_AWAY: u32 = SLOTS as u32;
 pub(in crate::writer) const OVERFLOW: u32 = 2 * SLOTS as u32;
@@ -19,7 +20,7 @@ pub(in crate::writer) const MOST_OVERFLOW: u32 = u32::MAX >> OVERFLOW;
 #[repr(C, align(64))]
 pub(in crate::writer) struct Line {
     pub(in crate::writer) words: [u32; SLOTS],
-    /// 0 for an empty slot.
+    /// Tags of the slots; 0 for an empty slot.
     pub(in crate::writer) tags: [u16; SLOTS],
     pub(in crate::writer) notes: u32,
 }
@@ -32,7 +33,7 @@ impl super::lines::Line for Line {
     const PACE: usize = 1;
 }
 
-/// Line, slot, and lines from home.
+/// Place of the word that `is_it` accepts: its line, its slot, and the number of lines from its first choice.
 #[inline]
 pub(in crate::writer) fn locate(
     piece: &[Line],
@@ -88,7 +89,7 @@ pub(in crate::writer) fn insert_late(piece: &mut [Line], home: usize, tag: u16, 
     }
 }
 
-/// Empties a slot: line, slot, and lines from home.
+/// Empties a slot, given its line, its slot, and the number of lines from the entry's first choice.
 #[inline]
 pub(in crate::writer) fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
     piece[line].tags[slot] = 0;
@@ -108,7 +109,7 @@ impl Line {
         (self.tags[slot], self.words[slot]) = (tag, word);
     }
 
-    /// Entries that are in later lines because this was full.
+    /// Number of entries that are in later lines because this line was full.
     #[inline]
     pub(in crate::writer) fn overflow(&self) -> u32 {
         self.notes >> OVERFLOW
@@ -120,21 +121,22 @@ impl Line {
         }
     }
 
-    /// Once there were more than it can count, it counts no more: the line is taken for full until its entries move.
+    /// Decrements the overflow count, unless it has ever reached its maximum: then the line is treated as full until
+    /// its entries move.
     pub(in crate::writer) fn one_less_past(&mut self) {
         if self.overflow() < MOST_OVERFLOW {
             self.notes -= 1 << OVERFLOW;
         }
     }
 
-    /// Bit 2 i for each slot i with this tag.
+    /// Mask of the slots with this tag: bit 2 i for slot i.
     #[inline]
     pub(in crate::writer) fn marks(&self, tag: u16) -> u32 {
         let [a, b, c, d, e, f, g, h, y, z] = self.tags;
         equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y == tag) << 16 | u32::from(z == tag) << 18
     }
 
-    /// The same, of those with a lesser tag; empty slots may or may not be among them.
+    /// Mask of the slots with a smaller tag: bit 2 i for slot i; empty slots may or may not be in it.
     #[inline]
     pub(in crate::writer) fn lesser(&self, tag: u16) -> u32 {
         // All tags have their highest bit: as signed numbers they are in the same order.
@@ -144,7 +146,7 @@ impl Line {
     }
 }
 
-/// The slot of the lowest mark.
+/// Slot of the lowest mark.
 #[inline]
 pub(in crate::writer) fn slot(marks: u32) -> usize {
     marks.trailing_zeros() as usize / 2

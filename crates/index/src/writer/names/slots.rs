@@ -1,46 +1,46 @@
-//! A hash table for the writer alone: ten 32-bit words a cache line.
+//! Hash table for the writer alone: ten 32-bit words in a cache line.
 //!
-//! A line has a tag for each word and a count of the entries that wanted this line and found it full; those are in the next
-//! line that had room. Look-ups go on to the next line only where that count is not zero: at the highest load, kept up
-//! under any churn, one in two does.
+//! A line has a tag for each word, and the number of entries that belong to this line but found it full; those are in
+//! the next line that had room. Look-ups go on to the next line only if that number is not zero: at the highest load,
+//! after any changes, one in two does.
 //!
-//! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
-//! wide enough to make it rarely in vain.
+//! Keys are not stored: the caller decides whether a word is the wanted one. That costs a few cache misses, so tags are
+//! wide enough to make wrong candidates rare.
 //!
 //! A tag is fifteen bits of the hash; its first two to seven are among those that choose the line. So a line and a tag
-//! together tell more of a hash than which line it has in a larger table, and entries move to one without a look at their
-//! keys. With each doubling one bit less of the tag tells the entries of a line apart; once in six doublings the keys are
-//! looked at, and tags begin farther on.
+//! together determine the entry's line in a larger table, and entries move there without a look at their keys. With
+//! each doubling, one bit less of the tag distinguishes the entries of a line; once in six doublings the keys are read,
+//! and tags start at a later bit.
 
 use super::lines::{LineMove, Lines, Side, first_of};
 use super::slot_lines::{ALL, FAR, FAR_AWAY, LATE, Line, OVERFLOW, SLOTS, insert, locate, slot, take};
 use crate::raw::prefetch;
 use crate::spread::{line_after, line_of};
 
-/// Bits of a hash in a tag.
+/// Number of bits of a hash in a tag.
 const BITS: u32 = 15;
-/// In every tag; an empty slot has 0.
+/// Bit that is set in every tag; the tag of an empty slot is 0.
 const TAKEN: u16 = 1 << BITS;
 
-/// See the module's text.
+/// Hash table of words; see the module's documentation.
 pub(in crate::writer) struct Slots {
     lines: Lines<Line>,
     len: usize,
 }
 
-/// Bits by which a hash is shifted to have a tag at its end, in a table of `lines` lines.
+/// Number of bits by which a hash is shifted right to have its tag at the end, in a table of `lines` lines.
 fn shift_for(lines: usize) -> u32 {
     let first_bit = lines.ilog2().checked_sub(7).map_or(0, |more| 5 + more / 6 * 6);
     u64::BITS - BITS - first_bit
 }
 
-/// The tag of a hash.
+/// Tag of a hash.
 #[inline]
 fn tag(hash: u64, shift: u32) -> u16 {
     (hash >> shift) as u16 | TAKEN
 }
 
-/// The least and the largest hash with a tag that belong to a line with this lowest hash.
+/// Range of the hashes with a tag that belong to the line whose lowest hash is `first`: the least and the largest.
 #[inline]
 fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
     let unknown = (1 << shift) - 1;
@@ -51,7 +51,7 @@ fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
 }
 
 impl Slots {
-    /// An empty one.
+    /// Creates an empty table.
     pub(in crate::writer) fn new() -> Self {
         Self { lines: Lines::with_room_for(0, shift_for), len: 0 }
     }
@@ -60,7 +60,7 @@ impl Slots {
         self.lines.bytes()
     }
 
-    /// True if the bytes and the number of entries are what they must be.
+    /// True if the counts of bytes and entries are right.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         let taken = self.lines.iter().map(|line| line.tags.iter().filter(|tag| **tag != 0).count());
@@ -73,7 +73,8 @@ impl Slots {
         prefetch(&piece[at]);
     }
 
-    /// The first word under `hash` that `is_it` accepts. Words of other keys may be offered too.
+    /// The first word under `hash` that `is_it` accepts; words of other keys may be offered to `is_it` too. None if
+    /// there is none.
     #[inline]
     pub(in crate::writer) fn find(&self, hash: u64, is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let side = self.lines.side(hash);
@@ -92,7 +93,8 @@ impl Slots {
         self.len += 1;
     }
 
-    /// Adds a word unless `is_it` accepts one that is there; returns whether it was added. There must be room.
+    /// Adds a word unless `is_it` accepts one that is in the table; true if it was added. There must be room
+    /// ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert_new(&mut self, hash: u64, word: u32, mut is_it: impl FnMut(u32) -> bool) -> bool {
         let side = self.lines.side_mut(hash);
@@ -122,7 +124,7 @@ impl Slots {
         true
     }
 
-    /// Takes the word that `is_it` accepts out; returns whether there was one.
+    /// Removes the word that `is_it` accepts; true if there was one.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, hash: u64, is_it: impl FnMut(u32) -> bool) -> bool {
         let side = self.lines.side_mut(hash);
@@ -134,8 +136,8 @@ impl Slots {
         true
     }
 
-    /// Makes room for `more` words, or gives room back, as far as it is time for it now that `changed` have come or gone.
-    /// `hash_of` tells the hash of any word that is in the table.
+    /// Makes room for `more` words, or frees memory, as far as it is due now that `changed` have come or gone.
+    /// `hash_of` returns the hash of any word in the table.
     #[inline]
     pub(in crate::writer) fn make_ready(&mut self, more: usize, changed: usize, hash_of: impl Fn(u32) -> u64) {
         if !self.lines.is_ready(self.len, more) {
@@ -145,7 +147,7 @@ impl Slots {
     }
 }
 
-/// Moves what belongs to a line to the other side.
+/// Moves the entries that belong to a line to the other side.
 #[inline]
 fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
     if !move_within(&mut from, to) {
@@ -156,8 +158,8 @@ fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn
     }
 }
 
-/// Moves what is in a line and belongs to it, if it goes to one or two lines of the other side, and there is room, and tags
-/// alone tell which. So it is nearly always; the other way takes several times as long.
+/// Moves the entries in a line, if they go to at most two lines of the other side that have room, and tags alone tell
+/// to which. True if it did, as in nearly all cases; moving entries one by one takes several times as long.
 #[inline]
 fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     let old = &mut from.piece[from.at];
@@ -195,7 +197,7 @@ fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     true
 }
 
-/// Moves the entries of a line one by one, whatever the line is.
+/// Moves the entries of a line one by one, which works for every line.
 #[cold]
 #[inline(never)]
 fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
@@ -218,13 +220,14 @@ fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: 
     }
 }
 
-/// True if all hashes with a tag of this side belong to one line of the other, and the tag of one of them there tells
-/// as much. Keys are asked for where that is not so: for tags that begin farther on, and where lines begin.
+/// True if the tag suffices to move an entry: all hashes with this tag belong to one line of the other side, and its
+/// tag there follows from it. Otherwise the key is needed: if the other side's tags start at a later bit, or at the
+/// limits of lines.
 fn is_known(to: &Side<Line>, shift: u32, (least, largest): (u64, u64)) -> bool {
     to.shift >= shift && to.line_of(least) == to.line_of(largest)
 }
 
-/// Moves what belongs to a line and found no room there.
+/// Moves the entries that belong to a line but are in later lines, as it was full.
 #[cold]
 #[inline(never)]
 fn move_overflow(from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {

@@ -1,4 +1,4 @@
-//! Blocks that were never announced: what waits for them, and their coming in by other ways than a store.
+//! Blocks that were never announced: which ones others wait for, and adding them in other ways than by a store.
 
 use hashbrown::HashMap;
 
@@ -8,39 +8,40 @@ use crate::types::{BlockHash, Error, Tier};
 use crate::writer::holders::workers::inner;
 use crate::writer::state::Writer;
 
-/// Blocks where chains were found to begin whose first blocks are not held, so that a chain which grows is not walked
-/// from its end each time. Each entry is looked at before it is believed.
+/// Cache of the missing blocks at which incomplete chains begin, so that a growing chain is not walked from its end
+/// each time. Each entry is verified before use.
 #[derive(Debug, Default)]
 pub struct Roots {
-    /// The missing block that each waiting block waits for.
+    /// Block hash of the missing block, by the block hash of a block that waits for it.
     by_name: HashMap<u64, u64>,
-    /// Names that had come to mean another block when this was begun: a chain may lead elsewhere since.
+    /// Count of block hashes that were given to other blocks, when the cache was started: after another one, chains may
+    /// differ.
     replaced: u64,
 }
 
-/// Greatest number of entries; beyond it the roots are begun anew.
+/// Largest number of entries; beyond it the cache is cleared.
 const MOST_ROOTS: usize = 1 << 16;
 
 impl Roots {
-    /// Drops all roots.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.by_name = HashMap::new();
     }
 }
 
-/// Outcome of an adoption.
+/// Outcome of an adoption of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// Number of blocks that are held now and were not before.
+    /// Number of blocks that were added.
     Blocks(usize),
-    /// One of the names is held with another content. Nothing has changed.
+    /// A block is held with another content or parent. Nothing has changed.
     Contrary,
 }
 
 impl Writer {
-    /// For each of `names`: the first block that is missing on the way from there up to the root, if any is.
+    /// For each of `names`, the first block missing on the way from this block up to the root; None if none is missing.
     ///
-    /// `removed`: names that were removed since the last call with these `roots`.
+    /// `removed`: block hashes that were removed since the last call with these `roots`.
     pub(crate) fn missing_above(
         &self,
         worker: &str,
@@ -65,7 +66,7 @@ impl Writer {
         names.iter().map(|&name| self.missing_from(device, inner(name), roots).map(BlockHash)).collect()
     }
 
-    /// The holder of what a rank holds on its device, if the rank is known.
+    /// Holder of the blocks that a rank has on its device; None if the rank is not known.
     fn known_device(&self, worker: &str, rank: u32) -> Option<u32> {
         Some(self.workers.get(self.workers.rank(worker, rank)?)?.device)
     }
@@ -102,11 +103,11 @@ impl Writer {
         Some(root)
     }
 
-    /// A rank holds on the device the first blocks of a prompt, with these names and contents, but for those that are
-    /// `gone`. What it holds already stays as it is; what waited for any of them is linked.
+    /// Adds the first blocks of a prompt to a rank's device, with these block hashes and contents, except those marked
+    /// as `gone`. Blocks that it holds stay as they are; blocks that waited for one of them are linked.
     ///
-    /// `certain`: the contents are known to be those of the names. Then blocks whose content was a guess get theirs; else
-    /// they are contrary.
+    /// `certain`: the contents are known to belong to the block hashes. Then blocks whose content was a guess get
+    /// theirs; otherwise they make the result [`Adoption::Contrary`].
     pub(crate) fn adopt(
         &mut self,
         worker: &str,
@@ -147,14 +148,15 @@ impl Writer {
         Ok(Adoption::Blocks(blocks))
     }
 
-    /// Tells, for each of these blocks, if a rank holds it on its device.
+    /// For each block hash, true if the rank holds the block on its device.
     pub(crate) fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
         let device = self.known_device(worker, rank);
         let is_held = |&name: &BlockHash| device.is_some_and(|device| self.block(device, inner(name)).is_some());
         names.iter().map(is_held).collect()
     }
 
-    /// The blocks from the root up to the one of this name, by the names that holders share.
+    /// Block hashes and content hashes from the root up to the block `name`, by shared block hashes; None if no holder
+    /// has it.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let mut at = Some(self.find_shared(inner(name)).filter(|at| self.is_linked(*at))?);
         let (mut names, mut contents) = (Vec::new(), Vec::new());
@@ -172,8 +174,8 @@ impl Writer {
         Some((names, contents))
     }
 
-    /// True if a rank has shown that it names blocks as others do: at least `enough` blocks that it announced bear the
-    /// same name for others, continue the same block and contain the same, and none was ever named otherwise.
+    /// True if a rank has shown that it uses the shared block hashes: at least `enough` blocks that it announced have
+    /// the same block hash, parent and content at other ranks, and none differs.
     pub(crate) fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
         let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return false };
         let device = books.device;
@@ -183,7 +185,7 @@ impl Writer {
         }
         let mut pairs = 0;
         for (name, block) in holder.irregular.iter().flat_map(|irregular| irregular.blocks()) {
-            // What only holders on their way out have says nothing.
+            // Blocks that only departing holders have are no evidence.
             if let Some(at) = self.find_shared(name).filter(|at| self.is_linked(*at)) {
                 let parent = self.runs.parent(at).map(|parent| self.runs.name(parent));
                 if (parent, self.runs.content(at)) != (block.parent, block.content) {

@@ -1,16 +1,16 @@
-//! Much that a holder has below a hole: it stays in its runs, under another number.
+//! Branches: many blocks below a hole, which stay in their runs under another holder's number.
 //!
-//! A block that is removed with others below it makes these unreachable. If they are few, they are kept one by one
-//! (`irregular.rs`). If they are many, another holder takes them over, run by run: a *branch*. It has no name in the
-//! roster, so readers pass over it. It also covers the way from the root to the missing block, so that no run goes
-//! before those that hang on it; what it covers farther from the root than that block is what it is there for.
+//! Removing a block makes the blocks below it unreachable. If they are few, they are kept one by one (`irregular.rs`).
+//! If they are many, another holder takes them over, run by run: a *branch*. It has no name in the roster, so readers
+//! ignore it. A branch also covers the path from the root to the missing block, so that no run is freed before those
+//! that continue it; the branch's own blocks are those farther from the root than the missing block.
 //!
-//! When the missing block returns to its place, the branch's runs are the holder's again. A branch is a holder like
-//! any other when blocks are added to it or taken from it. Whatever is not plain there (a second name, another place for
-//! the missing block, names of the holder's own) makes it irregular blocks, one by one.
+//! When the missing block returns to its place, the branch's runs go back to the holder. Adding blocks to a branch or
+//! removing them works as for any holder. In special cases (a second block hash, another place for the missing block, a
+//! private table of names), the branch becomes irregular blocks.
 //!
-//! As long as a holder has branches, it has no names of its own, all its irregular blocks are unreachable, and none of
-//! them continues a block of a branch.
+//! As long as a holder has branches, it has no private table of names, all its irregular blocks are unreachable, and
+//! none of them continues a block of a branch.
 
 use smallvec::SmallVec;
 
@@ -21,7 +21,7 @@ use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::holders::{Branch, Holder};
 use crate::writer::state::Writer;
 
-/// Greatest number of branches of a holder; blocks below further holes are kept one by one.
+/// Largest number of branches of a holder; blocks below further holes are kept one by one.
 const MOST: usize = 8;
 
 impl Writer {
@@ -29,12 +29,12 @@ impl Writer {
         self.holders[holder as usize].branches.as_ref().map_or(&[], |it| &it.all)
     }
 
-    /// Blocks from the root to a position.
+    /// Number of blocks from the root to a position.
     fn depth(&self, at: Position) -> u32 {
         self.runs.start(at.run) + at.offset
     }
 
-    /// The branch of a holder that has a block of this name, and where.
+    /// Branch of a holder that has a block with this block hash, and the block's position; None if there is none.
     pub(in crate::writer) fn find_in_branches(&self, holder: u32, name: u64) -> Option<(Branch, Position)> {
         let branches = self.branches(holder);
         if branches.is_empty() {
@@ -45,23 +45,24 @@ impl Writer {
         branches.iter().find(has).map(|it| (*it, at))
     }
 
-    /// True if a name is a branch's, or its missing block's.
+    /// True if a branch of the holder has or awaits a block with this block hash.
     pub(in crate::writer) fn concerns_branches(&self, holder: u32, name: u64) -> bool {
         self.branches(holder).iter().any(|it| it.awaits == name) || self.find_in_branches(holder, name).is_some()
     }
 
-    /// After how many blocks of a run those of a branch begin, if it covers any there.
+    /// Number of a run's leading blocks that are not the branch's own, if it covers any there.
     pub(in crate::writer) fn branch_start(&self, branch: &Branch, run: u32) -> u32 {
         (self.depth(branch.at) + 1).saturating_sub(self.runs.start(run))
     }
 
-    /// The runs in which a branch has blocks, those nearest the root first, with where these begin and end.
+    /// The runs in which a branch has blocks of its own, in the order of the distance from the root: run, first offset
+    /// and end.
     pub(in crate::writer) fn runs_of_branch(&mut self, branch: &Branch) -> Vec<(u32, u32, u32)> {
         let runs = self.runs_of(branch.number).into_iter();
         runs.map(|(run, to)| (run, self.branch_start(branch, run), to)).filter(|(_, from, to)| from < to).collect()
     }
 
-    /// True if anyone whom readers have a name for holds a position.
+    /// True if any holder with a name for readers covers a position.
     pub(in crate::writer) fn is_linked(&self, at: Position) -> bool {
         let levels = self.runs.levels(at.run);
         let Some(level) = levels.iter().find(|level| level.end > at.offset) else { return false };
@@ -74,7 +75,7 @@ impl Writer {
         self.holders[holder as usize].is_hidden
     }
 
-    /// The names of all blocks of a holder's branches, in any order.
+    /// Block hashes of all blocks of a holder's branches, in any order.
     pub(in crate::writer) fn names_in_branches(&mut self, holder: u32) -> Vec<u64> {
         let mut names = Vec::new();
         for branch in self.branches(holder).to_vec() {
@@ -85,11 +86,11 @@ impl Writer {
         names
     }
 
-    /// `holder` loses a regular block, of this name; what it has below goes to a branch. Not if that is little, or not plain:
-    /// returns whether it did.
+    /// Removes a regular block and moves the blocks below it to a branch. False, without a change, if these are few, or
+    /// special cases that a branch cannot represent.
     pub(in crate::writer) fn branch_off(&mut self, holder: u32, at: Position, name: u64) -> bool {
         let it = &self.holders[holder as usize];
-        // Few blocks are seen to be few without a look at what is below.
+        // A small number of blocks is recognized without a search below the hole.
         let has_shared_names = it.private.is_none() && it.coming.is_none();
         let is_plain = has_shared_names && it.irregular.as_ref().is_none_or(|it| it.unlinked() == it.len());
         if !is_plain || it.blocks <= self.least_branch {
@@ -104,7 +105,8 @@ impl Writer {
         true
     }
 
-    /// Gives a branch what is below a block that goes. `from` has it until then: the holder, or a branch of it.
+    /// Moves the blocks below a removed block to a new branch. `from`: holder that had them, which is `holder` or a
+    /// branch of it.
     fn take_over(&mut self, holder: u32, from: u32, at: Position, name: u64, mut below: Vec<(Position, u32)>) {
         if !self.watches.is_empty() {
             let names = |(from, to): &(Position, u32)| {
@@ -116,7 +118,7 @@ impl Writer {
         let number = self.new_holder();
         self.holders[number as usize].is_hidden = true;
         self.roster.one_leaves();
-        // Before any reader meets it.
+        // The roster is published before any reader finds the new holder.
         self.publish_roster();
         let mut before = self.runs.origin(at.run);
         while before.before().is_some() {
@@ -137,7 +139,7 @@ impl Writer {
         self.limit_branches(holder);
     }
 
-    /// Makes branches that are small, or that are one too many, irregular blocks.
+    /// Converts branches to irregular blocks that are small, or too many.
     fn limit_branches(&mut self, holder: u32) {
         loop {
             let branches = self.branches(holder);
@@ -153,7 +155,7 @@ impl Writer {
         self.holders[branch.number as usize].blocks - u64::from(self.depth(branch.at)) - 1
     }
 
-    /// Takes a block out of a branch.
+    /// Removes a block of a branch.
     pub(in crate::writer) fn lose_in(&mut self, holder: u32, branch: Branch, at: Position, name: u64) {
         let Branch { number, .. } = branch;
         let cutoff = self.cutoff(number, at.run, at.offset);
@@ -171,7 +173,7 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// True if a position is the only one of a branch that comes right after the missing block.
+    /// True if a position is the only block of a branch that directly continues the missing block.
     fn is_first_and_only(&self, branch: &Branch, at: Position) -> bool {
         let Branch { number, at: missing, .. } = *branch;
         let first = Place { run: missing.run, blocks: missing.offset + 1 };
@@ -181,8 +183,8 @@ impl Writer {
             && !self.holders[number as usize].hanging.may_be_beyond(first)
     }
 
-    /// Stores a block that continues one of a branch, if that is plain; else all branches are irregular blocks from then
-    /// on. Returns where it is.
+    /// Stores a block that continues a branch's block, and returns its position. In special cases that a branch cannot
+    /// represent, converts all branches to irregular blocks and returns None.
     pub(in crate::writer) fn gain_in(
         &mut self,
         holder: u32,
@@ -203,8 +205,8 @@ impl Writer {
         None
     }
 
-    /// A block of the holder is linked now, at a position that `into` covers: the holder, or a branch of it. What waited for
-    /// that in a branch is `into`'s again.
+    /// Gives the blocks of the branch that awaits `name` to `into`, after this block was stored at `at`. `into`: the
+    /// holder, or a branch of it, that covers `at`.
     pub(in crate::writer) fn rejoin(&mut self, holder: u32, into: u32, name: u64, at: Position) {
         let Some(branch) = self.branches(holder).iter().find(|it| it.awaits == name).copied() else { return };
         if branch.at != at {
@@ -227,7 +229,7 @@ impl Writer {
         self.end_branch(holder, branch.number);
     }
 
-    /// Makes a branch irregular blocks.
+    /// Converts a branch to irregular blocks.
     fn dissolve(&mut self, holder: u32, branch: Branch) {
         let mut blocks = Vec::new();
         for (run, from, to) in self.runs_of_branch(&branch) {
@@ -245,14 +247,14 @@ impl Writer {
         self.count_waiting(holder);
     }
 
-    /// Makes all branches of a holder irregular blocks.
+    /// Converts all branches of a holder to irregular blocks.
     pub(in crate::writer) fn dissolve_all(&mut self, holder: u32) {
         while let Some(&branch) = self.branches(holder).last() {
             self.dissolve(holder, branch);
         }
     }
 
-    /// A branch is no more, with whatever it covers.
+    /// Removes a branch with all that it covers.
     fn end_branch(&mut self, holder: u32, number: u32) {
         self.clear_holder(number);
         let it = &mut self.holders[holder as usize];
@@ -269,14 +271,14 @@ impl Writer {
         self.count_branches(holder);
     }
 
-    /// All branches of a holder are no more.
+    /// Removes all branches of a holder.
     pub(in crate::writer) fn end_branches(&mut self, holder: u32) {
         while let Some(branch) = self.branches(holder).last() {
             self.end_branch(holder, branch.number);
         }
     }
 
-    /// Counts again what a holder has in branches; one that has nothing is no more.
+    /// Recounts the blocks in a holder's branches, and removes an empty branch.
     fn count_branches(&mut self, holder: u32) {
         let branches = self.branches(holder).iter();
         let counts: SmallVec<[(u32, u64); MOST + 1]> =

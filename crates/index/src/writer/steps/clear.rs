@@ -1,14 +1,14 @@
-//! Clearing a worker, a rank or a tier, and dropping a worker.
+//! Clearing of workers, ranks and tiers, and dropping of workers.
 //!
-//! To clear a holder at once would take as long as it holds much. Instead its rank gets another holder, and readers,
-//! who are shown no name for the old one, pass over it from that moment. What it was in goes step by step, at the end
-//! of the events that follow: its runs those farthest from the root first, as no run may go before what hangs on it, then
-//! the tables that were its own, segment by segment. Meanwhile it still is in sets and in the way of nothing: a block hash
-//! that means a block of these holders alone is free to mean another.
+//! Clearing a large holder takes long. So the rank gets a new holder at once, and readers, who find no name for the old
+//! one, ignore it from then on. The old holder leaves its runs in steps, at the end of the following events: those
+//! farthest from the root first, as no run may be freed before those that continue it; then its private tables are
+//! freed, segment by segment. Meanwhile the old holder is still in sets but hinders nothing: a block hash whose block
+//! only departing holders have can be given to another block.
 //!
-//! If one tier of several is cleared, what the rank loses is block by block a matter of what the others have. So blocks go
-//! leaves first, a bounded part at a time, and between two parts others have their turn. Any other change of the same rank
-//! first finishes the clearing.
+//! If one tier of several is cleared, it depends on the other tiers, block by block, what the rank loses. So blocks go
+//! leaves first, a bounded part at a time, and between two parts other writers have their turn. Any other change of the
+//! same rank first finishes the clearing.
 
 use smallvec::SmallVec;
 
@@ -22,8 +22,8 @@ use crate::writer::holders::{DepartingHolder, Departures, Holder, OrderedRuns, T
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// A worker, or one rank or tier of it, holds nothing any more. Returns the ranks for which that is to be gone on with
-    /// ([`Self::go_on_clearing`]).
+    /// Removes all blocks of a worker, or of one rank or tier of it. Returns the ranks whose clearing must be continued
+    /// by [`Self::go_on_clearing`].
     pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) -> SmallVec<[u32; 4]> {
         self.counters.clears += 1;
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
@@ -34,7 +34,7 @@ impl Writer {
                 self.loading.write().clear(rank, tier);
             }
             match tier {
-                // It all goes.
+                // All tiers are cleared.
                 None => self.rank_mut(rank).clearing = None,
                 Some(_) => self.finish_clearing(rank),
             }
@@ -65,7 +65,7 @@ impl Writer {
         ranks
     }
 
-    /// True if what a rank loses with a tier depends on what it has on others.
+    /// True if the blocks that a rank loses with a tier depend on its other tiers.
     fn is_mixed(&mut self, rank: u32, tier: Tier) -> bool {
         let books = self.rank_mut(rank);
         match (tier as usize).checked_sub(1) {
@@ -82,8 +82,8 @@ impl Writer {
         }
     }
 
-    /// A rank has nothing on other tiers than the device any more. Returns whether that changes the roster, which is
-    /// to be published.
+    /// Removes a rank's blocks on all tiers other than the device. True if the roster has changed, which the caller
+    /// must publish.
     fn end_views(&mut self, rank: u32) -> bool {
         self.end_new_view(rank);
         let books = self.rank_mut(rank);
@@ -98,7 +98,7 @@ impl Writer {
         true
     }
 
-    /// A rank has nothing on its device any more. Returns whether that changes the roster, which is to be published.
+    /// Removes a rank's blocks on its device. True if the roster has changed, which the caller must publish.
     pub(in crate::writer) fn empty_device(&mut self, rank: u32) -> bool {
         let books = self.rank_mut(rank);
         let copies = std::mem::take(&mut books.copies);
@@ -118,7 +118,7 @@ impl Writer {
         true
     }
 
-    /// A worker is gone.
+    /// Removes a worker with all its blocks.
     pub(crate) fn drop_worker(&mut self, worker: &str) {
         self.counters.drops += 1;
         self.loading.write().forget_chunks(worker);
@@ -141,11 +141,11 @@ impl Writer {
     }
 }
 
-/// Cost of a block, in steps.
+/// Cost of clearing a block, in steps.
 const BLOCK_STEPS: isize = 4;
 
 impl Writer {
-    /// Begins to clear a tier, which takes as long as there is much.
+    /// Starts to clear a tier in steps.
     pub(in crate::writer) fn begin_clearing(&mut self, rank: u32, tier: Tier) {
         let books = self.rank_mut(rank);
         let holder = if tier == Tier::Gpu { books.device } else { books.widest() };
@@ -154,7 +154,7 @@ impl Writer {
         self.rank_mut(rank).clearing = Some(Box::new(TierClear { tier, holder, runs, at: None, names }));
     }
 
-    /// Does all that is left of a tier that is being cleared.
+    /// Finishes the clearing of a rank's tier, if one is being cleared.
     #[inline]
     pub(in crate::writer) fn finish_clearing(&mut self, rank: u32) {
         while self.workers.get(rank).is_some_and(|books| books.clearing.is_some()) {
@@ -162,8 +162,8 @@ impl Writer {
         }
     }
 
-    /// Continues to clear a tier of a rank, if one is being cleared, in about `steps` steps. Returns whether there is
-    /// more to do.
+    /// Continues to clear a tier of a rank, if one is being cleared, in about `steps` steps. True if more is to be
+    /// done.
     #[cold]
     pub(crate) fn go_on_clearing(&mut self, rank: u32, steps: usize) -> bool {
         let Some(mut it) = self.workers.get_mut(rank).and_then(|books| books.clearing.take()) else { return false };
@@ -180,7 +180,7 @@ impl Writer {
         false
     }
 
-    /// Returns whether there is more.
+    /// Clears more of a tier, in about `steps` steps; true if more is to be done.
     fn clear_some(&mut self, rank: u32, it: &mut TierClear, steps: usize) -> bool {
         let mut spent = 0;
         let device = self.device_of(rank);
@@ -233,23 +233,24 @@ impl Writer {
     }
 }
 
-/// Greatest number of blocks and runs, taken together, of a holder that is cleared at once.
+/// Largest number of blocks and weighted runs of a holder that is cleared in one step.
 const SMALL: u64 = 1 << 7;
-/// Work that is done at the end of an event, in blocks, about.
+/// Approximate work, in blocks, that is done at the end of an event.
 const SHARE: usize = 1 << 8;
-/// Blocks of one run that are left in one go.
+/// Largest number of blocks of one run that a holder leaves in one step.
 const MOST_OF_A_RUN: u32 = 1 << 9;
 /// Cost of a run, in blocks.
 const RUN: usize = 16;
 
 impl Writer {
-    /// True if a holder has little enough to be cleared at once.
+    /// True if a holder is small enough to be cleared in one step.
     pub(in crate::writer) fn is_small(&self, holder: u32) -> bool {
         let it = &self.holders[holder as usize];
         it.names() + u64::from(it.entered) * RUN as u64 <= SMALL
     }
 
-    /// `holder`, for whom readers will have no name, holds nothing any more. Its number is free when that is done.
+    /// Hands `holder`, which has no name for readers any more, over to be freed in steps, after which its number is
+    /// free.
     pub(in crate::writer) fn send_off(&mut self, holder: u32) {
         // Readers have no name for its branches, either, and know it.
         if let Some(branches) = self.holders[holder as usize].branches.take() {
@@ -272,14 +273,14 @@ impl Writer {
         self.roster.one_leaves();
     }
 
-    /// Does an event's share.
+    /// Does an event's share of freeing holders and tables.
     pub(in crate::writer) fn see_off(&mut self) {
         if !self.leaving.is_empty() {
             self.see_off_some(SHARE);
         }
     }
 
-    /// Does so much, in blocks.
+    /// Frees parts of holders and tables, work of about `blocks` blocks.
     #[cold]
     pub(in crate::writer) fn see_off_some(&mut self, blocks: usize) {
         let mut left = blocks as isize;
@@ -320,7 +321,7 @@ impl Writer {
         }
     }
 
-    /// Takes the holder out of its runs; true if it has left all.
+    /// Removes the holder from its runs, until `left` is used up; true if it has left all.
     fn see_runs_off(&mut self, it: &mut DepartingHolder, left: &mut isize) -> bool {
         while let Some(run) = it.runs.next(&self.runs, left) {
             step();
@@ -339,7 +340,7 @@ impl Writer {
         it.runs.is_empty()
     }
 
-    /// True if a position has no holders but those on their way out.
+    /// True if only departing holders cover a position.
     pub(in crate::writer) fn is_left(&self, at: Position) -> bool {
         if self.leaving.holders.is_empty() {
             return false;
@@ -351,12 +352,12 @@ impl Writer {
         is_left
     }
 
-    /// True if a holder is on its way out.
+    /// True if a holder is being freed in steps.
     pub(in crate::writer) fn is_leaving(&self, holder: u32) -> bool {
         self.leaving.holders.iter().any(|it| it.number == holder)
     }
 
-    /// Takes the shared name from a position, if it has one.
+    /// Removes the shared block hash of a position, if it has one.
     pub(in crate::writer) fn unname(&mut self, at: Position) {
         let name = self.runs.name(at);
         if name != NO_NAME {

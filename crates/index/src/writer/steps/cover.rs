@@ -1,10 +1,10 @@
-//! Covers: how far holders cover runs, as the levels that readers see, and the names that go with them; and the list of the
-//! runs that a holder has entered.
+//! Covers: how many blocks of each run a holder has, as the levels that readers see; the block hashes that go with
+//! them; and the list of runs that a holder has entered.
 //!
-//! To tell which entries of that list are out of date is a look at each run, which takes long for a holder in many. So when
-//! half of a long list is out of date it is gone through from its beginning, a few entries whenever a run is entered or
-//! left, and what is right moves up. Until the end, the entries that have moved stand in both places: the list may say a run
-//! twice anyway.
+//! Finding the outdated entries of that list takes a look at each run, which takes long for a holder in many runs. So
+//! when half of a long list is outdated, it is cleaned up from the start, a few entries whenever a run is entered or
+//! left, and valid entries move up. Until the end, the entries that have moved are in both places, which is allowed:
+//! the list may name a run twice.
 
 use crate::position::{NO_NAME, Place, Position};
 use crate::raw::{Level, SetWord};
@@ -35,8 +35,8 @@ impl Writer {
         }
     }
 
-    /// Lowers a holder's cover of a run from `from` positions to `to`. Names of its own it has lost
-    /// before.
+    /// Lowers a holder's cover of a run from `from` positions to `to`. The private block hashes of these positions must
+    /// have been removed before.
     pub(in crate::writer) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, to, from, false);
         if let Some(coming) = &mut self.holders[holder as usize].coming {
@@ -72,7 +72,7 @@ impl Writer {
         }
     }
 
-    /// The levels of a run after `holder` has gained or lost some of it: to be published.
+    /// Levels of a run after `holder` has gained (or lost, unless `gains`) the positions `from..to`, to be published.
     #[inline]
     fn changed_levels(&mut self, holder: u32, run: u32, from: u32, to: u32, gains: bool) -> Vec<Level> {
         let mut levels = std::mem::take(&mut self.levels);
@@ -91,7 +91,8 @@ impl Writer {
         }
     }
 
-    /// Every run that `holder` covers some of, with its cutoff, those nearest the root first.
+    /// Every run that `holder` is in, and the number of the run's blocks it covers, in the order of the distance from
+    /// the root.
     pub(in crate::writer) fn runs_of(&mut self, holder: u32) -> Vec<(u32, u32)> {
         self.compact_runs(holder);
         let runs = &self.holders[holder as usize].runs;
@@ -100,10 +101,12 @@ impl Writer {
         runs
     }
 
-    /// The block that continues `place` with `content`, made if there is none, and covered by `holder` up to it.
+    /// Covers the block that continues `place` with `content` for `holder`, and creates it if needed; returns its
+    /// position.
     ///
-    /// `name` is the holder's for it, none if it covers it by irregular blocks alone. Unless it has names of its own, the
-    /// position is or can be called so by everybody. The holder covers what is before `place`, and not what is after.
+    /// `name`: the holder's block hash for the block; None if irregular blocks alone cover it. Unless the holder has a
+    /// private table of names, this block hash must be or become the shared one. The holder covers everything before
+    /// `place`, and nothing after.
     pub(in crate::writer) fn cover(&mut self, holder: u32, place: Place, content: u64, name: Option<u64>) -> Position {
         let at = self.runs.next(place, content).unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
@@ -134,7 +137,7 @@ impl Writer {
         at
     }
 
-    /// Holders that are on their way out need no names.
+    /// Removes shared block hashes that only departing holders need, if they conflict with `name` at `existing`.
     fn take_from_leaving(&mut self, name: u64, existing: Option<Position>) {
         for at in [existing, self.find_shared(name)].into_iter().flatten() {
             if self.is_left(at) {
@@ -143,8 +146,8 @@ impl Writer {
         }
     }
 
-    /// True if a position is or can be called `name` by everybody, once what only leaving holders have is out of the
-    /// way.
+    /// True if `name` is or can become the shared block hash of a position, after removing those that only departing
+    /// holders need.
     pub(in crate::writer) fn make_shared(&mut self, name: u64, existing: Option<Position>) -> bool {
         self.may_share(name, existing) || {
             self.take_from_leaving(name, existing);
@@ -152,13 +155,13 @@ impl Writer {
         }
     }
 
-    /// True if a position is or can be called `name` by everybody.
+    /// True if `name` is or can become the shared block hash of a position.
     fn may_share(&self, name: u64, existing: Option<Position>) -> bool {
         let current = existing.map_or(NO_NAME, |at| self.runs.name(at));
         current == name || (current == NO_NAME && self.find_shared(name).is_none())
     }
 
-    /// `holder` loses everything at once.
+    /// Removes all blocks of `holder` at once.
     pub(in crate::writer) fn clear_holder(&mut self, holder: u32) {
         self.end_branches(holder);
         let runs = self.runs_of(holder);
@@ -175,13 +178,14 @@ impl Writer {
     }
 }
 
-/// Greatest length of a list that is put right at once.
+/// Largest length of a list of runs that is cleaned up in one step.
 const FEW: usize = 1 << 9;
-/// Entries looked at for each run that is entered or left.
+/// Number of list entries checked for each run that is entered or left.
 const PACE: usize = 4;
 
 impl Writer {
-    /// A holder has entered or left a run: does a share of putting its list right, if it is time for that.
+    /// Cleans up a part of a holder's list of runs, if it is due; to be called when the holder has entered or left a
+    /// run.
     #[inline]
     pub(in crate::writer) fn tidy_runs(&mut self, holder: u32) {
         let it = &self.holders[holder as usize];
@@ -219,7 +223,7 @@ impl Writer {
         (it.runs, it.tidying) = (runs, Some(tidying));
     }
 
-    /// Forgets the runs that a holder has left from its list of runs entered, and says none twice.
+    /// Removes duplicates, and the runs that a holder has left, from its list of runs.
     pub(in crate::writer) fn compact_runs(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         it.tidying = None;
@@ -231,20 +235,20 @@ impl Writer {
         self.holders[holder as usize].runs = runs;
     }
 
-    /// True if a run of this number is there, and `holder` in it.
+    /// True if a run with this number exists, and `holder` is in it.
     fn is_in(&self, holder: u32, run: u32) -> bool {
         self.runs.is_live(run) && self.covers(holder, Position { run, offset: 0 })
     }
 }
 
-/// Changes `levels` for a holder that gains the positions `from..to`, or loses them unless `gains`. What it
-/// gains goes on from what it has, what it loses is the end of that.
+/// Changes `levels` for a holder that gains the positions `from..to`, or loses them unless `gains`. The holder had all
+/// positions before `from` and none from `to` on.
 ///
-/// Ends rise and neighbours differ, before and after. The references of `levels` to sets are the caller's, before and
-/// after: a set that stays is not looked at.
+/// The ends rise and neighbouring sets differ, before and after. The caller owns the references of `levels` to sets,
+/// before and after; sets that stay are not touched.
 pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to: u32, gains: bool, sets: &mut Sets) {
     if gains && levels.last().is_none_or(|last| last.end < to) {
-        // Beyond what anyone held.
+        // Blocks beyond those that any holder has.
         levels.push(Level { end: to, set: SetWord::EMPTY });
     }
     let mut at = levels.iter().position(|level| level.end > from).unwrap_or(levels.len());
@@ -262,7 +266,7 @@ pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to:
         sets.release(old);
         at += 1;
     }
-    // Only the neighbours of those that changed can be equal now.
+    // Only the neighbours of changed levels can have become equal.
     for at in (first..=at.min(levels.len() - 1)).rev() {
         if at > 0 && levels[at - 1].set == levels[at].set {
             sets.release(levels[at].set);
@@ -275,7 +279,7 @@ pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to:
     }
 }
 
-/// Makes two levels of one, parted at `end`.
+/// Splits a level in two at `end`.
 fn split_level(levels: &mut Vec<Level>, at: usize, end: u32, sets: &mut Sets) {
     let set = sets.retain(levels[at].set);
     levels.insert(at, Level { end, set });

@@ -1,4 +1,4 @@
-//! A holder gains blocks: chains of them, or one of any kind with those that have waited for it.
+//! Gain of blocks by a holder: chains, or single blocks of any kind with those that waited for them.
 
 use crate::fingerprint::word;
 use crate::position::{NO_NAME, Place, Position, ROOT, common_prefix};
@@ -7,8 +7,8 @@ use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// `holder` holds consecutive blocks from now on. `same` gets the names of those it held already; the result is
-    /// the number of blocks that lost their name to one of these.
+    /// Stores consecutive blocks of `holder`. `same` gets the block hashes of those it held already; returns the number
+    /// of blocks whose block hash was given to one of these.
     pub(in crate::writer) fn gain(
         &mut self,
         holder: u32,
@@ -24,7 +24,7 @@ impl Writer {
         }
         while done < names.len() {
             let parent = if done == 0 { parent } else { Some(names[done - 1]) };
-            // In this order: a chain without a known parent must not look at all its names for each of them.
+            // This order avoids a search of all block hashes for each block of a chain without a known parent.
             let after =
                 self.holders[holder as usize].tails.of(parent).and_then(|at| self.after_tail(holder, at, parent));
             if let Some(place) = after.or_else(|| self.place_after(holder, parent))
@@ -55,7 +55,7 @@ impl Writer {
         replaced
     }
 
-    /// The place after the end of a chain that was stored lately, if it is still what it was.
+    /// Place after the end of a chain that was stored lately; None if the position has another block by now.
     #[inline]
     fn after_tail(&self, holder: u32, at: Position, name: Option<u64>) -> Option<Place> {
         let is_named = self.runs.is_live(at.run)
@@ -64,8 +64,8 @@ impl Writer {
         (is_named && self.covered(holder, at).is_some()).then(|| at.after())
     }
 
-    /// Stores a chain from a place that the holder reaches, up to the first block that is not plain: a name that is
-    /// taken, or a position that is named otherwise. Returns how many were stored.
+    /// Stores a chain from a place that the holder reaches, up to the first block that needs special care: its block
+    /// hash is taken, or its position has another one. Returns the number of blocks stored.
     fn gain_chain(
         &mut self,
         holder: u32,
@@ -95,8 +95,8 @@ impl Writer {
         done
     }
 
-    /// Stores what lies in the run itself. Returns how many blocks have the same content there, and how many of
-    /// these were stored.
+    /// Stores the blocks that the run itself has already. Returns the number of blocks with the same content there, and
+    /// how many of these were stored.
     #[inline]
     fn gain_along(
         &mut self,
@@ -141,8 +141,8 @@ impl Writer {
         (alike, agreed)
     }
 
-    /// Names positions of a run from `start` on that have no shared names, up to the first that is named, or name that
-    /// is taken. Returns how many.
+    /// Gives positions of a run from `start` on their shared block hashes, up to the first position that has one, or
+    /// block hash that is taken. Returns the number of positions done.
     fn name_nameless(&mut self, run: u32, start: usize, names: &[u64]) -> usize {
         let now = &self.runs.get(run).names()[start..start + names.len()];
         let names = &names[..now.iter().take_while(|&&name| name == NO_NAME).count()];
@@ -161,7 +161,7 @@ impl Writer {
         names.len()
     }
 
-    /// Stores blocks without holders: at the end of the run, or in a new one.
+    /// Stores blocks that no holder has, at the end of the run or in a new one; returns the number stored.
     fn gain_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let private = self.holders[holder as usize].private.is_some();
         if private {
@@ -187,7 +187,7 @@ impl Writer {
         self.keep_blocks(holder, run, start, start + gained as u32)
     }
 
-    /// Adds blocks after a place: the run and the offsets they have there.
+    /// Adds blocks after a place; returns the run, and the offsets of the first block and of the end.
     fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
         let more = std::mem::take(&mut self.coming);
         if self.runs.can_append(place, contents) {
@@ -199,10 +199,10 @@ impl Writer {
         }
     }
 
-    /// The holder covers the blocks just added up to `end`; the rest are taken back. Returns how many it has gained.
+    /// Raises the holder's cover to `end` and takes back the added blocks beyond; returns the number of blocks gained.
     fn keep_blocks(&mut self, holder: u32, run: u32, start: u32, end: u32) -> usize {
         if end == 0 {
-            // A run of nothing: it goes as it would if its last holder left.
+            // An empty run is removed like a run that its last holder has left.
             self.runs.publish(run, &[], &mut self.trash);
             return 0;
         }
@@ -214,18 +214,18 @@ impl Writer {
     }
 }
 
-/// Effect of the announcement of a block.
+/// Effect of storing one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::writer) enum Gain {
     New,
-    /// The block was held already, the very same.
+    /// The holder had the same block already.
     Same,
-    /// Another block of that name was held, and is no more.
+    /// The holder had another block with this block hash, which was removed.
     Replaced,
 }
 
 impl Writer {
-    /// Stores one block, whatever the circumstances.
+    /// Stores one block, of any kind.
     pub(in crate::writer) fn gain_one(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> Gain {
         let result = if self.has_block(holder, parent, name, content) {
             return Gain::Same;
@@ -234,7 +234,7 @@ impl Writer {
         } else {
             Gain::New
         };
-        // The block, and then those that waited for it, and so on.
+        // The block, then the blocks that waited for it, and so on.
         let mut todo = Vec::new();
         self.touch(holder, [name]);
         self.link(holder, parent, name, content, &mut todo);
@@ -245,7 +245,7 @@ impl Writer {
         result
     }
 
-    /// Stores a block that the holder does not hold; those that wait for it go to `todo`.
+    /// Stores a block that the holder does not have; appends the blocks that waited for it to `todo`.
     fn link(
         &mut self,
         holder: u32,
@@ -305,7 +305,7 @@ impl Writer {
         self.link(holder, parent, names[last], contents[last], todo);
     }
 
-    /// The place after an irregular block that is reachable.
+    /// Place after a reachable irregular block; None if there is none with this block hash.
     fn irregular_place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         let irregular = self.holders[holder as usize].irregular.as_ref()?;
         irregular.block(name?)?.at.map(Position::after)
@@ -316,7 +316,7 @@ impl Writer {
         irregular.add(name, IrregularBlock::new(parent, content, at));
     }
 
-    /// Takes the blocks that wait for `name` out, to be stored again.
+    /// Removes the blocks that wait for `name` and appends them to `todo`, to be stored again.
     fn take_waiting(&mut self, holder: u32, name: u64, todo: &mut Vec<(Option<u64>, u64, u64)>) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
         todo.extend(irregular.take_children(name).into_iter().map(|(child, block)| (Some(name), child, block.content)));

@@ -1,7 +1,7 @@
-//! Events and the book of what engines can load (`loading/`), which hears what they have changed.
+//! Updates of the book of loadable blocks (`loading/`) after events.
 //!
-//! The book follows the index: after each event it is told what a rank has now under the names that the event was about.
-//! Stores in a pool go there alone, as what several share is held by none of them.
+//! The book follows the index: after each event it gets the state of the event's block hashes in the rank. Stores in a
+//! pool go to the book alone, as none of the pool's members holds the blocks by itself.
 
 use smallvec::SmallVec;
 
@@ -12,7 +12,7 @@ use crate::writer::holders::workers::inner;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Begins to tell the book of a rank, with what it has by now.
+    /// Adds a rank to the book, with the blocks that it has now.
     #[cold]
     pub(in crate::writer) fn track(&mut self, rank: u32) {
         let Some(member) = self.roster.get(self.device_of(rank)) else { return };
@@ -27,7 +27,7 @@ impl Writer {
         self.tell_loading(rank, &names, true);
     }
 
-    /// Begins to tell the book of ranks that may load from a pool.
+    /// Adds a pool, and adds the ranks to the book that may load from it.
     pub(crate) fn add_pool(&mut self, pool: SharedPool) {
         self.loading.write().add_pool(pool);
         let untracked = self.workers.ranks().filter(|(_, _, books)| !books.is_tracked);
@@ -48,7 +48,7 @@ impl Writer {
         self.loading.write().set_usual(settings);
     }
 
-    /// Tells the book what a rank has now under these names.
+    /// Sends the current state of a rank's block hashes to the book, if it has the rank.
     #[inline]
     pub(in crate::writer) fn tell_loading(&mut self, rank: u32, names: &[u64], device_says: bool) {
         if self.workers.get(rank).is_some_and(|books| books.is_tracked) {
@@ -73,8 +73,8 @@ impl Writer {
         self.loading.write().sync(rank, &said, device_says);
     }
 
-    /// Stores a chain in the pool that a tier of a rank is; false if it is the rank's own. With its first block beyond
-    /// the device, a rank comes into the book.
+    /// Stores a chain in the pool that uses a tier of a rank; false if there is no such pool. Adds the rank to the
+    /// book, which needs it from its first block beyond the device on.
     pub(in crate::writer) fn store_in_pool(
         &mut self,
         rank: u32,
@@ -94,8 +94,8 @@ impl Writer {
         pool.is_some()
     }
 
-    /// Stores a chain on a tier of a rank's own other than the device. What it says of names that the rank does not know
-    /// counts less than what a pool of the rank's knows of them.
+    /// Stores a chain on a rank's own tier other than the device. For block hashes that a pool of the rank knows, the
+    /// pool's parent and content are used instead of those announced.
     pub(in crate::writer) fn store_as_pools_say(
         &mut self,
         rank: u32,
@@ -122,7 +122,8 @@ impl Writer {
         }
     }
 
-    /// The block that a name means in the pools that a rank may load from, also of one that has announced nothing yet.
+    /// Parent and content of a block in the pools that a rank may load from, also of a rank that has announced nothing yet;
+    /// None if these do not have it.
     pub(in crate::writer) fn block_in_pools(
         &self,
         rank: &impl RankRef,
@@ -131,14 +132,14 @@ impl Writer {
         self.loading.read().block_in_pools_of(rank.worker(), inner(block_hash))
     }
 
-    /// The pool that a tier of a rank is.
+    /// Number of the pool that uses a tier of a rank; None if the tier is the rank's own.
     pub(in crate::writer) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
         let is_tracked = tier != Tier::Gpu && self.workers.get(rank).is_some_and(|books| books.is_tracked);
         if is_tracked { self.loading.read().pool_at(rank, tier) } else { None }
     }
 
-    /// Applies a reset of an engine's prefix cache, by what is known of its offloaded blocks. See
-    /// [`crate::BlockIndex::reset`].
+    /// Applies a reset of an engine's prefix cache, by the settings for its offloaded blocks; see
+    /// [`crate::BlockIndex::reset`]. Returns the ranks whose clearing must be continued.
     pub(crate) fn reset(&mut self, worker: &str, rank: Option<u32>) -> SmallVec<[u32; 4]> {
         let keep = self.loading.read().settings_of(worker).resets_keep;
         match keep {

@@ -1,4 +1,4 @@
-//! Lookups of what a holder has: by name, by position, and as chains, which are consecutive blocks.
+//! Lookups of a holder's blocks: by block hash, by position, and as chains of consecutive blocks.
 
 use crate::position::{NO_NAME, Place, Position};
 use crate::raw::Level;
@@ -6,7 +6,8 @@ use crate::writer::holders::Table;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Returns how far `holder` covers a run, in blocks. `near`: a guess; to look at a set of holders is often a miss.
+    /// Number of a run's leading blocks that `holder` covers. `near`: a guess; looking into a set of holders often
+    /// misses the cache.
     #[inline]
     pub(in crate::writer) fn cutoff(&self, holder: u32, run: u32, near: u32) -> u32 {
         let levels = self.runs.levels(run);
@@ -25,7 +26,7 @@ impl Writer {
         level.is_some_and(|level| self.sets.contains(level.set, holder))
     }
 
-    /// Finds the regular block of this name that `holder` has.
+    /// Position of the regular block that `holder` has with this block hash; None if there is none.
     #[inline]
     pub(in crate::writer) fn find(&self, holder: u32, name: u64) -> Option<Position> {
         let it = &self.holders[holder as usize];
@@ -33,11 +34,13 @@ impl Writer {
             return private.find(name, &self.runs);
         }
         let at = self.find_shared(name)?;
-        // The name speaks for a holder only if that covers the position, and not by irregular blocks alone.
+        // The shared block hash is the holder's own only if the holder covers the position, and not only by irregular
+        // blocks.
         (self.covers(holder, at) && !it.covers_irregularly(at)).then_some(at)
     }
 
-    /// The same, with how far it covers the run.
+    /// Position of the regular block that `holder` has with this block hash, and the number of the run's blocks that it
+    /// covers.
     #[inline]
     pub(in crate::writer) fn find_cut(&self, holder: u32, name: u64) -> Option<(Position, u32)> {
         if self.holders[holder as usize].private.is_some() {
@@ -47,8 +50,8 @@ impl Writer {
         self.covered(holder, self.find_shared(name)?)
     }
 
-    /// A position with how far `holder` covers the run, if it has a regular block there, supposing that it calls it
-    /// as the others do.
+    /// The position, with the number of the run's blocks that `holder` covers, if the holder has a regular block there;
+    /// None otherwise. Assumes that the holder uses the shared block hash for the position.
     #[inline]
     pub(in crate::writer) fn covered(&self, holder: u32, at: Position) -> Option<(Position, u32)> {
         let cutoff = self.cutoff(holder, at.run, at.offset);
@@ -56,14 +59,14 @@ impl Writer {
         is_regular.then_some((at, cutoff))
     }
 
-    /// The position that bears this name for all who agree on it.
+    /// Position that has this block hash for all holders with shared block hashes; None if there is none.
     #[inline]
     pub(in crate::writer) fn find_shared(&self, name: u64) -> Option<Position> {
         let number = self.names.find(name, |number| Some(self.runs.name(self.runs.position(number))))?;
         Some(self.runs.position(number))
     }
 
-    /// The name of a position that `holder` covers regularly.
+    /// Block hash that `holder` uses for a position that it covers with a regular block.
     pub(in crate::writer) fn name_of(&self, holder: u32, at: Position) -> u64 {
         match &self.holders[holder as usize].private {
             Some(private) => private.name(at, &self.runs).unwrap_or(NO_NAME),
@@ -71,13 +74,13 @@ impl Writer {
         }
     }
 
-    /// Parent and content hash of a regular block.
+    /// Parent and content hash of the regular block at a position.
     pub(in crate::writer) fn block_at(&self, holder: u32, at: Position) -> (Option<u64>, u64) {
         let parent = self.runs.parent(at).map(|parent| self.name_of(holder, parent));
         (parent, self.runs.content(at))
     }
 
-    /// Parent and content hash of a block, if `holder` has one of this name.
+    /// Parent and content hash of the block that `holder` has with this block hash; None if there is none.
     pub(in crate::writer) fn block(&self, holder: u32, name: u64) -> Option<(Option<u64>, u64)> {
         if let Some(block) = self.holders[holder as usize].irregular_block(name) {
             return Some(block);
@@ -88,15 +91,15 @@ impl Writer {
         self.find_in_branches(holder, name).map(|(_, at)| self.block_at(holder, at))
     }
 
-    /// True if `holder` has a block of this name, whatever it contains.
+    /// True if `holder` has a block with this block hash, whatever its content.
     pub(in crate::writer) fn has_name(&self, holder: u32, name: u64) -> bool {
         self.holders[holder as usize].irregular_block(name).is_some()
             || self.find(holder, name).is_some()
             || self.find_in_branches(holder, name).is_some()
     }
 
-    /// True if `holder` has just this block. Asks for no name by its place, which takes long where names are a holder's
-    /// own.
+    /// True if `holder` has a block with this parent, block hash and content. Avoids looking up block hashes by
+    /// position, which takes long in private tables of names.
     pub(in crate::writer) fn has_block(&self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_none() || it.irregular_block(name).is_some() {
@@ -109,7 +112,7 @@ impl Writer {
             && parent.is_none_or(|parent| self.find(holder, parent) == before)
     }
 
-    /// Number of leading names that concern no irregular block of the holder, and no branch.
+    /// Number of leading block hashes that concern no irregular block and no branch of the holder.
     #[inline]
     pub(in crate::writer) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
         let it = &self.holders[holder as usize];
@@ -120,13 +123,13 @@ impl Writer {
         names.iter().take_while(|&&name| ignores(name) && !self.concerns_branches(holder, name)).count()
     }
 
-    /// True if irregular blocks of the holder cover any position of a run: what happens there is not plain.
+    /// True if irregular blocks of the holder cover any position of a run, so that changes there need special care.
     #[inline]
     pub(in crate::writer) fn is_irregular_in(&self, holder: u32, run: u32) -> bool {
         self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_in(run))
     }
 
-    /// The place after a regular block, or the root for none.
+    /// Place after the regular block with block hash `name`, the root for None; None if the holder has no such block.
     #[inline]
     pub(in crate::writer) fn place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         match name {
@@ -136,14 +139,15 @@ impl Writer {
     }
 }
 
-/// A step is about what it takes to copy a block. To look at a run, or a name up, is to wait for memory a few times.
+/// Cost of reading a run, in steps. A step is about the copy of one block; reading a run, or looking up a block hash,
+/// waits for memory a few times.
 pub(in crate::writer) const RUN_STEPS: usize = 8;
 pub(in crate::writer) const NAME_STEPS: usize = 8;
 
-/// Names that are put by place at a time.
+/// Number of block hashes that are collected by position at a time.
 const GATHERED: usize = 32;
 
-/// Consecutive blocks of one holder.
+/// Chain of consecutive blocks of one holder.
 pub(in crate::writer) struct HeldChain {
     pub(in crate::writer) parent: Option<u64>,
     pub(in crate::writer) names: Vec<u64>,
@@ -151,7 +155,7 @@ pub(in crate::writer) struct HeldChain {
 }
 
 impl Writer {
-    /// Names by their places, which a dump asks for, are not kept for long.
+    /// Drops the block hashes by position of private tables, which are needed only for a dump.
     pub(in crate::writer) fn forget_places(&mut self, holders: [u32; 2]) {
         for holder in holders {
             if let Some(private) = self.holders.get_mut(holder as usize).and_then(|it| it.private.as_mut())
@@ -162,7 +166,7 @@ impl Writer {
         }
     }
 
-    /// The names of all blocks of a holder that are not regular, in any order.
+    /// Block hashes of all blocks of a holder that are irregular or in branches, in any order.
     pub(in crate::writer) fn names_not_in_runs(&mut self, holder: u32) -> Vec<u64> {
         let mut names = self.names_in_branches(holder);
         let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
@@ -170,7 +174,7 @@ impl Writer {
         names
     }
 
-    /// All that a holder holds: regular blocks with parents before children, those of branches, too, then
+    /// All blocks of a holder, as chains: regular blocks and those of branches with parents before children, then
     /// irregular ones in any order.
     pub(in crate::writer) fn chains_of(&mut self, holder: u32) -> Vec<HeldChain> {
         let mut chains = Vec::new();
@@ -191,8 +195,8 @@ impl Writer {
         chains
     }
 
-    /// Puts the names of a holder that has its own where they are found by place, until `spent` has come to `steps`; returns
-    /// whether all are there.
+    /// Collects the block hashes by position of a holder with a private table of names, until `spent` reaches `steps`;
+    /// true if all are collected.
     pub(in crate::writer) fn gather_places(&mut self, holder: u32, steps: usize, spent: &mut usize) -> bool {
         let Self { holders, runs, .. } = self;
         let Some(private) = &mut holders[holder as usize].private else { return true };
@@ -208,7 +212,8 @@ impl Writer {
         false
     }
 
-    /// The regular blocks of a holder among the positions `from..to` of a run, which it covers.
+    /// Chain of the holder's regular blocks at the positions `from..to` of a run, which it covers; None if there are
+    /// none.
     pub(in crate::writer) fn chain_in(&self, holder: u32, run: u32, from: u32, to: u32) -> Option<HeldChain> {
         let it = &self.holders[holder as usize];
         // Below the first position that only irregular blocks cover there is nothing regular.
@@ -232,7 +237,7 @@ impl Writer {
         })
     }
 
-    /// Some of the blocks of a run, as a holder that names them as others do has them.
+    /// Chain of the blocks at the positions `from..to` of a run, for a holder with shared block hashes.
     fn chain_between(&self, holder: u32, run: u32, from: u32, to: u32) -> HeldChain {
         let within = from as usize..to as usize;
         HeldChain {

@@ -1,4 +1,4 @@
-//! A holder loses blocks: whole ends of chains, or one that has others below it, which wait from then on.
+//! Loss of blocks by a holder: ends of chains, or blocks with others below them, which are unreachable from then on.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -8,33 +8,33 @@ use crate::stats::step;
 use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
-/// Neighbouring positions of one run, `low..=high`.
+/// Stretch of neighbouring positions of one run, `low..=high`.
 #[derive(Clone, Copy)]
 struct Stretch {
     run: u32,
     low: u32,
     high: u32,
-    /// Blocks of the run that the holder covers.
+    /// Number of the run's blocks that the holder covers.
     cutoff: u32,
-    /// Index of the stretch's first name among those that are gone.
+    /// Index of the stretch's first block hash in the list of lost ones.
     first: usize,
 }
 
 impl Stretch {
-    /// True if a position is the one just before or after.
+    /// True if a position is directly before or after the stretch.
     fn is_beside(&self, at: Position) -> bool {
         at.run == self.run && (at.offset + 1 == self.low || at.offset == self.high + 1)
     }
 }
 
-/// Stretches looked through for a name that comes twice, before what there is gets done.
+/// Number of stretches searched for a duplicate block hash before they are applied.
 const MOST_STRETCHES: usize = 32;
 
 impl Writer {
-    /// `holder` holds these blocks no more. Names it does not hold change nothing; `gone` gets the others.
+    /// Removes blocks of `holder`. Block hashes it does not hold change nothing; `gone` gets the others.
     ///
-    /// The order of the names does not matter, and engines differ in it: they are taken leaves first, so that a chain
-    /// that goes as a whole leaves no holes behind on the way.
+    /// The order of the block hashes does not matter, and engines differ in it: blocks are removed leaves first, so
+    /// that a chain that goes as a whole leaves no holes on the way.
     pub(in crate::writer) fn lose(&mut self, holder: u32, names: &[u64], gone: &mut Vec<u64>) {
         let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
         if let Some(private) = &self.holders[holder as usize].private {
@@ -91,8 +91,9 @@ impl Writer {
         self.cut(holder, &mut stretches, gone);
     }
 
-    /// The block just before or after the stretch, if it has this name, and the holder none of its own. Most removals are one
-    /// chain in order, either way: this spares them the table of names.
+    /// Position directly before or after the stretch, if it has this block hash and the holder has no private table of
+    /// names; None otherwise. Most removals are one chain in order, either way: this avoids look-ups in the table of
+    /// names.
     #[inline]
     fn neighbour(&self, stretch: &Stretch, name: u64) -> Option<Position> {
         let run = stretch.run;
@@ -104,9 +105,9 @@ impl Writer {
         (next < stretch.cutoff && names[next as usize] == name).then_some(Position { run, offset: next })
     }
 
-    /// The block before the last stretch in the run that this hangs off, or, if there is no stretch yet, the last block
-    /// the holder has of the run that it lost blocks of last; if it has this name. Eviction goes up a chain, and goes on
-    /// where it stopped.
+    /// A guess at the position of the next block to remove, and the number of the run's blocks that `holder` covers, if
+    /// the block there has this block hash: the block before the last stretch in the parent run, or, without a stretch,
+    /// the block where the last removal stopped. Eviction goes up a chain, and continues where it stopped.
     #[inline]
     fn guessed(&self, holder: u32, last: Option<&Stretch>, name: u64) -> Option<(Position, u32)> {
         let it = &self.holders[holder as usize];
@@ -122,12 +123,13 @@ impl Writer {
         if is_named { self.covered(holder, at) } else { None }
     }
 
-    /// Takes the stretches out. A run starts after those it descends from, so whatever hangs off a block goes before it.
+    /// Removes the blocks of the stretches. Runs farthest from the root go first, so that a block goes after those that
+    /// continue it.
     fn cut(&mut self, holder: u32, stretches: &mut SmallVec<[Stretch; 4]>, gone: &[u64]) {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
         }
-        // The runs may be gone afterwards, but not what they hang off.
+        // The runs may be removed below, but not the parents that they continue.
         let up = stretches.last().and_then(|last| match last.low.checked_sub(1) {
             Some(offset) => Some(Position { run: last.run, offset }),
             None => self.runs.origin(last.run).before(),
@@ -153,9 +155,9 @@ impl Writer {
         stretches.clear();
     }
 
-    /// True if `holder` covers a child of the run that hangs after more than `blocks` blocks.
+    /// True if `holder` covers a child of the run that forks off after more than `blocks` blocks.
     ///
-    /// A busy run has thousands of children, and is often evicted block by block: what was seen is remembered until
+    /// A busy run has thousands of children, and is often evicted block by block: a negative result is remembered until
     /// the holder enters a run.
     pub(in crate::writer) fn holds_child_beyond(&mut self, holder: u32, run: u32, blocks: u32) -> bool {
         let most = match self.holders[holder as usize].childless {
@@ -171,8 +173,8 @@ impl Writer {
         holds
     }
 
-    /// True if `holder` covers a child of a run that is not listed and hangs there or farther along. To know that, its
-    /// own runs are looked at, unless it is known that there is none.
+    /// True if `holder` covers an unlisted child that forks off at `place` or farther along the run. Searches all runs
+    /// of the holder, unless it is known that there is none.
     fn holds_unlisted_beyond(&mut self, holder: u32, place: Place) -> bool {
         let it = &self.holders[holder as usize];
         if !self.runs.has_unlisted(place.run) || !it.hanging.may_be_beyond(place) {
@@ -190,7 +192,7 @@ impl Writer {
         holds
     }
 
-    /// Takes one block out, whatever kind it is; returns whether it was held.
+    /// Removes one block of any kind; true if it was held.
     pub(in crate::writer) fn lose_one(&mut self, holder: u32, name: u64) -> bool {
         if self.holders[holder as usize].irregular_block(name).is_some() {
             self.detach_irregular(holder, name);
@@ -211,7 +213,7 @@ impl Writer {
         }
     }
 
-    /// Takes a regular block out. What it held below becomes irregular.
+    /// Removes a regular block. The holder's blocks below it become irregular.
     fn lose_regular(&mut self, holder: u32, at: Position, name: u64) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
@@ -229,7 +231,7 @@ impl Writer {
 }
 
 impl Writer {
-    /// Takes an irregular block out; those below it stay, unreachable.
+    /// Removes an irregular block; those below it stay, unreachable.
     pub(in crate::writer) fn detach_irregular(&mut self, holder: u32, name: u64) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
         let Some(block) = irregular.remove(name) else { return };
@@ -242,7 +244,7 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Takes a regular block out that has blocks of its holder below it, or around which irregular ones are reachable.
+    /// Removes a regular block that has blocks of its holder below it, or reachable irregular ones around it.
     pub(in crate::writer) fn detach(&mut self, holder: u32, at: Position) {
         let name = self.name_of(holder, at);
         if self.branch_off(holder, at, name) {
@@ -277,7 +279,7 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// The regular position `at`, and all regular ones of the holder below it.
+    /// Regular positions of the holder at and below `at`.
     fn regular_at_and_below(&self, holder: u32, at: Position) -> Vec<Position> {
         let it = &self.holders[holder as usize];
         let runs = self.runs_at_and_below(holder, at).into_iter();
@@ -285,13 +287,13 @@ impl Writer {
         all.filter(|&at| !it.covers_irregularly(at)).collect()
     }
 
-    /// Returns what the holder covers of the position's run from there on, and of all runs below it: from where, and
-    /// how far.
+    /// Parts of runs that the holder covers at and below a position: of each, the first position, and the end as a
+    /// number of the run's blocks.
     pub(in crate::writer) fn runs_at_and_below(&self, holder: u32, at: Position) -> Vec<(Position, u32)> {
         let mut found = Vec::new();
         let it = &self.holders[holder as usize];
         let mut todo = vec![at];
-        // Children that are not listed are found among what the holder is in, by their parents.
+        // Unlisted children are found among the runs that the holder has entered, by their parents.
         let mut unlisted: Option<HashMap<u32, Vec<u32>>> = None;
         while let Some(from) = todo.pop() {
             step();
@@ -312,7 +314,7 @@ impl Writer {
         found
     }
 
-    /// The runs of a holder that are not listed with their siblings, by the run they continue.
+    /// Unlisted runs that a holder is in, by the run that they continue.
     fn unlisted_runs(&self, holder: u32) -> HashMap<u32, Vec<u32>> {
         let mut runs = self.holders[holder as usize].runs.clone();
         runs.sort_unstable();
@@ -325,7 +327,7 @@ impl Writer {
         unlisted
     }
 
-    /// Lowers the holder's cutoffs so that none of these positions is covered, nor anything after them in their runs;
+    /// Lowers the holder's covers so that none of these positions is covered, nor anything after them in their runs;
     /// runs farthest from the root first.
     fn lower_all(&mut self, holder: u32, positions: &[Position]) {
         let mut lowest: HashMap<u32, u32> = HashMap::new();

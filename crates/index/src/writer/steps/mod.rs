@@ -1,19 +1,19 @@
-//! Steps of the writer: what happens to holders and ranks, as methods of one [`Writer`].
+//! Steps of the writer: operations on holders and ranks, as methods of one [`Writer`].
 //!
-//! | file | what |
+//! | file | operations |
 //! |---|---|
-//! | `lookup.rs` | what a holder has, by name, by position, and as chains |
-//! | `cover.rs` | how far a holder covers a run: levels and names change together |
-//! | `branches.rs`, `lose.rs` | a holder loses blocks: those with many others below them, then those with few, then all |
-//! | `private.rs` | a holder gets names of its own, at once or in steps |
+//! | `lookup.rs` | the blocks of a holder, by block hash, by position, and as chains |
+//! | `cover.rs` | changes of how far a holder covers a run: levels and names together |
+//! | `branches.rs`, `lose.rs` | a holder loses blocks: those with many others below them, those with few, or all |
+//! | `private.rs` | a holder gets a private table of names, at once or in steps |
 //! | `gain.rs` | a holder gains blocks |
-//! | `ranks.rs`, `tiers.rs` | a rank becomes known; the holders of its views beyond the device |
-//! | `store.rs`, `clear.rs` | the events, for a worker's rank |
-//! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
-//! | `loading.rs` | what is told to the book of what can be loaded |
-//! | `slices.rs` | what a rank holds, in slices |
+//! | `ranks.rs`, `tiers.rs` | registration of ranks; holders of a rank's views beyond the device |
+//! | `store.rs`, `clear.rs` | events of a worker's rank |
+//! | `adopt.rs` | blocks that were never announced: which are missing, and their contents from other sources |
+//! | `loading.rs` | updates of the book of blocks that can be loaded |
+//! | `slices.rs` | copies of a rank's blocks, in slices |
 //!
-//! Events leave work to be done: a share of it is done at the end of each.
+//! Events leave work to be done later: a part of it is done at the end of each event.
 
 mod adopt;
 mod branches;
@@ -35,20 +35,20 @@ pub(crate) use slices::{LargeCopy, Slice};
 pub(crate) use store::{Chain, Way};
 
 impl Writer {
-    /// Does an event's share of what is left to do.
+    /// Does an event's share of the pending work.
     #[inline]
     pub(crate) fn do_share(&mut self) {
         self.see_off();
         self.gather_names();
     }
 
-    /// Does up to `blocks` blocks of each kind of work that is left.
+    /// Does pending work on up to `blocks` blocks of each kind.
     pub(crate) fn do_some(&mut self, blocks: usize) {
         self.see_off_some(blocks);
         self.gather_some_names(blocks);
     }
 
-    /// True if anything is left to do, or to be freed that no reader can see any more.
+    /// True if any work is pending, or there is memory to free that no reader can see any more.
     pub(crate) fn has_more_to_do(&self) -> bool {
         !self.leaving.is_empty() || !self.gathering.is_empty() || self.has_garbage()
     }

@@ -1,23 +1,24 @@
-//! A holder gets names of its own.
+//! Private tables of names of holders.
 //!
-//! Holders call a position as all others do, for as long as they can. One whose engine calls a position otherwise, or calls
-//! another position by a name that is taken, has a table of its own from then on, with all of its names in it. To fill that
-//! takes long for who has much. So it comes together in steps, at the end of the events that follow; until it is complete
-//! the holder goes on to name its regular blocks as others do, and keeps what it cannot name so as irregular blocks.
+//! Holders use the same block hash for a position as long as they can. A holder whose engine uses another one for a
+//! position, or uses one that is taken by another position, has a private table from then on, with all of its block
+//! hashes. Filling the table takes long for a holder with many blocks. So it is built in steps, at the end of the
+//! following events; until it is complete, the holder uses the shared block hashes for its regular blocks, and keeps
+//! blocks for which it cannot as irregular blocks.
 
 use crate::position::{NO_NAME, Position};
 use crate::stats::step;
 use crate::writer::names::private::{NameTableBuilder, PrivateNames};
 use crate::writer::state::Writer;
 
-/// Names that are put in at the end of an event, about.
+/// Approximate number of block hashes added at the end of an event.
 const SHARE: usize = 1 << 9;
-/// Cost of a run, in names.
+/// Cost of a run, in block hashes.
 const RUN: usize = 8;
 
 impl Writer {
-    /// True if `holder` can give a position, or a new one, this name as a regular block. If it has to have names
-    /// of its own for that, it gets them, or begins to.
+    /// True if `holder` can use the block hash `name` for a regular block at `existing` or a new position. If that
+    /// takes a private table of names, it gets one, or starts to build one.
     pub(in crate::writer) fn may_name(&mut self, holder: u32, name: u64, existing: Option<Position>) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_some() || self.make_shared(name, existing) {
@@ -39,7 +40,7 @@ impl Writer {
         false
     }
 
-    /// Gives `holder` names of its own.
+    /// Gives `holder` a private table of names.
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
         let mut private = PrivateNames::with_room_for(self.holders[holder as usize].blocks as usize);
@@ -54,8 +55,7 @@ impl Writer {
         self.counters.private_holders += 1;
     }
 
-    /// Returns what a holder calls positions of a run that it covers, as others do; [`NO_NAME`] where it has no regular
-    /// block.
+    /// Shared block hashes of a run's positions that a holder covers; [`NO_NAME`] where it has no regular block.
     fn regular_names(&self, holder: u32, run: u32, from: u32, to: u32) -> Vec<u64> {
         let it = &self.holders[holder as usize];
         let name = |offset| {
@@ -65,14 +65,14 @@ impl Writer {
         (from..to).map(name).collect()
     }
 
-    /// Does an event's share of giving holders names of their own.
+    /// Does an event's share of building private tables of names.
     pub(in crate::writer) fn gather_names(&mut self) {
         if !self.gathering.is_empty() {
             self.gather_some_names((self.most_own_at_once as usize).clamp(1, SHARE));
         }
     }
 
-    /// Gathers about `names` names.
+    /// Adds about `names` block hashes to the private tables that are being built.
     #[cold]
     pub(in crate::writer) fn gather_some_names(&mut self, names: usize) {
         let mut left = names as isize;

@@ -1,4 +1,4 @@
-//! Ranks of workers: how one becomes known, and how much each holds.
+//! Ranks of workers: registering them, and statistics of their blocks.
 
 use std::sync::Arc;
 
@@ -15,13 +15,14 @@ impl Writer {
         self.workers.get_mut(rank).expect("added before it is used")
     }
 
-    /// The holder of what a rank holds on its device. Another after a clear.
+    /// Holder of the blocks that a rank has on its device. A clear may give the rank another one.
     #[inline]
     pub(in crate::writer) fn device_of(&self, rank: u32) -> u32 {
         self.workers.get(rank).expect("added before it is used").device
     }
 
-    /// Prefetches the state of a rank and of its device's holder: of a thousand ranks, one's are seldom in cache.
+    /// Prefetches the data of a rank and of its device's holder, which are seldom in cache if there are a thousand
+    /// ranks.
     #[inline]
     pub(in crate::writer) fn ask_for(&self, handle: &RankHandle) {
         self.workers.ask_for(handle.found().0);
@@ -30,7 +31,7 @@ impl Writer {
         }
     }
 
-    /// The number of a rank, from now on known.
+    /// Number of a rank, which is registered if it is new.
     #[inline]
     pub(in crate::writer) fn known_rank(&mut self, rank: &impl RankRef) -> u32 {
         let known = match rank.handle() {
@@ -83,7 +84,7 @@ impl Writer {
 }
 
 impl Writer {
-    /// Every worker, by name, with the number of blocks it holds.
+    /// Name of every worker, sorted, and the number of blocks it holds.
     pub(crate) fn workers(&self) -> Vec<(Box<str>, u64)> {
         let mut out: Vec<(Box<str>, u64)> = Vec::with_capacity(self.workers.len());
         let mut ranks: Vec<_> = self.workers.ranks().collect();
@@ -98,17 +99,17 @@ impl Writer {
         out
     }
 
-    /// Every rank by name and number, in no particular order.
+    /// Every rank as its worker's name and its number within the worker, in any order.
     pub(crate) fn rank_names(&self) -> Vec<(Box<str>, u32)> {
         self.workers.ranks().map(|(name, rank, _)| ((&**name).into(), rank)).collect()
     }
 
-    /// See [`crate::BlockIndex::ranks`]; in no particular order.
+    /// Statistics of every rank, in any order; see [`crate::BlockIndex::ranks`].
     pub(crate) fn ranks(&self) -> Vec<RankStats> {
         self.workers.ranks().map(|(worker, rank, books)| self.rank_stats(worker, rank, books)).collect()
     }
 
-    /// See [`crate::BlockIndex::ranks_of`].
+    /// Statistics of one worker's ranks; see [`crate::BlockIndex::ranks_of`].
     pub(crate) fn ranks_of(&self, worker: &str) -> Vec<RankStats> {
         let Some((name, ranks)) = self.workers.by_name.get_key_value(worker) else { return Vec::new() };
         let books = |&(n, rank): &(u32, u32)| Some(self.rank_stats(name, n, self.workers.get(rank)?));
@@ -128,7 +129,7 @@ impl Writer {
         }
     }
 
-    /// See [`crate::BlockIndex::stats`].
+    /// Sizes and counts of the index; see [`crate::BlockIndex::stats`].
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = Stats {
             workers: self.workers.len() as u64,

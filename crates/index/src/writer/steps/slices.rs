@@ -1,11 +1,11 @@
-//! Slices: what a rank holds, copied in parts between which others change it, and still the state of one moment, the
-//! last one.
+//! Slices: the blocks of a rank, copied in parts between which other writers change it, so that the result is the state
+//! of one moment: the last part.
 //!
-//! First what its runs hold is copied, run by run, then what is not plain (irregular blocks, copies, other tiers), name
-//! by name. By name, a rank is a plain map (of a block's parent, content and copies): what was copied of a name stays right
-//! until a call mentions that name, or moves its block from one place to look at to another. A watch notes those names; they
-//! are looked up again, and again what was touched during that, until little enough is left for one slice. That slice's
-//! moment is the one: all else is as it was copied.
+//! First the blocks in the rank's runs are copied, run by run, then the other ones (irregular blocks, copies, other
+//! tiers), by block hash. By block hash, a rank is a plain map (to a block's parent, content and copies): an entry that
+//! was copied stays right until a call mentions its block hash, or moves its block to another kind. A watch records
+//! these block hashes; they are looked up again, and again those touched during that, until few enough are left for one
+//! slice. The result is the state at that slice's moment: everything else is unchanged since it was copied.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -17,51 +17,53 @@ use crate::writer::holders::Watch;
 use crate::writer::holders::workers::Rank;
 use crate::writer::state::Writer;
 
-/// Rounds of looking up what was touched during the last. Each is shorter than the one before, unless changes come as
-/// fast as they can be read: then the last one ends it, however long.
+/// Largest number of rounds of looking up the block hashes that were touched during the last round. Each round is
+/// shorter than the one before, unless changes come as fast as they can be read: then the last round ends it, however
+/// long it is.
 const ROUNDS: usize = 16;
 
-/// Outcome of a slice.
+/// Outcome of copying a slice.
 pub(crate) enum Slice {
-    /// The rank is complete.
+    /// The copy of the rank is complete.
     Done,
-    /// More slices of the rank are to come.
+    /// More slices of the rank are to be copied.
     More,
-    /// Everything has changed: it is to be begun again.
+    /// Everything has changed, so that the copy must be started again.
     Again,
 }
 
-/// Copy of a large rank, as far as it has come together.
+/// Copy of a rank that is being made in slices.
 pub(crate) struct LargeCopy {
     worker: Box<str>,
     rank: u32,
     pub(crate) watch: u64,
     device: u32,
     widest: u32,
-    /// Runs that the device, and those that the widest view was in at the beginning.
+    /// Runs still to be copied that the device was in at the start; `wider_runs`: those of the widest view.
     runs: Vec<u32>,
     wider_runs: Vec<u32>,
-    /// Names to be looked up.
+    /// Block hashes to be looked up.
     names: Vec<u64>,
-    /// Names to be looked up after those, perhaps again.
+    /// Block hashes to be looked up afterwards, perhaps again, as they have changed.
     touched: HashSet<u64>,
-    /// By slice, as a long list is slow to grow.
+    /// Chains copied from runs, in one list per slice, as a long list is slow to grow.
     chains: Vec<Vec<Piece>>,
-    /// All about those names that were looked up, and that the chains do not count for.
-    /// By slice, too; what was looked up last is right.
+    /// State of the block hashes that were looked up, which overrides the chains; in one list per slice; the
+    /// latest is right.
     known: Vec<Vec<(u64, NameState)>>,
     rounds: usize,
 }
 
-/// Piece of a run that a rank has.
+/// Part of a run that a rank holds.
 struct Piece {
-    /// Blocks before the first.
+    /// Number of blocks from the root to the run's first.
     start: u32,
     run: u32,
     chain: HeldChain,
 }
 
-/// All about a name: parent and content hash on the device with the copies, and on the other tiers.
+/// State of a block hash in a rank: parent, content hash and copies, on the device and on the other tiers; None if not
+/// held there.
 #[derive(Default)]
 struct NameState {
     device: Option<(Option<u64>, u64, u32)>,
@@ -69,14 +71,15 @@ struct NameState {
 }
 
 impl Writer {
-    /// Copies a rank at once, however large it is; nothing if it is not known.
+    /// Copies a rank in one step, however large it is; empty if the rank is not known.
     pub(crate) fn copy_rank(&mut self, worker: &str, rank: u32) -> RankCopy {
         let begun = self.slice_first(worker, rank, usize::MAX, &mut 0);
         // There is no bound that it could come to before it is done.
         begun.map(|(large, _)| large.copy()).unwrap_or_default()
     }
 
-    /// Begins to copy a rank, and goes on if it is small; none if it is not known. `spent`: counts the steps.
+    /// Starts the copy of a rank, and continues if it is small; None if the rank is not known. Adds the steps taken to
+    /// `spent`.
     pub(crate) fn slice_first(
         &mut self,
         worker: &str,
@@ -94,7 +97,8 @@ impl Writer {
         Some((large, slice))
     }
 
-    /// Begins to copy a rank, however small it is; none if it is not known.
+    /// Starts the copy of a rank, without copying blocks yet; None if the rank is not known. Adds the steps taken to
+    /// `spent`.
     fn slice_begin(&mut self, worker: &str, rank: u32, spent: &mut usize) -> Option<LargeCopy> {
         let number = self.workers.rank(worker, rank)?;
         self.finish_clearing(number);
@@ -125,7 +129,7 @@ impl Writer {
         Some(large)
     }
 
-    /// Copies more of a rank.
+    /// Copies more of a rank, until `spent` reaches `steps`.
     pub(crate) fn slice_more(&mut self, large: &mut LargeCopy, steps: usize, spent: &mut usize) -> Slice {
         let Some(touched) = self.take_touched(large.watch) else { return self.slice_end(large, Slice::Again) };
         let of_rank = |writer: &Self| writer.workers.rank(&large.worker, large.rank);
@@ -181,7 +185,8 @@ impl Writer {
         slice
     }
 
-    /// Copies a run of the device's, or notes what the other tiers have in one. Returns the steps it took.
+    /// Copies the device's blocks in a run, or, if `wider`, lists the run's block hashes that other tiers have. Returns
+    /// the number of steps taken.
     fn slice_run(&self, large: &mut LargeCopy, books: &Rank, run: u32, wider: bool) -> usize {
         let holder = if wider { large.widest } else { large.device };
         // It may be another run under the same number; then all its names are touched.
@@ -218,7 +223,7 @@ impl Writer {
 }
 
 impl LargeCopy {
-    /// Brings the lists of runs in order. Needs no lock.
+    /// Sorts the lists of runs and removes duplicates. Needs no lock.
     pub(crate) fn tidy(&mut self) {
         for runs in [&mut self.runs, &mut self.wider_runs] {
             runs.sort_unstable();
@@ -232,7 +237,7 @@ impl LargeCopy {
         chains
     }
 
-    /// Makes a copy of all that there was. Needs no lock.
+    /// Builds the copy of the rank from its slices. Needs no lock.
     pub(crate) fn copy(mut self) -> RankCopy {
         let pieces = self.take_chains();
         let known: HashMap<u64, NameState> = self.known.into_iter().flatten().collect();
@@ -280,7 +285,7 @@ impl LargeCopy {
 }
 
 impl Writer {
-    /// Notes from now on what happens to the rank of these holders. Returns a number for the watch.
+    /// Starts a watch over the rank of these holders; returns the watch's id.
     pub(in crate::writer) fn watch(&mut self, holders: [u32; 2]) -> u64 {
         let watches = &mut self.watches;
         watches.last += 1;
@@ -299,13 +304,13 @@ impl Writer {
         }
     }
 
-    /// The names noted since the last look, or none if all that was copied is void.
+    /// Removes and returns the block hashes touched since the last call; None if all that was copied is void.
     pub(in crate::writer) fn take_touched(&mut self, id: u64) -> Option<HashSet<u64>> {
         let watch = self.watches.all.iter_mut().find(|watch| watch.id == id)?;
         (!watch.over).then(|| std::mem::take(&mut watch.touched))
     }
 
-    /// Notes a change of these names of a holder, for the watches.
+    /// Records a change of these block hashes of a holder, for the watches over it.
     #[inline]
     pub(in crate::writer) fn touch(&mut self, holder: u32, names: impl IntoIterator<Item = u64>) {
         if !self.watches.all.is_empty() {
@@ -326,7 +331,7 @@ impl Writer {
         }
     }
 
-    /// Notes a change of all that a holder has, for the watches.
+    /// Records a change of all blocks of a holder, for the watches over it.
     pub(in crate::writer) fn touch_all(&mut self, holder: u32) {
         for watch in self.watches.all.iter_mut().filter(|it| it.holders.contains(&holder)) {
             watch.over = true;

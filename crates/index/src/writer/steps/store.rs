@@ -1,4 +1,4 @@
-//! A rank holds blocks from now on, or no more.
+//! Stores of blocks in a rank, and their removal.
 
 use std::cmp::Reverse;
 
@@ -15,13 +15,13 @@ pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Place of the first part in the index; none in the first part itself.
+    /// Rank and life for which the store's first part was applied; None in the first part itself.
     begun: Option<StoreStart>,
     /// Number of blocks in the parts that follow.
     promised: usize,
 }
 
-/// A rank at the moment when the first part of a store came to one of its tiers.
+/// Rank of a store, with the rank's life and the tier's number of clears when the store's first part was applied.
 #[derive(Clone, Copy)]
 struct StoreStart {
     rank: u32,
@@ -42,18 +42,19 @@ impl<'a> Chain<'a> {
         Ok(Self { parent, block_hashes, content_hashes, begun: None, promised: 0 })
     }
 
-    /// Number of blocks.
+    /// Number of blocks in the chain.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.block_hashes.len()
     }
 
-    /// Makes this the next part of a store, after one that was stored.
+    /// Makes this chain the next part of a store, after the part `before`.
     pub(crate) fn goes_on(&mut self, before: &Self) {
         self.begun = before.begun;
     }
 
-    /// Cuts off what comes after the first `blocks`, if it is longer: to be stored when this has been ([`Self::goes_on`]).
+    /// Splits off the part after the first `blocks` blocks, None if there is none; to be stored later
+    /// ([`Self::goes_on`]).
     pub(crate) fn split_off(&mut self, blocks: usize) -> Option<Self> {
         if self.len() <= blocks {
             return None;
@@ -99,8 +100,8 @@ impl Writer {
         Ok(())
     }
 
-    /// True if nothing has ended what was begun: its worker is there, and the tier has not been cleared. Otherwise it
-    /// is as if all of it had come before that.
+    /// True if the rank and tier of a partly applied store still exist: the worker was not dropped, nor the tier
+    /// cleared. Otherwise the rest of the store is ignored, as if it had come before that.
     fn is_still(&self, begun: StoreStart, tier: Tier) -> bool {
         self.workers
             .get(begun.rank)
@@ -140,7 +141,7 @@ impl Writer {
         // Other views may have replaced names, too.
         self.replaced_words = 0;
         self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
-        // All that is held under these names now, less what was held under them before.
+        // Sum over all blocks held under these block hashes now, minus the sum over those held before.
         let new = words(Tier::Gpu, names);
         let held = words(Tier::Gpu, &same).wrapping_add(self.replaced_words);
         let sum = &mut self.rank_mut(rank).device_word;
@@ -152,7 +153,7 @@ impl Writer {
         self.widen(rank, parent, names, contents);
     }
 
-    /// Resets the copies of names that are about to mean other blocks.
+    /// Drops the extra copies of block hashes that are about to be given to other blocks.
     fn end_copies_of_replaced(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let device = self.device_of(rank);
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
@@ -163,7 +164,8 @@ impl Writer {
         }
     }
 
-    /// Stores blocks on a tier by name alone, as the rank holds them already. Returns the names that it does not hold.
+    /// Stores blocks on a tier, given block hashes that the rank holds already. Returns the block hashes that it does
+    /// not hold.
     pub(crate) fn store_known(
         &mut self,
         rank: &impl RankRef,
@@ -192,22 +194,22 @@ impl Writer {
     }
 }
 
-/// Blocks before the run, the run, and the offset in it: less for a block than for those before it in its chain.
+/// Sort key of a block by its distance from the leaves: smaller than the keys of the preceding blocks in its chain.
 pub(crate) type LeafOrder = (Reverse<u32>, u32, Reverse<u32>);
 
-/// Order of a list of names along their chains.
+/// Order of a list of block hashes along their chains.
 pub(crate) enum Way {
     LeavesFirst,
     RootFirst,
     Neither,
 }
 
-/// Pairs of neighbours that are looked at to tell the order of a list. Of lists in no order, one in 32,768 is not found out,
-/// and takes longer.
+/// Number of neighbouring pairs that are checked to find the order of a list. One in 32,768 lists without an order is
+/// taken for ordered, and its removal takes longer.
 const LOOKS: usize = 16;
 
 impl Writer {
-    /// The number of a rank, if it is known.
+    /// Number of a rank; None if it is not known.
     #[inline]
     pub(crate) fn number_of(&self, rank: &impl RankRef) -> Option<u32> {
         match rank.handle() {
@@ -219,8 +221,9 @@ impl Writer {
         }
     }
 
-    /// Tells how far from the leaves a rank's blocks are, for many that go in parts: a part that goes before what is
-    /// below it leaves a hole. A hint, as others may change it before they go. What is not known comes last.
+    /// Appends the distance from the leaves of a rank's blocks to `out`, each with its block hash, for a removal in
+    /// parts: a part that goes before the blocks below it leaves a hole. A hint, as other writers may change it.
+    /// Unknown blocks come last.
     pub(crate) fn farness(&self, rank: Option<u32>, block_hashes: &[BlockHash], out: &mut Vec<(LeafOrder, BlockHash)>) {
         let Some(books) = rank.and_then(|rank| self.workers.get(rank)) else {
             out.extend(block_hashes.iter().map(|&block_hash| (LeafOrder::default(), block_hash)));
@@ -236,7 +239,7 @@ impl Writer {
         }));
     }
 
-    /// Returns which way along their chains a rank's blocks are listed, as far as some neighbours among them show.
+    /// Order of a list of a rank's blocks along their chains, judged by some neighbouring pairs.
     pub(crate) fn way_of(&self, rank: Option<u32>, block_hashes: &[BlockHash]) -> Way {
         let mut pairs = Vec::with_capacity(2 * LOOKS);
         for look in 0..LOOKS {
@@ -253,8 +256,7 @@ impl Writer {
         }
     }
 
-    /// Removes blocks of a rank from a tier. The caller counts the event, as these may
-    /// be a part of one.
+    /// Removes blocks of a rank from a tier. The caller counts the event, as the blocks may be only a part of it.
     #[inline]
     pub(crate) fn remove(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         let Some(rank) = rank else {

@@ -1,15 +1,16 @@
-//! Tiers: what a rank holds beyond its device memory.
+//! Tiers: the blocks that a rank holds beyond its device memory.
 //!
 //! A query may count the blocks in device memory, or those down to a tier: a view. Views are nested, and each is a
-//! holder of its own, made when the first block comes to its tier; until then the next narrower one answers for it.
-//! A name means one block on all tiers, and announcements for the device say which: engines announce copies on other
-//! tiers without all that the block is made of, salts above all, and perhaps before the device's. So what is said of a
-//! copy elsewhere counts only where the rank holds nothing under its name, until the device says otherwise.
+//! holder of its own, created with the first block on its tier; until then the next narrower one serves for it. A block
+//! hash means one block on all tiers, and announcements for the device decide which: engines announce copies on other
+//! tiers with incomplete data (above all without salts), and perhaps before the device's. So an announcement for
+//! another tier counts only where the rank holds no block with its block hash, until an announcement for the device
+//! replaces it.
 //!
-//! A view begins with all that the next narrower one has, which may be much. So before a large rank's first block is stored
-//! on a tier, a holder that readers have no name for takes all that over in steps: run by run, then what is in none, name by
-//! name. Whatever is touched meanwhile (`slices.rs`) is looked up again, until so little is left that it can be done at once.
-//! Then the view is there, as it would be if it had been made in one go.
+//! A view starts with all blocks of the next narrower one, which may be many. So before a large rank's first block is
+//! stored on a tier, a hidden holder takes over these blocks in steps: run by run, then, by block hash, those in no
+//! run. Blocks touched meanwhile (`slices.rs`) are looked up again, until so few are left that it can be finished in
+//! one step. Then the view is as if it had been made in one step.
 
 use hashbrown::HashSet;
 
@@ -21,13 +22,13 @@ use crate::writer::holders::OrderedRuns;
 use crate::writer::holders::workers::{Claims, NewView};
 use crate::writer::state::Writer;
 
-/// True if these claims make a block part of the view number `view`.
+/// True if a block with these copies is part of the view with index `view`.
 fn reach(claims: Claims, view: usize) -> bool {
     claims[..=view].iter().any(|&copies| copies > 0)
 }
 
 impl Writer {
-    /// Gives a rank a holder for the view down to a tier, if it has none.
+    /// Creates the holder of a rank's view down to a tier, if it has none.
     pub(in crate::writer) fn add_view(&mut self, rank: u32, tier: Tier) {
         let number = tier as usize - 1;
         let books = self.rank_mut(rank);
@@ -43,8 +44,8 @@ impl Writer {
         self.publish_roster();
     }
 
-    /// A holder answers for a view of a rank, which has what the next narrower one has. To be published: only then may
-    /// readers count on it.
+    /// Makes `holder` the holder of a rank's view, after it got the blocks of the next narrower one. The caller must
+    /// publish the roster: only then readers may use the view.
     pub(in crate::writer) fn now_view(&mut self, rank: u32, number: usize, holder: u32) {
         let books = self.rank_mut(rank);
         let (device, before) = (books.device, books.wider);
@@ -54,7 +55,7 @@ impl Writer {
         self.set_views(device, before, after);
     }
 
-    /// Says which holder answers for which view. To be published.
+    /// Updates the roster for changed holders of a rank's views. The caller must publish the roster.
     pub(in crate::writer) fn set_views(&mut self, device: u32, before: [Option<u32>; 3], after: [Option<u32>; 3]) {
         let Some(member) = self.roster.get(device) else { return };
         for gone in before.into_iter().flatten().filter(|holder| !after.contains(&Some(*holder))) {
@@ -71,7 +72,7 @@ impl Writer {
         self.roster.set(holder, Some(Member { views, ..member }));
     }
 
-    /// Puts what the device just stored in the wider views, too.
+    /// Adds blocks that the device just stored to the wider views.
     pub(in crate::writer) fn widen(&mut self, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let books = self.rank_mut(rank);
         if books.wider == [None; 3] {
@@ -93,7 +94,7 @@ impl Writer {
         }
     }
 
-    /// Takes what the device just lost, or is about to, out of the views in which nothing else claims it.
+    /// Removes blocks that the device just lost, or is about to lose, from the views in which no other tier has them.
     pub(in crate::writer) fn narrow(&mut self, rank: u32, names: &[u64]) {
         if self.rank_mut(rank).wider == [None; 3] {
             return;
@@ -140,7 +141,7 @@ impl Writer {
         }
     }
 
-    /// Removes blocks from a tier other than the device.
+    /// Removes one copy of each block from a tier other than the device.
     pub(in crate::writer) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
@@ -158,7 +159,7 @@ impl Writer {
         }
     }
 
-    /// Removes blocks from a tier other than the device, with all their copies.
+    /// Removes all copies of blocks from a tier other than the device.
     pub(in crate::writer) fn clear_names_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
@@ -173,7 +174,7 @@ impl Writer {
         }
     }
 
-    /// Takes a name out of the views in which the claims on it have ended, unless the device has it.
+    /// Removes a block from the views whose tiers have no copy any more, unless the device has it.
     fn leave(&mut self, rank: u32, name: u64, before: Claims) {
         let books = self.rank_mut(rank);
         let now = books.offloaded.get(name).unwrap_or_default();
@@ -189,12 +190,12 @@ impl Writer {
     }
 }
 
-/// Rounds of looking up what was touched during the last, as in `slices.rs`.
+/// Largest number of rounds of looking up the block hashes that were touched during the last round, as in `slices.rs`.
 const ROUNDS: usize = 16;
 
 impl Writer {
-    /// Continues to make a rank ready for events of a tier other than the device, in about `steps` steps; `stores`:
-    /// there are to be blocks. Returns whether there is more to do; what is little is left to the event.
+    /// Prepares a rank for events of a tier other than the device, in about `steps` steps. `stores`: blocks are to be
+    /// stored there. True if more is to be done; little work is left to the event.
     pub(crate) fn prepare(&mut self, rank: Option<u32>, tier: Tier, stores: bool, steps: usize) -> bool {
         let Some((rank, books)) = rank.and_then(|rank| Some((rank, self.workers.get(rank)?))) else { return false };
         let (device, has_views) = (books.device, books.wider != [None; 3]);
@@ -205,7 +206,7 @@ impl Writer {
         stores && self.pool_at(rank, tier).is_none() && self.prepare_view(rank, tier as usize - 1, steps)
     }
 
-    /// Goes on with the view that a rank will need for its first block on a tier.
+    /// Continues to build the view that a rank needs for its first block on a tier; true if more is to be done.
     fn prepare_view(&mut self, rank: u32, number: usize, steps: usize) -> bool {
         self.finish_clearing(rank);
         let books = self.rank_mut(rank);
@@ -257,7 +258,7 @@ impl Writer {
         let holder = self.new_holder();
         self.holders[holder as usize].is_hidden = true;
         self.roster.one_leaves();
-        // Before any reader meets it.
+        // The roster is published before any reader finds the new holder.
         self.publish_roster();
         let (at, touched, rounds) = (None, HashSet::new(), 0);
         let view = NewView { number, holder, narrower, watch, runs, at, names, touched, rounds };
@@ -265,7 +266,7 @@ impl Writer {
         true
     }
 
-    /// Gives up the view that a rank was to have.
+    /// Gives up the view that is being built for a rank.
     pub(in crate::writer) fn end_new_view(&mut self, rank: u32) {
         if let Some(view) = self.rank_mut(rank).new_view.take() {
             self.end_view(*view);
@@ -280,7 +281,7 @@ impl Writer {
         self.roster.one_has_left();
     }
 
-    /// Puts more into a view; returns whether all is there.
+    /// Adds more blocks to a view that is being built; true if it is complete.
     fn fill_view(&mut self, view: &mut NewView, steps: usize) -> bool {
         let mut spent = 0;
         if !self.gather_places(view.narrower, steps, &mut spent) {
@@ -327,7 +328,7 @@ impl Writer {
         }
     }
 
-    /// Makes a view have under a name what the narrower one has.
+    /// Copies the block with this block hash, or its absence, from the next narrower view to a view.
     fn follow(&mut self, view: &NewView, name: u64) {
         match self.block(view.narrower, name) {
             Some((parent, content)) => drop(self.gain_one(view.holder, parent, name, content)),

@@ -1,4 +1,4 @@
-//! Counts that are kept as things change, against what they are when counted anew; and what ranks go through.
+//! Tests of the writer: counts kept incrementally, compared with counts made anew, and the life of ranks.
 
 mod steps;
 
@@ -50,7 +50,7 @@ impl Writer {
     }
 }
 
-/// The word of what a dump of one rank has.
+/// Fingerprint of the blocks in a dump of one rank.
 fn fingerprint(dump: &[Event]) -> u64 {
     let held: HashSet<(Tier, u64)> = dump
         .iter()
@@ -115,7 +115,7 @@ fn depth(index: &BlockIndex, names: impl IntoIterator<Item = u64>) -> u32 {
     index.find(&query).depth(View::Device)
 }
 
-/// Threads that share ranks come in between each other's parts: nothing is left of what they made for the time being.
+/// Threads change the same ranks at once, between the parts of each other's operations: no temporary data remains.
 #[test]
 fn threads_that_share_ranks_leave_nothing_behind() {
     for seed in 0..seeds(100) {
@@ -159,7 +159,7 @@ fn threads_that_share_ranks_leave_nothing_behind() {
         });
         let again = BlockIndex::new(index.config()).expect("a block size");
         index.dump().iter().for_each(|event| again.apply(event).expect("a store"));
-        // Who has nothing is in no dump.
+        // A worker without blocks is in no dump.
         let held =
             |index: &BlockIndex| index.workers().into_iter().filter(|(_, blocks)| *blocks > 0).collect::<Vec<_>>();
         assert_eq!(held(index), held(&again), "seed {seed}");
@@ -183,7 +183,7 @@ fn threads_that_share_ranks_leave_nothing_behind() {
     }
 }
 
-/// The index can number a limited number of blocks, and reserves numbers for those that wait for others.
+/// The index numbers a limited number of blocks, and reserves numbers for blocks that wait for a parent.
 #[test]
 fn more_than_can_be_numbered_is_refused_before_it_happens() {
     for children_first in [true, false] {
@@ -195,7 +195,7 @@ fn more_than_can_be_numbered_is_refused_before_it_happens() {
             index.store("w", 0, Tier::Gpu, parent, &[BlockHash(name)], &[name]).is_ok()
         };
         let mut stored = usize::from(!children_first && one(None, 1));
-        // Each is a run of its own, with a page of its own, as soon as its parent is there.
+        // Each child is a run with a page of its own, once its parent is stored.
         stored += (0..2 * MOST as u64).filter(|child| one(Some(1), 100 + child)).count();
         stored += usize::from(children_first && one(None, 1));
         let (blocks, pages) = (index.stats().blocks, index.write(|writer| writer.runs.pages_for_tests().used()));
@@ -208,8 +208,8 @@ fn more_than_can_be_numbered_is_refused_before_it_happens() {
     }
 }
 
-/// A rank that is cleared goes on under another holder: its handle and its worker's number mean it still, and what is on
-/// its way out counts for no rank.
+/// A cleared rank continues under another holder: its handle and its worker's number stay valid, and the departing
+/// holder counts for no rank.
 #[test]
 fn a_rank_is_the_same_after_a_clear() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -239,7 +239,7 @@ fn a_rank_is_the_same_after_a_clear() {
     assert_eq!(numbered(), before);
     index.changes().remove(&handle, Tier::Gpu, &names[1_000..]);
     assert_eq!(numbered(), [(before[0].0, Some("w".to_owned()), 1_000)]);
-    // Another comes by its number; the handle does not reach it.
+    // Another worker gets the number; the handle does not reach it.
     index.drop_worker("w");
     index.store("other", 0, Tier::Gpu, None, &names, &contents).expect("lists of one length");
     index.changes().remove(&handle, Tier::Gpu, &names);
@@ -248,7 +248,7 @@ fn a_rank_is_the_same_after_a_clear() {
     index.write(|writer| assert!(writer.is_counted()));
 }
 
-/// A rank that has much gets names of its own in steps, and is held to what it said meanwhile.
+/// A large rank gets a private table of names in steps, which includes the blocks stored and removed meanwhile.
 #[test]
 fn own_names_come_together_in_steps() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -260,7 +260,7 @@ fn own_names_come_together_in_steps() {
         u64::from(index.find(&query).depth(View::Device))
     };
     let private = || index.write(|writer| writer.counters.private_holders);
-    // Others have these blocks under other names.
+    // Another holder has these blocks under other block hashes.
     let (block_hashes, contents): (Vec<_>, Vec<_>) = (0..50).map(|at| (BlockHash(1 << 40 | at), 1 << 41 | at)).unzip();
     index.store("other", 0, Tier::Gpu, None, &block_hashes, &contents).expect("lists of one length");
     let again: Vec<_> = (0..50).map(|at| BlockHash(1 << 42 | at)).collect();
@@ -268,7 +268,7 @@ fn own_names_come_together_in_steps() {
     let mut longest = steps_of(named).0;
     assert_eq!(private(), 0);
     assert_eq!(index.find(&contents).scores(View::Device).len(), 2);
-    // What comes and goes until all of them are there.
+    // Stores and removals until the private table is complete.
     let mut events = 0;
     while private() == 0 {
         let new = chain(CHAINS + events);
@@ -286,7 +286,7 @@ fn own_names_come_together_in_steps() {
     assert_eq!(index.stats().blocks, 50 + (50 - events) + events * 50 + CHAINS * 100);
 }
 
-/// A second name of a position concerns the chain that it is in, and no other that the rank stores or evicts.
+/// A second block hash of a position does not slow down stores and removals of the rank's other chains.
 #[test]
 fn a_second_name_slows_no_other_chain_down() {
     let chain = |n: u64| (0..64).map(move |at| n << 8 | at);
@@ -301,11 +301,11 @@ fn a_second_name_slows_no_other_chain_down() {
             index.write(|writer| assert!(writer.is_counted()));
         }
         assert_eq!(depth(&index, chain(7)), 64);
-        // Whole chains go at once: were each block taken out by itself, its run would be looked through every time.
+        // Whole chains are removed at once: removing the blocks one by one would search the run each time.
         let (steps, ()) = steps_of(|| (1..50).for_each(|n| remove(&index, "w", chain(n).rev())));
         assert_eq!((index.stats().blocks, depth(&index, 1..=8)), (8 + names, 8));
         remove(&index, "w", [1]);
-        // The other name still holds it, and nothing that was below the first.
+        // The other block hash still covers the first block, but nothing below it.
         assert_eq!(depth(&index, 1..=8), names.min(1) as u32);
         steps
     };
@@ -313,13 +313,13 @@ fn a_second_name_slows_no_other_chain_down() {
     assert!(with <= without + 1_000, "{with} steps, not {without}");
 }
 
-/// A worker that stores a long chain that is there, under no shared names, names it at once: not by
-/// looking for each block's number from the end of the run.
+/// A worker that stores a long chain, held by others but without shared block hashes, names the whole chain in one
+/// pass, without searching each block's number from the end of the run.
 #[test]
 fn a_chain_without_names_is_named_at_once() {
     let steps_of_length = |blocks: u64| {
         let index = BlockIndex::new(Config::default()).expect("a block size");
-        // Its first name is taken, so it has names of its own.
+        // Its first block hash is taken by another block, so the holder has a private table.
         store(&index, "first", None, [1 << 40]);
         let names: Vec<_> = [1 << 40].into_iter().chain(1..blocks).map(BlockHash).collect();
         let contents: Vec<_> = (0..blocks).collect();
@@ -338,7 +338,7 @@ fn a_chain_without_names_is_named_at_once() {
     assert!(long <= 100 * short.max(10), "{long} steps for 40 times what takes {short}");
 }
 
-/// A dump needs to know names by their places. Of a rank that has names of its own, those are put there in slices, too.
+/// A dump needs block hashes by position. For a holder with a private table, these are sorted in slices, too.
 #[test]
 fn names_of_its_own_are_put_by_place_in_slices() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -354,7 +354,7 @@ fn names_of_its_own_are_put_by_place_in_slices() {
         let (steps, slice) = steps_of(|| dump.next());
         let Some(events) = slice else { break };
         (slices, longest, dumped) = (slices + 1, longest.max(steps), dumped + events.len());
-        // It goes on as names come and go.
+        // The dump continues while blocks are stored and removed.
         store(&index, "own", None, [1 << 41 | slices]);
         if slices > 50 {
             remove(&index, "own", [1 << 41 | (slices - 50)]);

@@ -1,4 +1,4 @@
-//! The steps that events and questions take: as many, or few more, however much is held.
+//! Tests of the number of steps of events and lookups: the same, or few more, however many blocks are held.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ fn sizes_are_told_without_a_walk_over_what_is_held() {
             let names: Vec<_> = (0..8).map(|at| BlockHash(chain << 8 | at | 1 << 40)).collect();
             let contents: Vec<_> = names.iter().map(|name| name.0).collect();
             let worker = format!("w{}", chain % 10);
-            // Orphans, names of one's own, copies, another tier: whatever is counted one by one elsewhere.
+            // Orphans, private block hashes, copies and another tier: everything that is counted by itself elsewhere.
             let parent = (chain % 3 == 0).then_some(BlockHash(9));
             let own: Vec<_> = names.iter().map(|name| BlockHash(name.0 ^ (chain % 10) << 50)).collect();
             for (names, tier) in [(&names, Tier::Gpu), (&names, Tier::Gpu), (&own, Tier::Gpu), (&names, Tier::Cpu)] {
@@ -38,7 +38,7 @@ fn sizes_are_told_without_a_walk_over_what_is_held() {
     assert!(few.0 > 0 && few.0 < 100, "{few:?}");
 }
 
-/// All workers' conversations hang on a run; one worker evicts its end.
+/// All workers' conversations continue one run; one worker evicts the end of that run.
 #[test]
 fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     let busy = |children: u64| {
@@ -53,7 +53,7 @@ fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
         }
         let (tail, ()) = steps_of(|| remove(&index, "tail", [8]));
         assert_eq!(depth(&index, 1..=8), 8);
-        // One that has a conversation among those that are not listed: it is aside from then on, and comes back.
+        // A worker with a conversation among unlisted children: its blocks become irregular, and then regular again.
         let last = 1_000 + children - 1;
         let worker = format!("w{}", (children - 1) % 7);
         remove(&index, &worker, [8]);
@@ -70,7 +70,7 @@ fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     assert!(few < 64, "{few} steps");
 }
 
-/// Runs come and go in as many steps, however many there are.
+/// Creating or removing a run takes a constant number of steps, however many runs there are.
 #[test]
 fn tables_grow_and_shrink_a_little_at_a_time() {
     const CHAINS: u64 = 60_000;
@@ -91,11 +91,11 @@ fn tables_grow_and_shrink_a_little_at_a_time() {
             index.write(|writer| assert!(writer.is_counted()));
         }
     }
-    // A table of 512 runs is made at once, and so is one of a hundred lines of names.
+    // A table of 512 runs is allocated at once, and so is a table of a hundred lines of names.
     assert!(longest < 800, "{longest} steps");
 }
 
-/// An index that had many runs, and has few left, may have many again: a table of them is complete before it is full.
+/// An index that had many runs, and has few left, may get many again: the new table is complete before it is full.
 #[test]
 fn a_table_grows_in_time_where_there_were_many_runs() {
     const CHAINS: u64 = 20_000;
@@ -109,13 +109,13 @@ fn a_table_grows_in_time_where_there_were_many_runs() {
     assert_eq!(index.stats().blocks, 3);
 }
 
-/// To clear what is much takes no longer than to clear what is little, nor does any event that follows.
+/// Clearing a large rank takes no longer than clearing a small one, and neither does any later event.
 #[test]
 fn what_is_cleared_goes_in_steps() {
     let cleared = |chains: u64, drop: bool| {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         for chain in 0..chains {
-            // Some of all kinds: plain, below a hole, with a second copy.
+            // Blocks of all kinds: plain, below a hole, with a second copy.
             store(&index, "w", None, (0..32).map(|at| chain << 8 | at | 1 << 40));
             if chain % 8 == 0 {
                 remove(&index, "w", [chain << 8 | 3 | 1 << 40]);
@@ -126,7 +126,7 @@ fn what_is_cleared_goes_in_steps() {
         assert_eq!(depth(&index, (0..32).map(|at| at | 1 << 40)), 0, "readers see it at once");
         assert_eq!(index.workers().iter().map(|(_, blocks)| blocks).sum::<u64>(), 0);
         let mut longest = 0;
-        // Another engine life begins at once, with other block hashes for some of the same prompts.
+        // A restarted engine stores at once, with other block hashes for some of the same prompts.
         for chain in 0..chains {
             let salt = (chain % 2) << 41;
             let names: Vec<_> = (0..32).map(|at| BlockHash(chain << 8 | at | 1 << 40 | salt)).collect();
@@ -149,14 +149,14 @@ fn what_is_cleared_goes_in_steps() {
     }
 }
 
-/// A hole is opened and filled in as many steps as runs are below it, however many blocks these have.
+/// Opening and filling a hole takes steps by the number of runs below it, not by their blocks.
 #[test]
 fn what_is_below_a_hole_goes_run_by_run() {
     let hole = |blocks: u64| {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         for worker in ["w", "other"] {
             store(&index, worker, None, 0..blocks);
-            // Two conversations; one hangs on the missing block.
+            // Two conversations: one continues the missing block, the other a later one.
             store(&index, worker, Some(10), (0..4).map(|at| 1 << 40 | at));
             store(&index, worker, Some(50), (0..4).map(|at| 1 << 41 | at));
         }
@@ -174,7 +174,8 @@ fn what_is_below_a_hole_goes_run_by_run() {
         };
         time(0, &|| remove(&index, "w", [10]));
         assert_eq!((depth_of("w"), unlinked()), (10, blocks - 11 + 8));
-        // What is below grows and shrinks there; another hole in it; and the first block after a hole goes.
+        // Blocks below the hole are stored and removed, another hole is made, and the first block after that is
+        // removed.
         time(1, &|| store(&index, "w", Some(blocks - 1), [1 << 42]));
         time(2, &|| remove(&index, "w", [1 << 42, 40]));
         time(3, &|| remove(&index, "w", [41]));
@@ -190,7 +191,7 @@ fn what_is_below_a_hole_goes_run_by_run() {
     assert!(many.iter().zip(&few).all(|(many, few)| *many <= few + 16 && *many < 1_000), "{few:?} {many:?}");
 }
 
-/// The list of the runs that a holder has entered is put right in steps, whatever comes and goes meanwhile.
+/// The list of the runs that a holder has entered is tidied in steps, while runs are entered and left.
 #[test]
 fn the_list_of_runs_is_put_right_in_steps() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -201,7 +202,7 @@ fn the_list_of_runs_is_put_right_in_steps() {
     let mut held: HashSet<u64> = (0..CHAINS).collect();
     for event in 0..10_000 {
         let chain = random.below(CHAINS);
-        // First most go, then they come and go.
+        // First most chains are removed, then chains come and go.
         let comes = if event < 5_000 { random.chance(10) } else { random.chance(50) };
         let event_steps = if comes {
             held.insert(chain);
@@ -220,13 +221,13 @@ fn the_list_of_runs_is_put_right_in_steps() {
             }
         });
     }
-    // A table of 512 runs is made at once.
+    // A table of 512 runs is allocated at once.
     assert!(in_steps > 500 && longest < 600, "{in_steps} events while it was put right, at most {longest} steps");
     let runs = index.write(|writer| writer.holders.iter().map(|it| it.runs.len()).max());
     assert!(runs < Some(2 * held.len() + 2_000), "{runs:?} listed, {} held", held.len());
 }
 
-/// A view that a rank will need comes together, and a tier is cleared, while anything happens to the rank.
+/// A view is prepared in steps and a tier is cleared in steps, while other events change the rank.
 #[test]
 fn views_come_and_tiers_go_in_steps_between_events() {
     let (mut prepared, mut cleared, mut some) = (0, 0, 0);
@@ -259,7 +260,7 @@ fn views_come_and_tiers_go_in_steps_between_events() {
                 3..=13 => Event::Store { worker: to, rank, tier, parent, block_hashes, content_hashes: names.clone() },
                 _ => Event::Remove { worker: to, rank, tier, block_hashes },
             };
-            // Some of what is done in parts begins, and the event comes in between.
+            // Work in parts is begun, and the event comes before it is complete.
             let other = Tier::ALL[1 + random.below(3) as usize];
             match random.below(3) {
                 0 => {
@@ -314,13 +315,13 @@ fn views_come_and_tiers_go_in_steps_between_events() {
     assert!(prepared > 50 && cleared > 20 && some > 2_000, "{prepared} {cleared} {some}");
 }
 
-/// An orphan is found among those of its parent without a look at them.
+/// Removing one of many orphans of a parent does not search the others.
 #[test]
 fn orphans_of_one_parent_go_one_by_one_in_as_many_steps() {
     let orphans = |count: u64| {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         (0..count).for_each(|orphan| store(&index, "w", Some(9), [100 + orphan]));
-        // In an order that is neither the order of coming nor its reverse.
+        // In an order that is neither the order of storing nor its reverse.
         let order: Vec<u64> = (0..count).map(|i| i * 7_919 % count).collect();
         let (steps, ()) = steps_of(|| order.iter().for_each(|orphan| remove(&index, "w", [100 + orphan])));
         assert_eq!(index.stats().blocks, 0);

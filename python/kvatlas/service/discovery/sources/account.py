@@ -18,7 +18,7 @@ from kvatlas.service.replicas import url_at
 
 _HOST, _PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 _MAX_FILE = 1 << 20
-# A machine that is gone says nothing at all: it is noticed after about half a minute.
+# A machine that has failed does not close connections: this is noticed after about half a minute.
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -27,13 +27,13 @@ _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 
 
 class Account:
-    """Address and credentials. The files are read each time: the kubelet replaces them while they are valid."""
+    """Address and credentials of the API server, read each time, as the kubelet replaces the files."""
 
     def __init__(self, config: DiscoveryConfig, env: Mapping[str, str] | None = None) -> None:
         """Find the API server.
 
         Raises:
-            ConfigError: It is not known, or the environment has a port for it that is none.
+            ConfigError: Its address is unknown, or the port in the environment is invalid.
         """
         env = os.environ if env is None else env
         url = config.kubernetes_url
@@ -48,15 +48,15 @@ class Account:
         self.folder = config.kubernetes_account
 
     def namespace(self) -> str:
-        """The namespace that this process runs in.
+        """Namespace that this process runs in.
 
         Raises:
-            DiscoveryError: It is not known.
+            DiscoveryError: The namespace is unknown.
         """
         return self._read("namespace", "no_namespace")
 
     def headers(self) -> dict[str, str]:
-        """The credentials of a request. A server without TLS, such as `kubectl proxy`, is shown none.
+        """Credentials for a request, as headers; none for a server without TLS, such as `kubectl proxy`.
 
         Raises:
             DiscoveryError: The token cannot be read.
@@ -69,7 +69,7 @@ class Account:
         return authorization(token)
 
     def client(self, timeout: float) -> httpx.AsyncClient:
-        """A client that trusts the cluster's authority.
+        """Create an HTTP client that trusts the cluster's authority.
 
         Raises:
             DiscoveryError: The certificate cannot be used.

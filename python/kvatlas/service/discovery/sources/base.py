@@ -1,4 +1,4 @@
-"""Base of all sources of engines: what they list, and what is known of each."""
+"""Base of all sources of engines: their lists, and the state of each member."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Member:
 
     Attributes:
         entry: The engine or stream.
-        life: Changes when another engine has taken the place of this one under the same name: its cache is empty.
-        starts: Changes when the engine has been started again, as far as the source knows.
-        state: `ready` if it gets new requests, else the reason why not.
-        drained: Whether an operator wants it to get no new requests; None if none has said.
+        life: Value that changes when another engine with an empty cache has taken this one's place and name.
+        starts: Value that changes when the engine has been restarted, as far as the source knows.
+        state: `ready` if the engine gets new requests, else the reason why not.
+        drained: Whether an operator has drained the engine; None if no operator has said.
     """
 
     entry: Entry
@@ -46,21 +46,21 @@ class Member:
 
     @property
     def why_held(self) -> tuple[str, str] | None:
-        """The code and the reason for which it gets no new requests; None if it gets them."""
+        """Code and reason why the member gets no new requests; None if it gets them."""
         return None if self.state == READY else (self.state, _WHY[self.state])
 
 
 def name_of(entry: Entry) -> Name:
-    """The name under which an entry is followed."""
+    """Name under which an entry is followed."""
     return (entry.worker, None) if isinstance(entry, Engine) else (entry.worker, entry.rank)
 
 
 class EngineSource(ABC):
-    """List of engines that may change.
+    """Source: a list of engines that may change.
 
     Attributes:
-        shown: The source in messages.
-        first: Set once its list is known, or will not be known soon.
+        shown: The source's name in messages.
+        first: Set once the list is known, or will not be known soon.
     """
 
     def __init__(self, shown: str) -> None:
@@ -71,19 +71,19 @@ class EngineSource(ABC):
     @property
     @abstractmethod
     def members(self) -> Iterable[Member]:
-        """The engines and streams that it lists now."""
+        """Engines and streams that the source lists now."""
 
     @abstractmethod
     async def run(self) -> None:
         """Follow the list until cancelled, calling `changed` after each change."""
 
     def report(self) -> dict[str, Any] | None:
-        """The report for the native part; None if nothing about it can be unknown."""
+        """Report about the source for the native part; None if its list is always known."""
         return None
 
 
 class RemoteSource(EngineSource):
-    """List that another machine has, which may be away. Then what was known of it stays in use."""
+    """Source on another machine, which may not answer. Its last known list stays in use then."""
 
     def __init__(self, shown: str, linger: float) -> None:
         super().__init__(shown)
@@ -114,7 +114,7 @@ class RemoteSource(EngineSource):
     # What the source says
 
     def put(self, key: str, members: tuple[Member, ...]) -> None:
-        """Note what the source lists under a key."""
+        """Record the members that the source lists under a key."""
         self._stop_lingering(key)
         self._left_out.pop(key, None)
         before = self._known.get(key)
@@ -125,7 +125,7 @@ class RemoteSource(EngineSource):
             self.changed()
 
     def leave_out(self, key: str, why: DiscoveryError) -> None:
-        """Note why what the source lists under a key is not used."""
+        """Record why the members under a key are not used."""
         if self._left_out.get(key) != why.code:
             self.drop(key)
             self._left_out[key] = why.code
@@ -135,7 +135,7 @@ class RemoteSource(EngineSource):
             self.changed()
 
     def drop(self, key: str) -> None:
-        """Note that what was listed under a key is gone for good."""
+        """Remove the members under a key for good."""
         self._stop_lingering(key)
         left_out = self._left_out.pop(key, None)
         if self._known.pop(key, None) is not None:
@@ -146,7 +146,7 @@ class RemoteSource(EngineSource):
             self.changed()
 
     def unlist(self, key: str) -> None:
-        """Note that a key is no longer listed, and may come back: its engines are kept for a while."""
+        """Record that a key is no longer listed, but may come back: its members are kept for a while."""
         members = self._known.get(key)
         if members is None or not self._linger:
             self.drop(key)
@@ -158,14 +158,14 @@ class RemoteSource(EngineSource):
             self.changed()
 
     def only(self, keys: Iterable[str]) -> None:
-        """Note that the source lists these keys and no others."""
+        """Record that the source lists these keys and no others."""
         listed = set(keys)
         for key in [*self._known, *self._left_out]:
             if key not in listed:
                 self.unlist(key)
 
     def is_known_now(self) -> None:
-        """Note that the list is known and followed."""
+        """Record that the list is known and followed."""
         if self._state != "following":
             again = "answers again; " if self._state == "away" else ""
             logger.info("%s: %s%s", self.shown, again, self._counted())
@@ -175,11 +175,11 @@ class RemoteSource(EngineSource):
         self.settle()
 
     def settle(self) -> None:
-        """Note that the source has been read for the first time, so that readiness need not wait for it any more."""
+        """Record that the source has been read for the first time, so that readiness no longer waits for it."""
         self.first.set()
 
     def is_away(self, code: str, reason: str) -> None:
-        """Note that the source does not answer or refuses. What is known stays in use."""
+        """Record that the source does not answer or refuses. Known members stay in use."""
         self.counts[code] += 1
         if self._problem != (code, reason):
             kept = f"; {self._counted()} stay in use" if self._known else ""
@@ -194,7 +194,7 @@ class RemoteSource(EngineSource):
         return ", ".join(f"{count} {state}" for state, count in sorted(self.states().items())) or "nothing is listed"
 
     def states(self) -> Counter[str]:
-        """The number of members in each state, and of what is left out by reason."""
+        """Number of members in each state, and number of keys left out by reason."""
         states = Counter(member.state for member in self.members)
         states.update(self._left_out.values())
         return states

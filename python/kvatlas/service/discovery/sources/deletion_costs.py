@@ -1,4 +1,4 @@
-"""Deletion costs of pods: a Deployment that is scaled down first ends the pods whose caches other pods have, too."""
+"""Deletion costs of pods: a Deployment that is scaled down first ends pods whose caches other pods hold, too."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _NO_POD = "http_404"
 
 
 class SoleTokens(Protocol):
-    """The part of the native service that counts what only one worker holds."""
+    """Part of the native service that counts the tokens that only one worker holds."""
 
     def sole_tokens(self) -> str: ...
 
 
 class DeletionCosts:
-    """Writes how much would be lost with each pod into the annotation by which a ReplicaSet chooses the pods to end."""
+    """Writer of the annotation by which a ReplicaSet chooses the pods to end: the cached tokens lost with a pod."""
 
     def __init__(self, sources: Iterable[EnginesOfPods], every: float) -> None:
-        """Make a writer. Nothing is written yet.
+        """Create a writer, without writing yet.
 
         Args:
-            sources: The pods.
-            every: Seconds between two counts of what would be lost with them.
+            sources: The sources of pods.
+            every: Seconds between two updates of the costs.
         """
         self._sources, self._every = list(sources), every
         self._told: set[str] = set()
@@ -53,12 +53,12 @@ class DeletionCosts:
                 await self._write(source, tokens)
 
     async def _write(self, source: EnginesOfPods, tokens: dict[str, int]) -> None:
-        """Write the costs that are wrong by more than a little."""
+        """Write the costs of a source's pods that differ clearly from those in their annotations."""
         wrong = {}
         for pod, (workers, cost) in source.costs().items():
             known = [tokens[worker] for worker in workers if worker in tokens]
             wanted = min(sum(known), _HIGHEST)
-            # Of engines that are not trusted it is not known what they hold: the cost stays.
+            # The blocks of untrusted engines are unknown: their cost stays.
             if len(known) == len(workers) and (cost is None or abs(wanted - cost) > _SHARE * max(wanted, cost)):
                 wrong[pod] = wanted
         if not wrong:

@@ -1,4 +1,4 @@
-"""The engines and streams of the configuration, and those of a file that may change."""
+"""Sources of engines and streams from the configuration, and from a file that may change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL = 1.0  # seconds between looks at the file
 
 
 def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
-    """The engines and streams of a file.
+    """Read the engines and streams in a file's content.
 
     Raises:
         ConfigError: An entry is unknown or invalid.
@@ -57,7 +57,7 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
 
 
 class GivenEngines(EngineSource):
-    """The engines and streams of the configuration, which stay as they are until it is read again."""
+    """Source of the configured engines and streams, which change only with the configuration."""
 
     def __init__(self, config: Config) -> None:
         super().__init__("the configuration")
@@ -65,7 +65,7 @@ class GivenEngines(EngineSource):
         self.first.set()
 
     def replace(self, config: Config) -> None:
-        """Take the engines and streams of another configuration."""
+        """Replace the engines and streams by those of another configuration."""
         entries: list[Entry] = [*config.engines, *config.static_streams]
         self._members = [Member(entry) for entry in entries]
         self.changed()
@@ -79,13 +79,13 @@ class GivenEngines(EngineSource):
 
 
 class FileOfEngines(EngineSource):
-    """A file, read again when it changes."""
+    """Source of the engines and streams of a file, which is read again when it changes."""
 
     def __init__(self, path: Path, config: Config) -> None:
-        """Read the file.
+        """Create the source, and read the file.
 
         Raises:
-            ConfigError: It cannot be read or is wrong.
+            ConfigError: The file cannot be read or is wrong.
         """
         super().__init__(str(path))
         self._path, self._config = path, config
@@ -122,7 +122,7 @@ class FileOfEngines(EngineSource):
             content = _read(path)
             if content == self._content:
                 self._say(None)
-            # Read twice the same, so that a file that is being written is not taken.
+            # The same content must be read twice, so that a file that is being written is not used.
             seen, self._seen = self._seen, content
             if content == self._content or content != seen:
                 return

@@ -1,4 +1,4 @@
-"""Questions to the Kubernetes API server about objects: lists, and watches of their changes. Answers are bounded."""
+"""Requests to the Kubernetes API server about objects: lists, and watches of their changes. Answers are bounded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ OPEN = "OPEN"  # the type of what comes before the first event, once the server 
 
 @dataclass(frozen=True)
 class ObjectSelection:
-    """Objects of a namespace.
+    """Selection of objects of a namespace.
 
     Attributes:
-        kind: Their kind in the plural, as messages have it.
-        resource: Their kind's path below a namespace, after the group's: `pods`.
-        namespace: Their namespace.
-        query: Parameters that select them.
-        group: The path of their kind's group and version.
+        kind: Plural name of the objects' kind, for messages.
+        resource: Path of the objects' kind below a namespace: `pods`.
+        namespace: The namespace.
+        query: Parameters that select the objects.
+        group: Path of the kind's API group and version.
     """
 
     kind: str
@@ -45,12 +45,12 @@ class ObjectSelection:
 
     @property
     def path(self) -> str:
-        """The path of their list."""
+        """Path of the objects' list."""
         return f"{self.group}/namespaces/{self.namespace}/{self.resource}"
 
 
 class ObjectApi:
-    """Lists and watches objects of a namespace, within `async with connection()`."""
+    """Client that lists and watches objects of a namespace, within `async with connection()`."""
 
     def __init__(self, account: Account, objects: ObjectSelection, timeout: float) -> None:
         self._account = account
@@ -60,7 +60,7 @@ class ObjectApi:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncClient]:
-        """A client for the questions that belong together; what goes wrong becomes a `DiscoveryError`."""
+        """HTTP client for a series of requests; its errors become a `DiscoveryError`."""
         try:
             async with self._account.client(self._timeout) as http:
                 yield http
@@ -71,7 +71,7 @@ class ObjectApi:
             raise DiscoveryError(f"the API server at {self._account.url} did not return JSON", "bad_answer") from error
 
     async def pages(self, http: httpx.AsyncClient) -> AsyncIterator[tuple[list[Any], str]]:
-        """The objects that are there, page by page, each with the version of the list.
+        """Existing objects, page by page, each page with the version of the list.
 
         Raises:
             DiscoveryError: The server refuses; with the code "gone", the list has changed too much meanwhile.
@@ -86,7 +86,7 @@ class ObjectApi:
             more = {"continue": str(meta["continue"])}
 
     async def is_there(self, http: httpx.AsyncClient) -> None:
-        """Ask for as little as possible.
+        """Check with a minimal request that the server answers.
 
         Raises:
             DiscoveryError: The server does not answer.
@@ -109,23 +109,23 @@ class ObjectApi:
     async def events(
         self, http: httpx.AsyncClient, version: str | None, seconds: int
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """The changes since a version, or all that is there and then its changes, each as its type and object.
+        """Changes since a version, or all existing objects and then their changes, each as type and object.
 
         Args:
             http: A client of `connection`.
-            version: The version of the last list or event; None to begin with what is there.
-            seconds: How long the server should keep the watch open.
+            version: The version of the last list or event; None to start with the existing objects.
+            seconds: Seconds for which the server should keep the watch open.
 
         Raises:
             DiscoveryError: The server refuses; with the code "gone", the version is too old; with "no_watch_list", it
-                cannot begin with what is there.
+                cannot start with the existing objects.
         """
         query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
         if version is None:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         else:
             query["resourceVersion"] = version
-        # A quiet cluster says nothing for minutes.
+        # A quiet cluster sends no events for minutes.
         timeout = httpx.Timeout(self._timeout, read=None, pool=None)
         async with self._asked(http, query, timeout) as answer:
             if version is None and answer.status_code in (400, 422):
@@ -189,7 +189,7 @@ class ObjectApi:
 
 
 def watch_seconds() -> int:
-    """Seconds that a watch is to last, different for each watch."""
+    """Duration of a watch in seconds, different for each watch."""
     return int(300 * random.uniform(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""The addresses of a name as engines, such as those of a headless Service: for those without rights in a cluster."""
+"""Engines at the addresses of a DNS name, such as a headless Service: for use without rights in a cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvatlas.service.replicas import resolve, url_at
 
 
 class EnginesOfName(RemoteSource):
-    """Every address of a name, asked for again and again.
+    """Source of every address of a name, which is resolved again and again.
 
-    The system's resolver does not tell for how long a record holds, so the name is asked for as often as a cluster's
-    records live.
+    The system's resolver does not report a record's lifetime, so the name is resolved as often as a cluster's records
+    change.
     """
 
     def __init__(self, shown: str, name: HostName, config: Config) -> None:
@@ -37,5 +37,5 @@ class EnginesOfName(RemoteSource):
                     self.put(address, (Member(Engine(url_at(address, self._name.port))),))
                 self.only(addresses)
                 self.is_known_now()
-            # Many replicas ask: not all at the same moment.
+            # Many replicas resolve names: this spreads their requests over time.
             await asyncio.sleep(self._interval * random.uniform(0.9, 1.1))

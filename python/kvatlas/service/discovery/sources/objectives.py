@@ -17,7 +17,7 @@ _LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1
 
 
 class Objectives(WatchedObjects):
-    """Priorities by the names of the InferenceObjectives of a pool, or of a namespace.
+    """Source of the InferenceObjectives of a pool, or of a namespace: priorities by objective.
 
     Attributes:
         tell: Called after each change with the priorities of all objectives in JSON; set before `run`.
@@ -27,7 +27,7 @@ class Objectives(WatchedObjects):
         """Make a source. It asks nothing before `run`.
 
         Args:
-            version: Their API group and version.
+            version: API group and version of InferenceObjectives.
             pool: The pool whose objectives count; those of all pools of the namespace if its name is empty.
             config: The configuration.
             account: Address and credentials of the API server.

@@ -1,4 +1,4 @@
-"""Reader of one pod: the engines in it, or the reason why it is left out."""
+"""Reader of one pod: the engines in the pod, or the reason why it is left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEMES = ("http", "https")
 
 
 class Pod:
-    """The parts of a pod, as the API server has it, that discovery reads."""
+    """Parts of a pod's object at the API server that discovery reads."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         meta, self.spec, self.status = (_table(about, name) for name in ("metadata", "spec", "status"))
@@ -35,7 +35,7 @@ class Pod:
 
     @property
     def deletion_cost(self) -> int | None:
-        """Number in its annotation that says how much it would be missed; None if there is none."""
+        """Deletion cost in the pod's annotation; None if there is none."""
         text = str(self.annotations.get(DELETION_COST, ""))
         return int(text) if text.removeprefix("-").isdecimal() and len(text) < 12 else None
 
@@ -47,12 +47,12 @@ class Pod:
 
     @property
     def starts(self) -> int:
-        """Number of times that its containers were started again."""
+        """Number of restarts of the pod's containers."""
         counts = [it.get("restartCount") for it in _tables(self.status, "containerStatuses")]
         return sum(count for count in counts if isinstance(count, int))
 
     def ports(self) -> list[tuple[str, int]]:
-        """The ports of its containers, sidecars included, by name and number."""
+        """Ports of the pod's containers, including sidecars, by name and number."""
         sidecars = [it for it in _tables(self.spec, "initContainers") if it.get("restartPolicy") == "Always"]
         found = []
         for container in [*_tables(self.spec, "containers"), *sidecars]:
@@ -63,7 +63,7 @@ class Pod:
         return found
 
     def http_ports(self, usual: int) -> list[int]:
-        """The ports at which engines answer; `usual`: the one to take if the pod does not tell."""
+        """Ports at which the pod's engines answer. `usual`: the port to use if the pod does not say."""
         given = self.annotations.get(ANNOTATION + "port")
         if given is not None:
             return [_parsed("port", PORT, part) for part in str(given).split(",")]
@@ -75,7 +75,7 @@ class Pod:
         return named or (others if len(others) == 1 else [usual])
 
     def fields(self) -> dict[str, Any]:
-        """The settings of its engines that annotations have."""
+        """Settings of the pod's engines from its annotations."""
         found = {}
         for key, value in self.annotations.items():
             name = str(key).removeprefix(ANNOTATION)
@@ -91,16 +91,16 @@ class Pod:
 
 
 def members_of(pod: Pod, config: Config, *, qualified: bool, target_ports: tuple[int, ...] = ()) -> tuple[Member, ...]:
-    """The engines of a pod.
+    """Engines of a pod, as members of the source.
 
     Args:
         pod: The pod.
         config: The configuration.
-        qualified: Whether names have the namespace, as pods of several are followed.
+        qualified: Whether names include the namespace, as pods of several namespaces are followed.
         target_ports: The ports at which all pods have engines; if empty, each pod says which.
 
     Raises:
-        DiscoveryError: It is not used; temporary if that is as it should be.
+        DiscoveryError: The pod is not used; temporary if that is a normal state.
     """
     if pod.labels.get(_LEADER, "0") != "0":
         raise DiscoveryError("only the leader of its group serves HTTP", "not_leader", temporary=True)

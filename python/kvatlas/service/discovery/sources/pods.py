@@ -1,4 +1,4 @@
-"""The pods of a cluster as engines."""
+"""Source of the pods of a cluster, as engines."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _MOST_PODS = 10_000
 
 
 class EnginesOfPods(WatchedObjects):
-    """Pods of a namespace with certain labels.
+    """Source of the pods of a namespace with certain labels.
 
     A pod is known by its name; another `uid` under the same name is another life of the engine, whose cache is empty.
     """
 
     def __init__(self, shown: str, pods: PodSelection, config: Config, account: Account, *, qualified: bool) -> None:
-        """Make a source. Nothing is asked yet.
+        """Create a source, without asking the API server yet.
 
         Args:
-            shown: The source in messages.
-            pods: Which pods.
+            shown: The source's name in messages.
+            pods: Selection of the pods.
             config: The configuration.
             account: Address and credentials of the API server.
-            qualified: Whether engines' names have the namespace.
+            qualified: Whether engines' names include the namespace.
         """
         super().__init__(shown, config, account)
         self._pods, self._qualified = pods, qualified
         self._costs: dict[str, int | None] = {}  # deletion costs in the pods' annotations
 
     def select(self, pods: PodSelection) -> None:
-        """Follow other pods from now on. A pod that both selections have goes on as it is."""
+        """Replace the selection of pods. Pods in both the old and the new one stay followed without interruption."""
         if pods != self._pods:
             self._pods = pods
             self.select_others()
@@ -73,7 +73,7 @@ class EnginesOfPods(WatchedObjects):
         self._costs.pop(key, None)
 
     def costs(self) -> dict[str, tuple[list[str], int | None]]:
-        """The workers of each pod that is not ending, and the deletion cost in its annotation; None without one."""
+        """Workers of each pod that is not ending, and the deletion cost in its annotation; None without one."""
         return {
             pod: ([name_of(member.entry)[0] for member in members], self._costs.get(pod))
             for pod, members in self._known.items()
@@ -82,7 +82,7 @@ class EnginesOfPods(WatchedObjects):
 
     @asynccontextmanager
     async def api(self) -> AsyncIterator[tuple[ObjectApi, httpx.AsyncClient]]:
-        """Access to its pods.
+        """Access to the pods at the API server.
 
         Raises:
             DiscoveryError: The API server does not answer, or refuses.

@@ -1,4 +1,4 @@
-"""An InferencePool as a source: its pods, at its ports, whatever it selects at the time."""
+"""Source of the pods of an InferencePool, as engines at the pool's ports."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOST_PORTS = 8
 
 
 class EnginesOfPool(WatchedObjects):
-    """Pods of an InferencePool: an engine at each of its ports. If it is changed, engines that stay in it go on."""
+    """Pods of an InferencePool: an engine at each of the pool's ports. Engines that a change keeps stay followed."""
 
     def __init__(self, shown: str, pool: PoolName, config: Config, account: Account, *, qualified: bool) -> None:
-        """Make a source. Nothing is asked yet.
+        """Create a source, without asking the API server yet.
 
         Args:
-            shown: The source in messages.
-            pool: Which pool.
+            shown: The source's name in messages.
+            pool: Name of the pool.
             config: The configuration.
             account: Address and credentials of the API server.
-            qualified: Whether engines' names have the namespace.
+            qualified: Whether engines' names include the namespace.
         """
         super().__init__(shown, config, account)
         self._pool = pool
@@ -43,7 +43,7 @@ class EnginesOfPool(WatchedObjects):
 
     @property
     def pods(self) -> EnginesOfPods:
-        """The pods that it selects."""
+        """Source of the pods that the pool selects."""
         return self._engines
 
     @property
@@ -109,7 +109,7 @@ class EnginesOfPool(WatchedObjects):
         self.first.set()
 
     def _gone(self) -> None:
-        """Keep the engines for a while: the pool may come back."""
+        """Keep the engines of a pool that is gone for a while, as it may come back."""
         self.leave_out(self._pool.name, DiscoveryError("there is no such InferencePool", "no_pool"))
         running, self._running, self._selected = self._running, None, None
         if running is not None:
@@ -117,10 +117,10 @@ class EnginesOfPool(WatchedObjects):
         self._engines.only(())
 
     def _selection(self, spec: object) -> PodSelection:
-        """The pods that a pool selects.
+        """Selection of a pool's pods, from the pool's specification.
 
         Raises:
-            DiscoveryError: It selects none.
+            DiscoveryError: The pool selects no pods.
         """
         about = spec if isinstance(spec, dict) else {}
         labels = about.get("selector")

@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API server that a source lists and then watches."""
+"""Objects of the Kubernetes API server, which a source lists and then watches."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _END_OF_INITIAL = "k8s.io/initial-events-end"
 
 
 class WatchedObjects(RemoteSource):
-    """List made of objects in a cluster. What becomes of an object is for subclasses to say."""
+    """Source of objects in a cluster. Subclasses define what the objects mean."""
 
     def __init__(self, shown: str, config: Config, account: Account) -> None:
-        """Make a source. Nothing is asked yet.
+        """Create a source, without asking the API server yet.
 
         Args:
-            shown: The source in messages.
+            shown: The source's name in messages.
             config: The configuration.
             account: Address and credentials of the API server.
         """
@@ -54,26 +54,26 @@ class WatchedObjects(RemoteSource):
 
     @abstractmethod
     def objects(self) -> ObjectSelection:
-        """The objects to follow now.
+        """Selection of the objects to follow now.
 
         Raises:
-            DiscoveryError: They are not known.
+            DiscoveryError: The selection is unknown.
         """
 
     @abstractmethod
     def take(self, about: dict[str, Any]) -> None:
-        """Note an object that is there."""
+        """Process an object that exists."""
 
     @abstractmethod
     def deleted(self, about: dict[str, Any]) -> None:
-        """Note an object that is gone, or no longer selected."""
+        """Process an object that is gone, or no longer selected."""
 
     def listed(self, names: Collection[str]) -> None:
-        """Note the names of all objects that are there."""
+        """Process the names of all objects that exist."""
         self.only(names)
 
     def select_others(self) -> None:
-        """Follow what `objects` says from now on; what was known stays until the new list is there."""
+        """Follow the objects that `objects` selects now; known ones stay in use until the new list is complete."""
         self._others.set()
 
     async def run(self) -> None:
@@ -89,21 +89,21 @@ class WatchedObjects(RemoteSource):
                     self.counts[error.code] += 1
                     continue
                 if error.code == GONE:
-                    # What is known stays in use until the new list is there.
+                    # Known objects stay in use until the new list is complete.
                     self._version = None
                     self.counts[error.code] += 1
                     logger.info("%s: changes are lost (%s): asks for all again", self.shown, error)
                 else:
                     after = error.after
                     self.is_away(error.code, str(error))
-            # A server that is started anew is asked often, so that nothing is missed; one that stays away is not.
+            # A server that restarts is asked often, so that no change is missed; one that stays away is not.
             if _now() - began > _LASTED:
                 pause, away = _FIRST_PAUSE, _now()
             await asyncio.sleep(max(after or 0.0, pause) * random.uniform(1, 1.2))
             pause = min(2 * pause, _PAUSE if _now() - away < _RETURN else _LONGEST_PAUSE)
 
     async def _follow(self) -> None:
-        """Follow the objects until the watch ends, or others are to be followed."""
+        """Follow the objects until the watch ends, or the selection changes."""
         if self._others.is_set():
             self._others.clear()
             self._version = None
@@ -194,7 +194,7 @@ class WatchedObjects(RemoteSource):
 
 
 def name_of_object(about: dict[str, Any]) -> str:
-    """The name of an object; empty if it has none."""
+    """Name of an object; empty if it has none."""
     meta = about.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
     return name if isinstance(name, str) else ""

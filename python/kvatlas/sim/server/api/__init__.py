@@ -15,7 +15,7 @@ __all__ = ["make_app"]
 
 
 def make_app(engine: ServedEngine) -> web.Application:
-    """Make the application with all routes of `engine`."""
+    """Create the web application with all routes of `engine`."""
     mishaps = Mishaps(engine)
 
     @web.middleware

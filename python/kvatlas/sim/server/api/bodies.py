@@ -14,14 +14,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def error_response(status: int, message: str, kind: str, param: str | None = None) -> web.Response:
-    """Make an error answer as OpenAI's clients expect it."""
+    """Error answer in the form that OpenAI's clients expect."""
     return web.json_response(
         {"error": {"message": message, "type": kind, "param": param, "code": status}}, status=status
     )
 
 
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer `request`, turning errors into answers."""
+    """Answer `request` by `handler`, with errors turned into error answers."""
     try:
         return await handler(request)
     except RequestRefusedError as error:
@@ -40,7 +40,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def read_object(request: web.Request) -> dict[str, object]:
-    """Read the body, a JSON object; an empty one without a body."""
+    """Read a request's body, which must be a JSON object; an empty object without a body."""
     data = await request.read()
     if not data.strip():
         return {}
@@ -54,14 +54,14 @@ async def read_object(request: web.Request) -> dict[str, object]:
 
 
 def only(body: dict[str, object], known: Collection[str]) -> None:
-    """Refuse unknown fields."""
+    """Refuse a body with fields that are not in `known`."""
     for name in body:
         if name not in known:
             raise RequestRefusedError(f"unknown field {name!r}: it must be one of {', '.join(known)}", param=name)
 
 
 def text(body: dict[str, object], name: str) -> str | None:
-    """Read a string; None if the field is absent."""
+    """String in the field `name` of a body; None if the field is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise RequestRefusedError(f"{name} must be a string", param=name)
@@ -76,7 +76,7 @@ def text(body: dict[str, object], name: str) -> str | None:
 
 
 def number(body: dict[str, object], name: str, low: int, high: int) -> int | None:
-    """Read a whole number; None if the field is absent."""
+    """Whole number from `low` to `high` in the field `name` of a body; None if the field is absent."""
     value = body.get(name)
     if value is None:
         return None
@@ -86,7 +86,7 @@ def number(body: dict[str, object], name: str, low: int, high: int) -> int | Non
 
 
 def seconds(body: dict[str, object], name: str) -> float | None:
-    """Read a time in seconds; None if the field is absent."""
+    """Time in seconds, from 0 to 3,600, in the field `name` of a body; None if the field is absent."""
     value = body.get(name)
     if value is None:
         return None
@@ -96,7 +96,7 @@ def seconds(body: dict[str, object], name: str) -> float | None:
 
 
 def flag(body: dict[str, object], name: str) -> bool:
-    """Read a Boolean; false if the field is absent."""
+    """Boolean in the field `name` of a body; False if the field is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestRefusedError(f"{name} must be true or false", param=name)
@@ -104,7 +104,7 @@ def flag(body: dict[str, object], name: str) -> bool:
 
 
 def token_ids(value: object, name: str) -> list[int]:
-    """Read a list of token ids."""
+    """Check that a value is a list of token ids, and return the list. `name`: the field, for errors."""
     if not isinstance(value, list):
         raise RequestRefusedError(f"{name} must be a list of token ids", param=name)
     for token in value:

@@ -15,7 +15,7 @@ _QUERY = ("token_ids", "lora_name", "cache_salt", "rank")
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """The routes of `engine`."""
+    """Routes below `/sim/` that query and control the simulation of `engine`."""
     control = _Control(engine)
     return [
         web.get("/sim/state", control.state),
@@ -49,7 +49,7 @@ class _Control:
         )
 
     async def match(self, request: web.Request) -> web.Response:
-        """Answer how much of one prompt a rank holds, or of several `queries`, all as of one moment."""
+        """Answer how many blocks of one prompt, or of each of several `queries`, a rank holds at one moment."""
         body = await read_object(request)
         if "queries" not in body:
             return web.json_response(asdict(self._match(body)))
@@ -71,7 +71,7 @@ class _Control:
         return web.json_response(asdict(self.engine.faults))
 
     async def set_faults(self, request: web.Request) -> web.Response:
-        """Change the faults that the body names; the others stay as they are."""
+        """Change the faults named by the request's body; others stay as they are."""
         self.engine.set_faults(self.engine.faults.changed(await read_object(request)))
         return web.json_response(asdict(self.engine.faults))
 
@@ -92,9 +92,9 @@ class _Control:
         return web.json_response({"paused": self.engine.clock.stopped})
 
     async def reset(self, request: web.Request) -> web.Response:
-        """Clear the cache. With `with_next` the clear is announced together with the next events.
+        """Clear the cache. `with_next`: announce the reset only together with the next events.
 
-        `with_host` clears host memory too, which is not announced.
+        `with_host`: clear host memory too, which is not announced.
         """
         body = await read_object(request)
         only(body, ("with_next", "with_host"))
@@ -102,7 +102,7 @@ class _Control:
         return web.json_response({"reset": done}, status=200 if done else 409)
 
     async def model(self, request: web.Request) -> web.Response:
-        """Serve another model from now on with an empty cache, like a restarted engine."""
+        """Change the served model's name, and restart with an empty cache."""
         body = await read_object(request)
         only(body, ("model",))
         name = text(body, "model")

@@ -11,13 +11,13 @@ from kvatlas.sim.loads import Source
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
 
-# The version of each engine that is imitated.
+# The version of each imitated engine.
 _VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 _HWM = 100_000
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """The routes of `engine`, as a real engine of its kind has them."""
+    """Routes of health, discovery, metrics and reset, as the engine that `engine` imitates has them."""
     answers = _Discovery(engine)
     common = [
         web.get("/health", answers.health),
@@ -48,7 +48,7 @@ class _Discovery:
     def __init__(self, engine: ServedEngine) -> None:
         self.engine = engine
         self.config = engine.config
-        # Engines bind all addresses and report the wildcard: clients put the host they asked in its place.
+        # Engines that bind all addresses report a wildcard, for which clients use the host of the engine's URL.
         wild = self.config.host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "*")  # noqa: S104
         self.host = "*" if wild else self.config.host
 
@@ -136,7 +136,7 @@ class _Discovery:
         )
 
     async def settings(self, _request: web.Request) -> web.Response:
-        """The settings that vLLM tells in development mode, as far as they are about offloading."""
+        """Settings of offloading, in the form in which vLLM answers `/server_info` in development mode."""
         transfer: dict[str, object] | None = None
         if self.engine.ranks[0].core.offload is not None:
             transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
@@ -242,7 +242,7 @@ def _sglang_metrics(engine: ServedEngine) -> str:
 
 
 class _Metrics:
-    """Lines in Prometheus' text format, grouped by name."""
+    """Metrics in Prometheus' text format, grouped by name."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}

@@ -27,12 +27,12 @@ _ROOMS = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Leg of a request.
+    """Leg of a request: the part of the work, prefill or decode, that this engine does.
 
     Attributes:
-        gives: Whether this engine computes the prompt for another one.
-        name: Name of the prompt; None if this engine chooses it.
-        host: Host from which the prompt is fetched, unless this engine computes it.
+        gives: Whether this engine computes the prompt for another engine.
+        name: Name of the prompt; None if this engine chooses the name.
+        host: Host from which to fetch the prompt, if another engine computes it.
         port: Port at that host.
     """
 
@@ -43,13 +43,13 @@ class Leg:
 
 
 class Legs:
-    """Reads, computes and fetches legs for one engine."""
+    """Parser of the legs that an engine is asked for, with their handovers to or from other engines."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
 
     def read(self, body: dict[str, object]) -> Leg | None:
-        """Read the leg that a request asks for; None for a whole request.
+        """Parse the leg that a request asks for; None if the engine is to do the whole request.
 
         Raises:
             RequestRefusedError: The parameters are invalid, or not for this engine's role.
@@ -93,7 +93,10 @@ class Legs:
 
     @contextmanager
     def giving(self, leg: Leg, live: ServedRequest) -> Iterator[Callable[[], dict[str, object]]]:
-        """A context in which a prompt is computed for another engine; its value returns the answer's parameters."""
+        """Context in which a prompt is computed for another engine.
+
+        Call the yielded function for the answer's parameters.
+        """
         engine = self._engine
         name = engine.handover.begin(live.prompt_tokens, leg.name)
         done = False
@@ -125,10 +128,10 @@ class Legs:
                 engine.handover.drop(name)
 
     async def fetch(self, leg: Leg, tokens: int) -> None:
-        """Wait for the prompt at the engine that computes it.
+        """Wait until the engine that computes a prompt has it ready to be fetched.
 
         Raises:
-            SimulatedEngineError: The prompt is not there, or differs ("handover_failed").
+            SimulatedEngineError: The prompt is missing there, or has another number of tokens ("handover_failed").
         """
         host = f"[{leg.host}]" if ":" in leg.host else leg.host
         url = f"http://{host}:{leg.port}/sim/handover/{leg.name}"
@@ -150,7 +153,7 @@ class Legs:
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """Routes by which other engines fetch prompts from this one."""
+    """Routes at which other engines fetch the prompts that this engine has computed."""
 
     async def fetch(request: web.Request) -> web.Response:
         patience = min(float(request.query.get("patience", "1")), KEPT)

@@ -14,27 +14,27 @@ from kvatlas.sim.server.faults import MISHAPS
 _GARBAGE = b"\x15\x03\x01\x00\x02\x02\x16 what is this\r\n\r\n"
 _PIECE = 64  # bytes of a slow answer at a time
 CUT = "cut"
-"""Parameter of a request: its streamed answer is cut after this number of events."""
+"""Key of a request's mapping: number of events after which the streamed answer is cut."""
 SLOW = "slow"
-"""Parameter of a request: seconds between the events of its streamed answer."""
+"""Key of a request's mapping: seconds between the events of the streamed answer."""
 EARLY = "early"
-"""Parameter of a request: its streamed answer begins before the prompt is computed."""
+"""Key of a request's mapping: whether the streamed answer begins before the prompt is computed."""
 
 
 def concerns(request: web.Request) -> bool:
-    """True if a request asks for an answer of the model."""
+    """True if a request is for a model's answer, the only kind with injected faults."""
     return request.method == "POST" and request.path.startswith("/v1/")
 
 
 class Mishaps:
-    """Chooses at random the fault of each answer."""
+    """Injector of faults into the answers of an engine, drawn at random for each."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
         self._random = random.Random(f"{engine.config.seed}/{engine.config.name}/http")
 
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Send the answer, or its fault."""
+        """Answer a request by `handler`, unless a fault is drawn: then with that fault."""
         name = self._draw()
         if name is None:
             return await handler(request)
@@ -76,7 +76,7 @@ class Mishaps:
         return None
 
     async def _whole(self, request: web.Request, response: web.Response) -> web.StreamResponse:
-        """Send a whole answer in pieces, slowly or not to its end."""
+        """Send an answer that is not streamed in pieces: slowly, or only half of it."""
         body = response.body if isinstance(response.body, bytes) else b""
         sent = web.StreamResponse(status=response.status, headers={"Content-Type": "application/json"})
         sent.content_length = len(body)
@@ -94,7 +94,7 @@ class Mishaps:
 def _cut(
     request: web.Request, response: web.StreamResponse | None = None, *, abort: bool = False
 ) -> web.StreamResponse:
-    """Close the connection; written bytes may still go out, unless `abort`."""
+    """Close a connection. Written bytes may still be sent, unless `abort`."""
     if (transport := request.transport) is not None:
         if abort:
             transport.abort()
@@ -104,5 +104,5 @@ def _cut(
 
 
 def cut(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Close the connection in the middle of a streamed answer."""
+    """Close a connection in the middle of a streamed answer."""
     return _cut(request, response)

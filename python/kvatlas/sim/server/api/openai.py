@@ -28,7 +28,7 @@ _LONGEST_ANSWER = 1 << 20
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """The routes of `engine`."""
+    """Routes of completions and chat, of tokenization and, for vLLM, of rendering."""
     api = _OpenAI(engine)
     render = []
     if engine.config.dialect == "vllm":
@@ -49,7 +49,7 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
 
 @dataclass(frozen=True, slots=True)
 class _CompletionRequest:
-    """Request for an answer."""
+    """Request for a completion or a chat answer, parsed and checked."""
 
     chat: bool
     model: str
@@ -104,7 +104,7 @@ class _OpenAI:
         return _conversation(body, leaves_out_billing=self.config.dialect == "vllm")
 
     def _rendered(self, body: dict[str, object], prompt: list[int], kind: str) -> dict[str, object]:
-        """Answer the tokens of a request, as vLLM's render routes do."""
+        """Answer of vLLM's render routes: the token ids of a prompt. `kind`: prefix of the request's id."""
         model = text(body, "model") or self.engine.model
         name = f"{kind}-{uuid.uuid4().hex}"
         return {"request_id": name, "model": model, "token_ids": prompt, "features": None, "sampling_params": {}}
@@ -241,7 +241,7 @@ class _OpenAI:
 
 
 async def _finish(rank: Rank, live: ServedRequest) -> web.Response | None:
-    """Wait for the end of a request. Returns an error answer if it fails."""
+    """Wait for the end of a request. Returns an error answer if the request fails; None otherwise."""
     try:
         await rank.finish(live)
     except RequestFailedError as error:
@@ -274,7 +274,7 @@ async def _stream(
             await response.write(_event({**head, "choices": [], "usage": _usage(live)}))
         await response.write(b"data: [DONE]\n\n")
     except RequestFailedError as error:
-        # The status is long out: an event says it, and the end without [DONE].
+        # The status is already sent, so an event reports the failure, and [DONE] is left out.
         failure = {"message": str(error), "type": "service_unavailable", "param": None, "code": 503}
         await response.write(_event({"error": failure}))
     finally:
@@ -286,7 +286,7 @@ async def _stream(
 async def _chunks(
     asked: _CompletionRequest, output: AsyncIterator[list[int]], *, early: bool
 ) -> AsyncIterator[dict[str, object]]:
-    """The choices of each chunk. A chat's role comes with the first token, as engines have it, or before if `early`."""
+    """Choices of the streamed chunks. A chat's role comes with the first token, or if `early` before."""
     role: dict[str, object] = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     if asked.chat and early:
         yield {"index": 0, **role}
@@ -321,7 +321,7 @@ def _usage(live: ServedRequest) -> dict[str, object]:
 
 
 def _prompt(value: object) -> list[int]:
-    """A prompt: a string, a list of token ids, or a list of one of these."""
+    """Parse a prompt, as token ids: a string, a list of token ids, or a list of one of these."""
     if value is None:
         raise RequestRefusedError("prompt is missing", param="prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
@@ -338,7 +338,7 @@ def _listed(value: object) -> list[object]:
 
 
 def _system_prompt(system: object) -> list[object]:
-    """The system message that vLLM makes of a Messages system prompt, without its billing lines."""
+    """System message that vLLM makes of a Messages system prompt, without billing lines; empty list without text."""
     blocks = [system] if isinstance(system, str) else [_text_of(block) for block in _listed(system)]
     text = "".join(block for block in blocks if not block.startswith(_BILLING))
     return [{"role": "system", "content": text}] if text else []
@@ -368,7 +368,7 @@ def _conversation(body: dict[str, object], *, leaves_out_billing: bool) -> list[
 
 
 def _content(value: object, where: str) -> str:
-    """The text of a message, which is a string or a list of parts."""
+    """Text of a message, given as a string or a list of text parts. `where`: the field's name for errors."""
     if value is None:
         return ""
     if isinstance(value, str):
