@@ -122,7 +122,7 @@ class SteppedEngine(Scheduler):
         return lost
 
     def forget(self) -> bool:
-        """Clear cache and host memory, with an announcement. Returns False while requests hold blocks, without effect."""
+        """Clear cache and host memory, and announce the reset. False, without effect, while requests hold blocks."""
         if not self.pool.reset():
             return False
         if self.offload is not None:
