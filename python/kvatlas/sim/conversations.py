@@ -25,13 +25,13 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Distribution of a length: log-normal with this mean and deviation, or exponential, cut to its limits.
+    """Distribution of a length in tokens: log-normal or exponential, cut to its limits.
 
     Attributes:
-        mean: The mean before it is cut.
-        deviation: The standard deviation before it is cut; 0: all are as long. None: exponential.
-        least: The shortest.
-        most: The longest.
+        mean: Mean before lengths are cut.
+        deviation: Standard deviation before lengths are cut; 0: all are equal. None: exponential.
+        least: Minimum length.
+        most: Maximum length.
     """
 
     mean: float

@@ -46,26 +46,26 @@ class HitCurve:
     share: float
 
     def rate(self, tokens: float) -> float:
-        """The hit rate of a cache with room for `tokens`."""
+        """Hit rate of a cache with room for `tokens` tokens."""
         place = int(np.searchsorted(self.sizes, tokens, side="right"))
         return min(float(self.hits[place - 1]) / self.prompt_tokens, 1.0) if place else 0.0
 
     @property
     def most(self) -> float:
-        """The hit rate of a cache without limit."""
+        """Hit rate of a cache without limit."""
         return self.rate(np.inf)
 
     def tokens_for(self, rate: float) -> float:
-        """The size of the smallest cache with at least this hit rate; infinite if no cache has it."""
+        """Size, in tokens, of the smallest cache with at least the hit rate `rate`; infinite if no size is enough."""
         place = int(np.searchsorted(self.hits, rate * self.prompt_tokens, side="left"))
         return float(self.sizes[place]) if place < self.sizes.size else np.inf
 
 
 def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> HitCurve:
-    """The curve of a trace for engines with blocks of `block_size` tokens.
+    """Hit-rate curve of a trace for engines with blocks of `block_size` tokens.
 
     If the trace uses blocks more than `most_uses` times, a sample of the blocks gives the curve. Raises `ConfigError`
-    if the block size does not divide the trace's.
+    if `block_size` does not divide the trace's block size.
     """
     check_block_size(block_size, trace.block)
     share = min(1.0, most_uses / max(sum(len(line.hash_ids) for line in trace.requests), 1))

@@ -27,9 +27,10 @@ from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
 
 class SteppedEngine(Scheduler):
-    """Simulated engine that works in steps, driven by `submit` and `run_until`, which announces to `sink`.
+    """Simulated engine that works in steps.
 
-    `chunk` of its configuration is the limit of tokens in a step; the rates there are not used.
+    `submit` and `run_until` drive it; it announces changes of its cache to `sink`.
+    `chunk` of the configuration is the maximum number of tokens in a step; the configured rates are not used.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class SteppedEngine(Scheduler):
         pool: BlockPool | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Create an engine. `pool`: a cache shared with others; None for its own. `offload`: the tiers behind it."""
+        """Create an engine. `pool`: shared cache; None: a new cache. `offload`: tiers behind the cache."""
         super().__init__(worker, config, sink, listener, pool, offload)
         self.steps = steps
         self.gaps = Gaps()
@@ -66,7 +67,7 @@ class SteppedEngine(Scheduler):
     # Driving it
 
     def submit(self, request: Request, now: float) -> bool:
-        """Queue a request at `now`, not before anything already run. Returns False if it is refused."""
+        """Queue a request at virtual time `now`, which must not be in the past. Returns False if it is refused."""
         self.run_until(now)
         if not self._queue(request, now):
             return False
@@ -74,26 +75,26 @@ class SteppedEngine(Scheduler):
         return True
 
     def run_until(self, time: float) -> None:
-        """Do everything that is due up to and including `time`."""
+        """Process everything that is due up to and including the virtual time `time`."""
         while self.due is not None and self.due <= time:
             now = self.due
             self._done(now)
             self._plan(now)
 
     def look_for_room(self, now: float) -> None:
-        """Look at the queue again, because another engine that shares the pool may have released blocks."""
+        """Check the queue again, as another engine that shares the cache may have released blocks."""
         if self.waiting:
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """Look at the queue when the step that runs is done."""
+        """Check the queue at the end of the current step."""
         if self._count == 0:
             self._plan(now)
         elif self._count > 1:
             self._stop_after(now)
 
     def die(self, now: float) -> list[Request]:
-        """Stop for good. Returns the unfinished requests, in the order of their arrival."""
+        """Stop the engine for good. Returns the unfinished requests, in the order of their arrival."""
         self.run_until(now)
         lost = [*self.running, *self.loading, *self.waiting]
         for request in [*self.loading]:
@@ -115,13 +116,13 @@ class SteppedEngine(Scheduler):
         return lost
 
     def restart(self, now: float) -> list[Request]:
-        """Restart with an empty cache. Returns the unfinished requests, as `die` does."""
+        """Restart the engine with an empty cache. Returns the unfinished requests, in the order of their arrival."""
         lost = self.die(now)
         self.forget()
         return lost
 
     def forget(self) -> bool:
-        """Clear the cache, and announce it. Refused (False) while a request holds blocks."""
+        """Clear cache and host memory, and announce the reset. False, without effect, while requests hold blocks."""
         if not self.pool.reset():
             return False
         if self.offload is not None:
@@ -130,14 +131,14 @@ class SteppedEngine(Scheduler):
         return True
 
     def set_speed(self, steps: StepTime, now: float) -> None:
-        """Set the duration of steps, from the next step on."""
+        """Set the constants of the duration of steps, from the next step on."""
         self.run_until(now)
         self.steps = steps
         if self.due is not None and self._count > 1:
             self._stop_after(now)
 
     def hang(self, now: float, until: float) -> None:
-        """Hang until a time, then continue with the running requests."""
+        """Pause the engine from `now` to `until`; then it continues with its running requests."""
         self.run_until(now)
         self._awake = until
         if self.offload is not None:
