@@ -61,7 +61,7 @@ impl Sequence {
 struct ActiveRequest {
     sequence: Sequence,
     names: Vec<BlockHash>,
-    /// Number of computed tokens.
+    /// Number of the request's tokens that are computed.
     done: usize,
     /// Physical blocks of the full ones.
     blocks: Vec<usize>,

@@ -269,7 +269,7 @@ impl<S: Future<Output = ()> + Send + 'static> Executor<S> for Streams {
     }
 }
 
-/// Supervision of a stream that may be waiting for its client.
+/// Supervision of a stream that may be waiting for its client to read.
 struct Stall {
     write: Duration,
     pieces: (u32, bool),

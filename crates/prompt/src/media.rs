@@ -122,7 +122,7 @@ struct UntypedValues {
 /// Meaning of the key under which a value is found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// The key of a text.
+    /// The key `text`, of a part that is text.
     Text,
     /// A key that says nothing about media.
     Plain,

@@ -173,8 +173,8 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// Refusal of content hashes by a service that identifies blocks by words under a key, which clients can neither
-    /// compute nor use.
+    /// Refusal of a query by content hashes, at a service that identifies blocks by hashes under a secret key, which clients
+    /// cannot compute. `instead`: what the client should send.
     pub(crate) fn keyed_identity(instead: &str) -> Self {
         Error::keyed_identity(instead).into()
     }

@@ -62,7 +62,7 @@ class RolloutConfig:
 
 
 def generate_rollouts(config: RolloutConfig | None = None) -> Trace:
-    """Make a trace of all steps. Its requests are in the order in which idle engines would have them."""
+    """Make a trace of all training steps, with the requests in the order in which idle engines would receive them."""
     config = config or RolloutConfig()
     random = np.random.default_rng(config.seed)
     names, numbers = itertools.count(), itertools.count()

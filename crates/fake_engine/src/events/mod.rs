@@ -78,7 +78,7 @@ impl Publisher {
         registration.to_string()
     }
 
-    /// The number of the last batch; none if this life has none yet.
+    /// The number of the last batch; none if there is none since the engine's start.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {
         let (tell, told) = channel();

@@ -138,7 +138,8 @@ impl Work {
         }
     }
 
-    /// Adopts those of the prompt's blocks from position `from` on whose names streams have proved.
+    /// Adds to the index those blocks of the prompt, from position `from` on, whose hashes an engine's stream has proved to
+    /// be held. `counts`: counters of what is added and refused.
     fn match_up(&self, naming: &NamingTask, from: usize, counts: &AdoptCounts) {
         for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
             let mut chain = None;

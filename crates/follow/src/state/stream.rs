@@ -120,8 +120,8 @@ pub(crate) struct ProvenBlocks {
 }
 
 impl ProvenBlocks {
-    /// Begins anew without proofs of held blocks. `index`: index of a stream that is followed from now on; `None` for
-    /// no following.
+    /// Forgets which blocks the stream has proved to be held. `index`: index of a stream that is followed from now on;
+    /// `None` if the stream is not followed.
     pub(crate) fn begin(&mut self, index: Option<Arc<BlockIndex>>) {
         *self = Self { index, ranks: BTreeMap::new() };
     }

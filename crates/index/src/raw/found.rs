@@ -31,7 +31,7 @@ struct Reach {
 pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl<'p> Reaches<'_, 'p> {
-    /// Adds the set of the holders that reach `depth` blocks.
+    /// Adds the set of the holders that hold the first `depth` blocks of the query.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };

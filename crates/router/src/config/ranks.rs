@@ -20,7 +20,7 @@ pub enum RankHeader {
     /// Positions, counted from 0 in each server.
     #[default]
     Local,
-    /// The ranks' ids.
+    /// The ids of data-parallel ranks, unique over all servers of the deployment.
     Global,
 }
 

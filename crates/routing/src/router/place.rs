@@ -255,7 +255,8 @@ impl Router {
         on_the_way.find(request.content_hashes, now, held, found, |worker, depth| raise(used, worker, depth));
     }
 
-    /// Leaves out workers that have just joined and had their share; returns the previous candidates if there are any.
+    /// Takes workers that joined lately out of the candidates if they have already been sent their share of all requests,
+    /// which grows with their age. Returns the candidates from before; None if none is taken out.
     pub(super) fn hold_back(&mut self, now: f64) -> Option<Vec<u32>> {
         let (seconds, start) = (self.config.warm_seconds, self.config.warm_share);
         let (total, up) = (self.total_placed, self.fleet.up as f64);

@@ -321,7 +321,8 @@ impl WaitingRequests {
     }
 }
 
-/// Record of when room may have come at each worker. Time is counted in events.
+/// Record of the last event after which each worker may have room for a request that waits in the router. Times are
+/// numbers of events, not seconds.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     /// True if room may have come since waiting requests were last tried.

@@ -23,7 +23,7 @@ pub(crate) struct Scope<'a> {
     pub(crate) among: Option<Vec<String>>,
     /// True to omit unverified ranks from the answer.
     pub(crate) strict: bool,
-    /// True to return workers grouped by depth (levels).
+    /// True to return workers grouped by depth (levels), the number of leading blocks that they hold.
     pub(crate) levels: bool,
     /// True to return each worker's lag behind its engine.
     pub(crate) age: bool,

@@ -67,8 +67,8 @@ impl Doubt {
         self.suspect = Some(seq);
     }
 
-    /// Records a contradiction. `certain`: whether both batches came over the live connection; `pause`: time without
-    /// trust after the first certain contradiction.
+    /// Records that two batches with the same number differ. `certain`: whether both came over the live connection;
+    /// `pause`: time for which the stream is not trusted after the first certain contradiction.
     pub(super) fn contradict(&mut self, now: Duration, certain: bool, pause: Duration) {
         let over = self.until.unwrap_or(self.at) + SOON_AFTER;
         self.count = if now > over { 1 } else { self.count + 1 };

@@ -307,7 +307,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// True if the engine's answer ends before the missing batches, which must therefore belong to a former life.
+    /// True if the engine's replay ends before the missing batches, which the engine must therefore have sent before its last
+    /// restart.
     fn is_behind(&self) -> bool {
         self.short && self.waiting.is_empty() && self.owed.is_some() && self.highest < self.owed
     }

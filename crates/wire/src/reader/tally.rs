@@ -32,7 +32,7 @@ pub struct Tally {
     pub adapter_digests: u64,
     /// Number of digests of adapters that may be salts instead.
     pub unsure_keys: u64,
-    /// Number of stored blocks that have the name of another block, as far as noticed.
+    /// Number of stored blocks whose hash another block with other contents has, as far as noticed.
     pub collisions: u64,
     /// Number of events left out, by reason in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::COUNT],

@@ -156,7 +156,10 @@ class FleetKeeper:
         return answer
 
     def _listed(self, is_known: bool) -> dict[str, Any]:
-        """Orders for another router. Those with an engine's key are left out unless it has shown this router's key."""
+        """Fleet changes (orders) for another router.
+
+        Orders that contain an engine's key are left out unless that router has shown this router's key.
+        """
         self._prune()
         orders = self._orders.all()
         told = [order for order in orders if is_known or order.engine is None or order.engine.key is None]

@@ -29,7 +29,7 @@ impl Roots {
     }
 }
 
-/// Outcome of an adoption of blocks.
+/// Outcome of adding blocks that an engine is proved to hold, though it has not announced them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
     /// Number of blocks that were added.

@@ -233,13 +233,14 @@ impl Writer {
     }
 }
 
-/// Largest number of blocks and weighted runs of a holder that is cleared in one step.
+/// Largest work of clearing a holder in one step, in blocks: its blocks, and `RUN` for each of its runs. Larger holders are
+/// cleared in several steps.
 const SMALL: u64 = 1 << 7;
 /// Approximate work, in blocks, that is done at the end of an event.
 const SHARE: usize = 1 << 8;
 /// Largest number of blocks of one run that a holder leaves in one step.
 const MOST_OF_A_RUN: u32 = 1 << 9;
-/// Cost of a run, in blocks.
+/// Work of clearing a run, beside its blocks, counted in blocks.
 const RUN: usize = 16;
 
 impl Writer {

@@ -173,8 +173,8 @@ impl Writer {
         holds
     }
 
-    /// True if `holder` covers an unlisted child that forks off at `place` or farther along the run. Searches all runs
-    /// of the holder, unless it is known that there is none.
+    /// True if `holder` holds a run that forks off at `place` or farther along the run there, and that the run's list of
+    /// children lacks. Searches all runs of the holder, unless it is known to hold no such child.
     fn holds_unlisted_beyond(&mut self, holder: u32, place: Place) -> bool {
         let it = &self.holders[holder as usize];
         if !self.runs.has_unlisted(place.run) || !it.hanging.may_be_beyond(place) {
