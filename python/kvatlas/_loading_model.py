@@ -1,7 +1,8 @@
 """The literal model of what engines can load: a part of `kvatlas.reference`.
 
-What a name means is never forgotten here, so any name can be followed to the beginning of its prompt. The index keeps
-it as long as the name, or one that continues it, is held.
+What a name has meant is never forgotten here, so any name can be followed to the beginning of its prompt; the index
+remembers that beginning as long as the name is held. A pool says what a name means as long as it has the block, or one
+that continues it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,11 @@ OWN: tuple[Tier, ...] = ("cpu", "disk", "external")
 
 @dataclass
 class Pool:
-    """A store that several workers share: its settings, and its blocks with the time of the last announcement."""
+    """A store that several workers share: its settings, and its blocks with the time of the last announcement.
+
+    `meant` has all names that it ever had, and `known` those whose meaning it still tells: of the blocks that it has,
+    and of those that were taken out when blocks that continue them were there, as some have been ever since.
+    """
 
     name: str
     members: frozenset[str] | None
@@ -39,7 +44,28 @@ class Pool:
     lifetime: float | None
     room: int | None
     meant: dict[Name, Block] = field(default_factory=dict)
+    known: set[Name] = field(default_factory=set)
     seen: dict[Name, float] = field(default_factory=dict)
+
+    def block(self, name: Name) -> Block | None:
+        """The block that a name means, as far as the pool tells."""
+        return self.meant[name] if name in self.known else None
+
+    def take(self, name: Name) -> bool:
+        """Take a block out. Returns false if it is not there."""
+        is_there = self.seen.pop(name, None) is not None
+        self.forget_unused()
+        return is_there
+
+    def forget_unused(self) -> None:
+        """Tell no more what a name means if neither its block nor one that continues it is there.
+
+        A block that comes later and continues it does not bring its meaning back.
+        """
+        kept: set[Name | None] = set(self.seen)
+        while more := {self.meant[name][0] for name in self.known & kept} & self.known - kept:
+            kept |= more
+        self.known &= kept
 
     def has(self, worker: str) -> bool:
         return self.members is None or worker in self.members
@@ -75,17 +101,8 @@ class LoadingModel:
 
     def in_pools(self, worker: str, name: Name) -> Block | None:
         """The block that a name means in the pools that a worker may load from."""
-        return next((pool.meant[name] for pool in self.pools_of(worker) if name in pool.meant), None)
-
-    def held_in_pools(self, worker: str, name: Name) -> Block | None:
-        """The block that a name means in these pools, if one of them has it, or a block that continues it."""
-        for pool in self.pools_of(worker):
-            kept: set[Name | None] = set(pool.seen)
-            while more := {pool.meant[it][0] for it in kept if it in pool.meant} - kept:
-                kept |= more
-            if name in kept and name in pool.meant:
-                return pool.meant[name]
-        return None
+        blocks = (pool.block(name) for pool in self.pools_of(worker))
+        return next((block for block in blocks if block is not None), None)
 
     def stored(self, worker: str, rank: int, tier: Tier, name: Name, block: Block) -> None:
         """A rank has a block that means this. What the device says of a name counts in pools too."""
@@ -93,19 +110,22 @@ class LoadingModel:
         for pool in self.pools_of(worker) if tier == "gpu" else ():
             if name in pool.meant:
                 pool.meant[name] = block
+                pool.forget_unused()
 
     def store_in_pool(self, pool: Pool, name: Name, known: Iterable[Block | None], said: Block) -> None:
         """Put a block into a pool: what it means comes from the first of these that is known, then from the event."""
         pool.meant[name] = next((block for block in known if block is not None), said)
+        pool.known.add(name)
         pool.seen.pop(name, None)
         pool.seen[name] = self.now
+        pool.forget_unused()
         self.keep_to_room(pool)
 
     @staticmethod
     def keep_to_room(pool: Pool) -> None:
         """Take out of a pool what it has no room for: what was announced longest ago."""
         while pool.room is not None and len(pool.seen) > pool.room:
-            del pool.seen[next(iter(pool.seen))]
+            pool.take(next(iter(pool.seen)))
 
     def lose(self, name: str, ended: Sequence[int]) -> int:
         """The chunk that ends so is gone from a pool, and all that continues it. Returns how many blocks are gone."""
@@ -116,7 +136,7 @@ class LoadingModel:
         chains = {block: chains_of.of(block) for block in pool.seen}
         gone = [block for block, it in chains.items() if it is not None and it[: len(ended)] == tuple(ended)]
         for block in gone:
-            del pool.seen[block]
+            pool.take(block)
         return len(gone)
 
     def find(self, ranks: Ranks, query: Sequence[int]) -> list[Loadable]:
@@ -257,7 +277,7 @@ class ReferenceLoading:
         named = None if members is None else frozenset(members)
         pool = Pool(name, named, tier, chunk or 1, announces_removals, lifetime, room)
         before = self._model.pools.get(name, pool)
-        pool.meant, pool.seen = before.meant, before.seen
+        pool.meant, pool.known, pool.seen = before.meant, before.known, before.seen
         self._model.pools[name] = pool
         self._model.keep_to_room(pool)
 
@@ -285,11 +305,12 @@ class ReferenceLoading:
         return self._model.lose(pool, self._contents(tokens, content_hashes, lora, salt))
 
     def keep(self, pool: str, *, block_hashes: Iterable[Name], until: float | None = None) -> int:
-        seen = self._model.pools[pool].seen if pool in self._model.pools else {}
+        if (it := self._model.pools.get(pool)) is None:
+            return 0
         end, found = self._model.now if until is None else until, set(block_hashes)
-        gone = [name for name, at in seen.items() if at <= end and name not in found]
+        gone = [name for name, at in it.seen.items() if at <= end and name not in found]
         for name in gone:
-            del seen[name]
+            it.take(name)
         return len(gone)
 
     def find(

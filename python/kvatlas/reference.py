@@ -166,7 +166,7 @@ class ReferenceIndex:
         if tier != "gpu":
             self._loading.offloads.add((worker, rank))
             if pool := self._loading.pool_at(worker, tier):
-                known = (held.device.get(name), pool.meant.get(name), held.offloaded.get(name))
+                known = (held.device.get(name), pool.block(name), held.offloaded.get(name))
                 return self._loading.store_in_pool(pool, name, known, block)
             block = self._loading.in_pools(worker, name) or block
         store_block = self._store_on_device if tier == "gpu" else self._store_offloaded
@@ -182,7 +182,7 @@ class ReferenceIndex:
         """
         for name in block_hashes:
             held = self._ranks.get(worker, {}).get(rank, Rank())
-            block = held.device.get(name) or held.offloaded.get(name) or self._loading.held_in_pools(worker, name)
+            block = held.device.get(name) or held.offloaded.get(name) or self._loading.in_pools(worker, name)
             if block is not None:
                 self._counters["stores"] += 1
                 self._store_block(worker, rank, tier, name, block)
@@ -217,7 +217,7 @@ class ReferenceIndex:
             if tier in waiting.get(name, ()):
                 waiting[name].remove(tier)
             elif pool is not None and rank in self._ranks.get(worker, {}):
-                self._counters["unknown_removals"] += pool.seen.pop(name, None) is None
+                self._counters["unknown_removals"] += not pool.take(name)
             elif tier == "gpu" and name in held.device:
                 held.device_copies[name] -= 1
                 if held.device_copies[name] == 0:

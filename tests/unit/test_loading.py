@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,19 @@ class Pair:
         parent = name_of(prompt[:start]) if start else None
         contents = list(prompt[start:])
         self.both("store", worker, block_hashes=names, content_hashes=contents, parent=parent, tier=tier, rank=rank)
+
+    def apply(self, worker: str, event: Stored | Removed | Cleared) -> None:
+        """An event of rank 0, as its engine publishes it; a store without tokens announces names alone."""
+        match event:
+            case Stored(block_hashes=names, tokens=tokens, tier=tier) if tokens:
+                self.model.store(worker, block_hashes=names, tokens=np.array(tokens), tier=tier)
+            case Stored(block_hashes=names, tier=tier):
+                self.model.store_known(worker, block_hashes=names, tier=tier)
+            case Removed(block_hashes=names, tier=tier):
+                self.model.remove(worker, block_hashes=names, tier=tier)
+            case Cleared():
+                self.model.loading.reset(worker, rank=0)
+        assert self.index.apply(worker, decode_batch(encode_batch([event], timestamp=1.0))).refused == {}
 
     def check(self, prompts: list[tuple[int, ...]]) -> int:
         answers = 0
@@ -124,9 +138,7 @@ def run_batches(seed: int) -> tuple[int, int]:
         chunks = {f"{tier}_chunk": chunk for tier in ("host", "disk", "external")}
         pair.both("loading.set_offloading", worker, **chunks, resets_keep=rng.choice([True, False, None]))
         # What blocks mean that are gone is remembered from a rank's first block beyond its device on.
-        first = Stored([name_of((9,))], parent=None, tokens=[9], block_size=1, tier="cpu")
-        pair.index.apply(worker, decode_batch(encode_batch([first], timestamp=1.0)))
-        pair.model.store(worker, block_hashes=first.block_hashes, tokens=[9], tier="cpu")
+        pair.apply(worker, Stored([name_of((9,))], parent=None, tokens=[9], block_size=1, tier="cpu"))
     if rng.random() < 0.5:
         pair.both("loading.add_pool", "folder", members=["a", "b"], chunk=chunk)
     prompts: list[tuple[int, ...]] = [(1,)]
@@ -142,23 +154,18 @@ def run_batches(seed: int) -> tuple[int, int]:
         match rng.randrange(12):
             case 0:
                 event = Cleared()
-                pair.model.loading.reset(worker, rank=0)
             case 1 | 2 | 3:
                 gone = rng.sample(names, k=rng.randint(1, len(names)))
                 event = Removed(gone, tier=rng.choice(["gpu", tier]))
-                pair.model.remove(worker, block_hashes=gone, tier=event.tier)
             case 4 | 5 | 6 | 7:
                 alone = rng.sample(names, k=rng.randint(1, len(names)))
                 event = Stored(alone, parent=None, tokens=[], block_size=0, tier=tier)
-                pair.model.store_known(worker, block_hashes=alone, tier=tier)
                 waiting |= {(worker, name) for name in alone}
             case _:
                 where: Tier = rng.choice(["gpu", "gpu", "gpu", tier])
                 event = Stored(names, parent=None, tokens=list(prompt), block_size=1, tier=where)
-                pair.model.store(worker, block_hashes=names, tokens=list(prompt), tier=where)
                 late += sum((worker, name) in waiting for name in names)
-        payload = encode_batch([event], timestamp=1.0)
-        assert pair.index.apply(worker, decode_batch(payload)).refused == {}
+        pair.apply(worker, event)
         for asked in prompts:
             found, wanted = pair.both("loading.find", tokens=list(asked))
             assert found == wanted
@@ -176,6 +183,40 @@ def test_the_index_equals_the_model(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_blocks_that_are_described_later(seed: int) -> None:
     run_batches(seed)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_a_pool_has_forgotten_does_not_come_back_with_a_later_block(stays: bool) -> None:
+    pair = Pair()
+    pair.both("loading.set_offloading", "b", resets_keep=False)
+    pair.both("loading.add_pool", "folder", members=["a", "b"])
+    first, second = name_of((1,)), name_of((1, 2))
+
+    def alone(name: int) -> Stored:
+        return Stored([name], parent=None, tokens=[], block_size=0, tier="external")
+
+    def depth() -> int:
+        found, wanted = pair.both("loading.find", tokens=[1])
+        assert found == wanted
+        depths: dict[str, int] = {it.worker: it.depth for it in found}
+        return depths["b"]
+
+    pair.apply("a", Stored([first], parent=None, tokens=[1], block_size=1, tier="external"))
+    pair.apply("b", alone(second))
+    assert depth() == 1
+    if not stays:
+        pair.apply("a", Removed([first], tier="external"))
+    # With its contents, the second block comes into the pool: there the first one is in front of it, or is not.
+    pair.apply("b", Stored([first, second], parent=None, tokens=[1, 2], block_size=1, tier="gpu"))
+    if stays:
+        pair.apply("a", Removed([first], tier="external"))
+    pair.apply("b", Cleared())
+    assert depth() == 0
+    pair.apply("b", alone(first))
+    assert depth() == (1 if stays else 0), "its meaning is kept only if the pool had it when the second block came"
+    pair.apply("b", Stored([first], parent=None, tokens=[1], block_size=1, tier="gpu"))
+    pair.apply("b", Cleared())
+    assert depth() == 1, "what was described counts from then on"
 
 
 def test_streams_have_answers() -> None:
