@@ -2,10 +2,8 @@
 
 /// Largest number of answers that are kept.
 const MOST: usize = 1_024;
-/// Number of new answers after which the sums are recomputed; at least the share `1 / FRESH_PART` of all answers, as
-/// sorting more answers takes longer.
+/// Number of new answers after which the sums are made again.
 const FRESH: usize = 16;
-const FRESH_PART: usize = 16;
 /// Weight of the mean length in each estimate, in answers: the longest answers seen so far say little about the rest of
 /// even longer ones.
 const MEMORYLESS: f64 = 8.0;
@@ -45,8 +43,7 @@ impl Answers {
             self.next = (self.next + 1) % MOST;
         }
         self.fresh += 1;
-        let enough = FRESH.max(self.lengths.len() / FRESH_PART);
-        if self.fresh >= enough || self.lengths.len() < 4 * FRESH {
+        if self.fresh >= FRESH || self.lengths.len() < 4 * FRESH {
             self.sum();
         }
     }
