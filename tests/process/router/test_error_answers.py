@@ -362,8 +362,11 @@ def test_a_later_error_is_a_fault_of_the_engine(
     assert (answer.status, answer.body) == (200, b"".join(pieces))
     assert engine.asked() + other.asked() == 1, "what the client has seen a part of is not tried again"
     wait_until(lambda: router.in_flight() == 0, "nothing is in flight")
-    assert router.metric("kvatlas_router_engine_broken_answers_total") == broken + 1
+    # The end is noticed by the client first.
+    wait_until(lambda: router.metric(FAULTS, reason="error") > faults, "the fault is counted")
+    wait_until(lambda: router.metric("kvatlas_router_engine_broken_answers_total") > broken, "the answer is counted")
     assert router.metric(FAULTS, reason="error") == faults + 1
+    assert router.metric("kvatlas_router_engine_broken_answers_total") == broken + 1
 
 
 @pytest.mark.parametrize("policy", ["kvatlas", "least-loaded", "round-robin"])

@@ -87,6 +87,7 @@ def test_addresses_for_pulls_come_from_the_router(tokenizer: Path) -> None:
             discovery=DiscoveryConfig(request_timeout=60),
         )
         with Router(config=config) as router:
+            router.wait_ready(60)
             with RouterReader(router.url, None, None) as reader:
                 told = {"address": engines[0].pull, "group": "", "possible": True}
                 until(lambda: {row["name"]: row["pull"] for row in reader.look(0).workers}["a"] == told, "its version")
