@@ -1,7 +1,7 @@
 //! Adoption of blocks that streams have not announced: `kvatlas-adopt` says how and why that is right.
 //!
 //! Streams record the names that they prove (`stream/holdings.rs`). Each prompt that is queried, or of which an engine reports
-//! cached tokens, goes to the [`PromptQueue`](crate::state::PromptQueue), if any stream waits for names at all; a worker looks
+//! cached tokens, goes to the [`PromptQueue`], if any stream waits for names at all; a worker looks
 //! at it later, in a thread of its own that takes no more than its share of a core (here, and `work.rs`).
 
 mod meanings;

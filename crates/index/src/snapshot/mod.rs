@@ -15,7 +15,7 @@
 //! 7 rank       worker (text), rank (varint), its blocks
 //! ```
 //!
-//! A service's snapshot has the sections 1 to 5; a [`BlockIndex`](crate::BlockIndex) by itself writes 6, 3, 7 and 5.
+//! A service's snapshot has the sections 1 to 5; a [`BlockIndex`] by itself writes 6, 3, 7 and 5.
 //!
 //! The blocks of a rank are pieces of the dictionary's chains, with one copy of each block on the device, then other
 //! blocks with their copies on each tier. Blocks that several ranks hold under the same block hashes are in the
