@@ -33,8 +33,8 @@ class StopSignals:
         self._reload = False
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for a signal, for at most that many seconds. Returns true once one has asked to stop."""
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for a signal, at most `seconds`; None for any time. Returns true once one has asked to stop."""
         if not self.number:
             with contextlib.suppress(queue.Empty):
                 self._woken.get(timeout=seconds)

@@ -23,7 +23,6 @@ from kvatlas.service.service import Service
 logger = logging.getLogger("kvatlas.service")
 
 _POLL = 0.1  # seconds between looks at readiness, until it is there
-_LOOK = 0.5  # and afterwards between looks at signals
 AFTER_DRAIN = 30.0
 """Seconds that the last snapshot, and the end of threads, may take after the time limit for open requests."""
 _CUT_OFF = 1  # the exit status if requests were cut off
@@ -125,7 +124,7 @@ def _until_stopped(
     running: _R, stop: StopSignals, say_ready: Callable[[_R], None], reader: SettingsReader[Any] | None
 ) -> None:
     ready = False
-    while not stop.wait(_POLL if not ready else _LOOK):
+    while not stop.wait(None if ready else _POLL):
         if stop.take_reload():
             if reader is not None:
                 reader.reread(running)
