@@ -1,4 +1,4 @@
-//! State of a router that the handling of requests and the reports share.
+//! Shared state of a router, used by the handling of requests and by the reports.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use crate::remote::peers::Peers;
 use crate::requests::read_body::BodyReader;
 use crate::spans::Spans;
 
-/// State of a router that the handling of requests and the reports share.
+/// Shared state of a router, used by the handling of requests and by the reports.
 pub(crate) struct App {
     pub(crate) config: Arc<Config>,
     pub(crate) fleet: Arc<Fleet>,
@@ -35,12 +35,12 @@ pub(crate) struct App {
     pub(crate) follower: Option<Arc<Follower>>,
     /// Counts of the sources from which engines are discovered.
     pub(crate) sources: Arc<Sources>,
-    /// Client of an index in another process, which is queried for what engines hold; None if not configured.
+    /// Client of an index in another process, which is queried for the blocks that engines hold; None if not
+    /// configured.
     pub(crate) external_index: Option<Arc<ExternalIndex>>,
-    /// Reporter that sends cache hits to the index in another process; None if that index does not learn from engines'
-    /// answers.
+    /// Reporter of cache hits to the index in another process; None if that index does not learn from engines' answers.
     pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
-    /// Handle for changes of the fleet that clients request.
+    /// Channel for changes of the fleet, such as adding an engine, that clients request.
     pub(crate) changes: FleetChanges,
     /// Other routers in front of the same engines.
     pub(crate) peers: Arc<Peers>,

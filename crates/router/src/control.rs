@@ -1,4 +1,5 @@
-//! Health checks of engines, queries of their models and their load, and the closing of unused connections.
+//! Background tasks for the engines: health checks, queries of their models and their load, and the closing of unused
+//! connections.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,19 +26,20 @@ const SIGN_PAUSE: Duration = Duration::from_millis(400);
 /// Pause between two rounds of checks over all engines.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Number of rounds between two comparisons of the engines' speeds, which take the decision core's lock.
+/// Number of rounds between two comparisons of the engines' speeds. Comparisons are rarer than rounds because each one
+/// locks the state of decisions.
 const LOOKS_BETWEEN_SPEEDS: u64 = 4;
 
-/// Pause before an engine that did not report whether it sleeps is asked again.
+/// Pause before the next question to an engine that did not report whether it is asleep.
 const NO_ROUTE_PAUSE: Duration = Duration::from_secs(60);
 
-/// Maximum number of an engine's models named in a line of the log.
+/// Maximum number of an engine's models named in one log line.
 const SHOWN: usize = 16;
 
 /// Minimum pause between two health checks of an engine, however many of its requests fail.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Watches over the engines until the router ends.
+/// Checks all engines periodically until the router ends.
 pub(crate) async fn run(app: Arc<App>) {
     let mut minders: std::collections::HashMap<usize, tokio::task::JoinHandle<()>> = std::collections::HashMap::new();
     let (mut tick, mut refusals) = (0_u64, RefusalLog::default());
@@ -77,7 +79,8 @@ pub(crate) async fn run(app: Arc<App>) {
     }
 }
 
-/// Records for each engine whether the index's knowledge of it can be trusted, and how many blocks each rank holds.
+/// Records for each rank of each engine whether the index knows its blocks reliably, and how many blocks the rank
+/// holds.
 fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) {
     let Some(follower) = follower.filter(|_| places.wants().hashes) else { return };
     let keyspaces = follower.fleet().keyspaces();
@@ -121,7 +124,7 @@ fn compare_speeds(places: &Places, engines: &[Arc<Engine>]) {
     }
 }
 
-/// Reads an engine's metrics periodically.
+/// Reads an engine's load from its metrics periodically.
 async fn follow_load(health: &HealthConfig, places: &Places, engine: &Engine) {
     if health.load_interval.is_zero() {
         return;
@@ -165,12 +168,12 @@ async fn follow_load(health: &HealthConfig, places: &Places, engine: &Engine) {
     }
 }
 
-/// Watches over one engine: checks its health, queries its models, and reads its metrics.
+/// Runs the periodic work for one engine: checks its health, queries its models, and reads its metrics.
 async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
     tokio::join!(mind(&app, &engine), follow_load(&app.config.health, &app.places, &engine));
 }
 
-/// Checks one engine's health, models and kind in a loop that never ends.
+/// Checks one engine's health, models and kind (vLLM or SGLang) in a loop that never ends.
 async fn mind(app: &App, engine: &Engine) {
     let health = &app.config.health;
     let (mut knows_models, mut knows_kind) = (false, engine.config.handover.is_some());
@@ -264,7 +267,7 @@ async fn mind(app: &App, engine: &Engine) {
     }
 }
 
-/// Creates the counts of an engine's own models, so that the metrics show them before the first request.
+/// Creates the counters of an engine's models, so that the metrics show these models before their first request.
 fn count_models(app: &App, engine: &Engine) {
     let models = engine.models.load();
     let own = models.names.iter().filter(|model| model.parent.is_none()).take(SHOWN);
@@ -274,7 +277,7 @@ fn count_models(app: &App, engine: &Engine) {
     }
 }
 
-/// Asks an engine for its kind; None if it does not answer now, or its kind cannot be determined.
+/// Asks an engine for its kind (vLLM or SGLang); None if the engine does not answer, or the kind cannot be determined.
 async fn kind(engine: &Engine) -> Option<Kind> {
     let mut is_hidden = false;
     for path in Kind::PATHS {
@@ -292,8 +295,8 @@ async fn kind(engine: &Engine) -> Option<Kind> {
     (status == 200 || status < 500 && !is_hidden).then(|| Kind::vllm(&body))
 }
 
-/// Asks an engine for the models that it serves and the maximum length of their prompts. The error is a text with the
-/// reason why the answer is missing.
+/// Asks an engine for the models that it serves and the maximum length of their prompts. The error is the reason for a
+/// missing answer, as text.
 async fn ask_models(timeout: Duration, engine: &Engine) -> Result<(), String> {
     let why_not = match tokio::time::timeout(timeout, get(engine, "/v1/models", LIST)).await {
         Ok(Ok((200, body))) => match Models::read(&body) {

@@ -1,4 +1,4 @@
-//! Counters of the router as a whole, and limits for repeated lines of the log.
+//! Counters of the router as a whole, and limits for repeated log lines.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use crate::histogram::{DECISION_SECONDS, Histogram, SECONDS};
 use crate::model_counts::{GIVEN_UP, ModelCounts, ModelTable, STATUSES};
 use crate::spans::RequestSpan;
 
-/// Class of the HTTP status, error code, and model of refused requests.
+/// Labels of a count of refused requests: class of the HTTP status, error code, and model.
 type RefusalLabels = (&'static str, &'static str, Arc<str>);
 
 /// Number of refused requests, by class of the HTTP status, error code and model.
@@ -21,7 +21,7 @@ type RefusalLabels = (&'static str, &'static str, Arc<str>);
 pub(crate) struct Refusals(Mutex<BTreeMap<RefusalLabels, u64>>);
 
 impl Refusals {
-    /// Makes the counters. `none`: the name that counts for requests without a model.
+    /// Makes the counters. `none`: label for requests without a model.
     fn new(none: &Arc<str>) -> Self {
         // Each class is there from the beginning.
         let classes = [("4xx", "unknown_path"), ("5xx", "internal")];
@@ -33,7 +33,7 @@ impl Refusals {
         *self.0.lock().entry((class, code, model.clone())).or_default() += 1;
     }
 
-    /// Number of refused requests with a status of 500 or above, for which the client is not at fault.
+    /// Number of requests refused with a status of 500 or above, whose cause is not the client.
     pub(crate) fn errors(&self) -> u64 {
         self.0.lock().iter().filter(|((class, ..), _)| *class == "5xx").map(|(_, count)| count).sum()
     }
@@ -52,20 +52,20 @@ impl Refusals {
     }
 }
 
-/// Time from the first refusal to its line in the log, so that refusals at about the same time share one line.
+/// Time from the first refusal to the log line about it, so that refusals at about the same time share one line.
 const GATHER: Duration = Duration::from_secs(2);
 
 /// Log of refused requests, by error code: at most one line a minute.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalLog {
     told: BTreeMap<&'static str, u64>,
-    /// Time at which the first refusal after the last line was seen; None if there was none.
+    /// Time of the first refusal after the last log line; None if no request was refused since.
     since: Option<Instant>,
     last: Option<Instant>,
 }
 
 impl RefusalLog {
-    /// Logs the requests that were refused since the last line, if a line is due.
+    /// Logs the requests refused since the last log line, if enough time has passed for a new line.
     pub(crate) fn look(&mut self, refused: &Refusals, now: Instant) {
         if let Some((count, by_code)) = self.take(&refused.by_code(), now) {
             let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
@@ -73,7 +73,8 @@ impl RefusalLog {
         }
     }
 
-    /// Returns the number of requests for the next line, and their reasons as text; None if no line is due.
+    /// Returns the number of refused requests for the next log line, and their reasons as text; None if too little time
+    /// has passed for a new line.
     fn take(&mut self, by_code: &BTreeMap<&'static str, u64>, now: Instant) -> Option<(u64, String)> {
         if *by_code == self.told {
             return None;
@@ -96,40 +97,43 @@ impl RefusalLog {
 pub(crate) struct Counts {
     /// Counters of requests by model.
     pub(crate) models: ModelTable,
-    /// Requests that the router itself refused.
+    /// Number of requests that the router itself refused, by status class, error code and model.
     pub(crate) refused: Refusals,
-    /// Limits for log lines about requests that got no answer and were not sent again, by the reason ([`GIVEN_UP`]).
+    /// Limits for log lines about requests that got no answer and were not retried, one limit for each reason in
+    /// [`GIVEN_UP`].
     pub(crate) given_up_lines: [LogBudget; GIVEN_UP.len()],
-    /// Limit for log lines about answers that broke off.
+    /// Limit for log lines about answers that broke off before their end.
     pub(crate) broken_lines: LogBudget,
-    /// Number of requests split into prefill and decode, by the outcome of prefill.
+    /// Number of requests split into prefill and decode on two engines, by the outcome of prefill.
     pub(crate) handovers: [AtomicU64; 4],
-    /// Number of requests that were sent to a second engine, or could not be, by the outcome ([`HEDGES`]).
+    /// Number of hedged requests, sent to a second engine while the first had not answered, by the outcome in
+    /// [`HEDGES`].
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
-    /// Number of requests that are open at two engines now.
+    /// Number of requests that two engines are processing now, because of a hedge.
     pub(crate) open_hedges: AtomicUsize,
     /// Histogram of the times from a request's arrival to the first token of its streamed answer, in seconds, over all
     /// models and engines.
     pub(crate) first_token: Histogram<16>,
-    /// Histogram of the durations of decisions, in seconds.
+    /// Histogram of the durations of choices of an engine, in seconds.
     pub(crate) decision: Histogram<12>,
-    /// Number of streams that began with a comment, before an engine had sent anything.
+    /// Number of streams that the router began with a comment to the client, before the engine had sent anything.
     pub(crate) early_streams: AtomicU64,
-    /// Number of panics, which are bugs.
+    /// Number of panics in the router; each one is a bug.
     pub(crate) panics: AtomicU64,
 }
 
-/// Outcomes of hedges by their names in the metrics: the second engine answered first, the first engine did, or the
-/// limit of open hedges was reached.
+/// Names of the outcomes of a hedge (a request sent to a second engine) in the metrics: the second engine answered
+/// first, the first engine did, or the limit of open hedges was reached.
 pub(crate) const HEDGES: [&str; 3] = ["won", "lost", "left_out"];
 
-/// Counter of one forwarded request: counts it when dropped, by the status sent to the client, if any.
+/// Pending count of one forwarded request. The request is counted on drop, by the HTTP status sent to the client, if
+/// any.
 pub(crate) struct Request<'a> {
     counts: &'a Counts,
-    /// The request's model, once its body has been read.
+    /// Counters of the request's model; unset until the request's body has been read.
     model: OnceLock<Arc<ModelCounts>>,
     status: Option<StatusCode>,
-    /// Error code of the router's refusal, if the router refused the request.
+    /// Error code with which the router refused the request; None if not refused.
     refusal: Option<&'static str>,
     /// Time at which the request arrived.
     pub(crate) arrived: Instant,
@@ -142,17 +146,18 @@ impl<'a> Request<'a> {
         Self { counts, model: OnceLock::new(), status: None, refusal: None, arrived, span }
     }
 
-    /// Records the request's model.
+    /// Sets the request's model, for whose counters the request counts.
     pub(crate) fn is_for(&self, model: &Arc<ModelCounts>) {
         let _ = self.model.set(model.clone());
     }
 
-    /// The request's model; the one for requests without a model if it is not known.
+    /// Returns the counters of the request's model; those for requests without a model while the model is unknown.
     pub(crate) fn model(&self) -> &Arc<ModelCounts> {
         self.model.get().unwrap_or_else(|| self.counts.models.none())
     }
 
-    /// Records the status that the client gets. `refusal`: the error code, if the router refused the request.
+    /// Records the HTTP status of the answer to the client. `refusal`: the error code, if the router refused the
+    /// request.
     pub(crate) fn answered(mut self, status: StatusCode, refusal: Option<&'static str>) {
         (self.status, self.refusal) = (Some(status), refusal);
     }
@@ -169,12 +174,12 @@ impl Drop for Request<'_> {
 }
 
 impl Counts {
-    /// Number of forwarded requests that were answered, or whose clients have left.
+    /// Number of forwarded requests that have ended: answered, or left by their clients.
     pub(crate) fn all_requests(&self) -> u64 {
         self.models.total(|model| &model.requests)
     }
 
-    /// Number of times a request was sent again.
+    /// Number of retries over all models.
     pub(crate) fn all_retries(&self) -> u64 {
         self.models.total(|model| &model.retries)
     }
@@ -202,12 +207,12 @@ impl Counts {
     }
 }
 
-/// Maximum number of log lines of one kind a minute.
+/// Maximum number of log lines of one kind in a minute.
 const LINES: u32 = 32;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Limit for log lines of one kind, which an outage would repeat for every request: a few are written each minute, the
-/// others are counted.
+/// Limit for log lines of one kind, which an outage would repeat for every request: a few lines are written each
+/// minute, the others are counted.
 #[derive(Debug, Default)]
 pub(crate) struct LogBudget(Mutex<Lines>);
 
@@ -220,8 +225,8 @@ struct Lines {
 }
 
 impl LogBudget {
-    /// Asks for permission to write a line: returns the number of lines dropped before it, or None if this line must be
-    /// dropped too.
+    /// Requests permission to write a log line: returns the number of lines dropped since the last one written, or None
+    /// if this line must be dropped too.
     pub(crate) fn take(&self) -> Option<u64> {
         self.take_at(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! Dispatch of a request from the HTTP server: access control, and the function that answers.
+//! Entry point of requests from the HTTP server: checks access, and calls the function that answers the request.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -31,7 +31,8 @@ impl Handler for App {
 
     const HTTP2: bool = true;
 
-    /// False, as a client that has closed its side must not occupy an engine.
+    /// False: a request ends if the client closes its side of the connection, as nothing may occupy an engine for a
+    /// client that has left.
     const HALF_CLOSE: bool = false;
 
     fn front(&self) -> &Front {
@@ -54,7 +55,7 @@ impl Handler for App {
     }
 }
 
-/// Answers a request.
+/// Answers a client's request: checks access, finds the route, and calls the function for this route.
 async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) -> Response<Answer> {
     let arrived = Instant::now();
     // A key in it would be in the answer and in logs.
@@ -229,8 +230,8 @@ async fn dispatch(
     }
 }
 
-/// True if a client requests a WebSocket (RFC 6455, 4.1). Other upgrades, such as `h2c`, may be ignored, as may all of
-/// them before HTTP/1.1.
+/// True if a client requests a WebSocket (RFC 6455, 4.1). Other upgrades, such as `h2c`, may be ignored, and so may
+/// every upgrade requested before HTTP/1.1.
 fn wants_websocket(request: &Request<RequestBody>) -> bool {
     let names = |header: HeaderName, wanted: &str| {
         let values = request.headers().get_all(header).iter();
@@ -252,7 +253,7 @@ fn metrics(app: &Arc<App>, headers: &HeaderMap, listener: ListenerKind) -> Resul
     Ok(typed(StatusCode::OK, kind, text))
 }
 
-/// Refusal of a path that changes engines, at a router without an admin key.
+/// Makes the refusal of a request that would change the fleet's engines, at a router without an admin key.
 fn changes_engines() -> Refusal {
     let message = "this path changes an engine for all its clients: it is forwarded for the admin key \
                    (http.admin_key_file), which this router does not have, or if the setting `forward` names it";

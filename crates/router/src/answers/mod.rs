@@ -20,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// Error of an answer's body that ends before it is complete.
+/// Error that ends the body of an answer before the body is complete.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of an answer to a client.

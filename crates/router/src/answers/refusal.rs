@@ -1,4 +1,4 @@
-//! Requests that the router itself refuses, with an answer in the error format of the engines' APIs, which client
+//! Refusals of requests by the router itself, as answers in the error formats of the engines' APIs, which client
 //! libraries understand.
 
 use std::borrow::Cow;
@@ -13,30 +13,30 @@ use kvatlas_http::{BodyFault, Denial};
 use crate::answers::observe::{Dialect, error_event};
 use crate::answers::{Answer, json};
 
-/// Delay after which a client may retry when the memory for request bodies is full.
+/// Value of `Retry-After` in a refusal because the memory for request bodies is full.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Refusal of a request by the router: what was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
-    /// Error code for programs, which never changes.
+    /// Stable error code of the refusal, for programs.
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
-    /// Name of the field of the body that caused the refusal; None if no field did.
+    /// Name of the field of the request body that caused the refusal; None for other causes.
     param: Option<&'static str>,
     /// Delay for the header `Retry-After`; None to send no such header.
     pub(crate) retry_after: Option<Duration>,
-    /// True if the connection must be closed after the answer.
+    /// True if the server closes the client's connection after the answer.
     pub(crate) closes: bool,
-    /// Accepted methods for the header `Allow`, with status 405; None with other statuses.
+    /// Methods that the path accepts, for the header `Allow` of an answer with status 405; None with other statuses.
     allow: Option<String>,
-    /// The request's model, by its name in the metrics; None if unknown when the request was refused.
+    /// Label of the request's model in the metrics; None if the model was unknown when the request was refused.
     pub(crate) model: Option<Arc<str>>,
 }
 
 impl Refusal {
-    /// Refusal of an unknown path.
+    /// Makes the refusal of a request to a path that the router does not have.
     pub(crate) fn unknown_path() -> Self {
         let message = "there is no such path; GET / lists all, and the setting `forward` adds paths of engines";
         Self::new(StatusCode::NOT_FOUND, "unknown_path", message)
@@ -47,12 +47,12 @@ impl Refusal {
         Self { status, code, message, param: None, retry_after: None, closes: false, allow: None, model: None }
     }
 
-    /// Adds the request's model, by its name in the metrics.
+    /// Adds the label of the request's model in the metrics to the refusal.
     pub(crate) fn of_model(self, model: &Arc<str>) -> Self {
         Self { model: Some(model.clone()), ..self }
     }
 
-    /// Adds the name of the field of the body that caused the refusal.
+    /// Adds the name of the body's field that caused the refusal.
     pub(crate) fn about(self, field: &'static str) -> Self {
         Self { param: Some(field), ..self }
     }
@@ -61,33 +61,34 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// Refusal of a method that the path does not accept; `allow` lists the accepted ones.
+    /// Makes the refusal of a method that the path does not accept; `allow` lists the accepted methods.
     pub(crate) fn wrong_method(allow: String) -> Self {
         let message = format!("this path accepts only {allow}");
         Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message) }
     }
 
-    /// Refusal of a WebSocket handshake, as neither the router nor engines support WebSocket. Clients that get this
-    /// status repeat the request over plain HTTP.
+    /// Makes the refusal of a WebSocket handshake, as neither the router nor engines support WebSocket. Clients that
+    /// receive its status repeat the request over plain HTTP.
     pub(crate) fn no_websocket() -> Self {
         let message = "WebSocket is not spoken here: send the request with POST, and `stream` for a streamed answer";
         Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
     }
 
-    /// Refusal of a content type that a browser may send to another origin without a preflight request.
+    /// Makes the refusal of a request whose content type a browser may send to another origin without a preflight
+    /// request.
     pub(crate) fn wrong_content_type() -> Self {
         let message = "send a JSON body with the header \"Content-Type: application/json\"";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
-    /// Refusal of a body that cannot be decompressed.
+    /// Makes the refusal of a request whose body cannot be decompressed.
     pub(crate) fn unreadable() -> Self {
         let message = "the body cannot be unpacked as its Content-Encoding says, within the limit for bodies \
                        (http.max_body): send it as it is, or in one of gzip, deflate, br and zstd";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unreadable_encoding", message)
     }
 
-    /// Refusal of a body with several content encodings.
+    /// Makes the refusal of a request whose body has several content encodings.
     pub(crate) fn several_encodings() -> Self {
         let message = "the body is compressed more than once: send it with one encoding at most in \
                        \"Content-Encoding\" (gzip, deflate, br or zstd)";
@@ -99,7 +100,7 @@ impl Refusal {
         matches!(self.code, "no_worker" | "no_engines")
     }
 
-    /// Makes the server close the connection after the refusal.
+    /// Makes the server close the client's connection after the refusal.
     pub(crate) fn closing(self) -> Self {
         Self { closes: true, ..self }
     }
@@ -109,7 +110,7 @@ impl Refusal {
         Self { retry_after: Some(pause), ..self }
     }
 
-    /// Refusal of a body that could not be received; `most` is the limit for a body's size in bytes.
+    /// Makes the refusal of a request whose body could not be received; `most` is the maximum size of a body in bytes.
     pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
         let refusal = match fault {
             BodyFault::TooLarge => {
@@ -129,7 +130,7 @@ impl Refusal {
         refusal.closing()
     }
 
-    /// Returns the error type of the refusal, as named by an API.
+    /// Returns the error type of the refusal, in the terms of the API `dialect`.
     fn kind(&self, dialect: Dialect) -> &'static str {
         let is_message = dialect == Dialect::Messages;
         match self.status.as_u16() {
@@ -146,12 +147,12 @@ impl Refusal {
         }
     }
 
-    /// Makes the event that reports the refusal in a stream that has begun, and ends the stream.
+    /// Makes the event that reports the refusal in an event stream that has already begun, and ends the stream.
     pub(crate) fn event(&self, dialect: Dialect) -> Bytes {
         error_event(dialect, self.kind(dialect), self.code, &self.message, 0).into()
     }
 
-    /// Makes the HTTP answer for the refusal, in the error format of an API.
+    /// Makes the HTTP answer for the refusal, in the error format of the API `dialect`.
     pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
         let kind = self.kind(dialect);
         let mut body = serde_json::json!({

@@ -1,8 +1,9 @@
-//! Engines that store responses, files and batches for clients. A request that continues, reads or cancels a stored
-//! response, or names a file or a batch, has to go to the engine that has it.
+//! Record of the engine that stores each response, file and batch for a client. A request that continues, reads or
+//! cancels a stored response, or names a file or a batch, has to be sent to the engine that stores it.
 //!
 //! Engines store these items in their own memory or on their own disk. The router records which engine created which
-//! item as the answers pass. For an unrecorded item, the engines are asked ([`crate::answers::stored_search`]).
+//! item as the answers pass. For an item without a record, the router asks the engines
+//! ([`crate::answers::stored_search`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,18 +19,18 @@ use hyper::{Method, Uri};
 use crate::answers::stored_search::{KeeperSearch, SearchResult};
 use crate::engines::fleet::Fleet;
 
-/// Maximum number of stored items to remember. The oldest ones are dropped first.
+/// Maximum number of recorded items that engines store for clients. The oldest records are dropped first.
 const MOST: usize = 65_536;
-/// Time for which a stored item is remembered.
+/// Time for which the router records that an engine stores an item.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Maximum length of an item's id in bytes; engines' own ids have 37.
+/// Maximum length of a stored item's id in bytes; ids made by engines have 37 bytes.
 const LONGEST: usize = 128;
 
 /// Number of bytes at the beginning of an answer that are searched for the answer's id.
 const BEGINNING: usize = 4 << 10;
 
-/// Paths to which clients post what an engine then stores; a stored item is read at `PATH/ID`.
+/// Paths at which a POST request creates an item that the engine stores; the item can then be read at `PATH/ID`.
 const COLLECTIONS: [&str; 5] = [RESPONSES, FILES, "/v1/batches", "/v1/videos", "/v1/fine_tuning/jobs"];
 const RESPONSES: &str = "/v1/responses";
 const FILES: &str = "/v1/files";
@@ -41,7 +42,7 @@ pub(crate) struct KeptItem<'a> {
     pub(crate) id: &'a str,
 }
 
-/// Stored responses and other items, each with the engine that created it.
+/// Table of responses, files and other items that engines store, each with the engine that created it.
 #[derive(Default)]
 pub(crate) struct AnswerEngines {
     kept: Mutex<AnswerTable>,
@@ -67,13 +68,13 @@ impl AnswerEngines {
         self.kept.lock().insert(id, engine, Instant::now(), MOST);
     }
 
-    /// Number of items that are remembered.
+    /// Number of stored items with a recorded engine.
     pub(crate) fn len(&self) -> usize {
         self.kept.lock().engines.len()
     }
 
-    /// Returns the engine that stores an item: the recorded one, else one that reports having the item when asked.
-    /// `headers`: the request's headers.
+    /// Returns the engine that stores an item: the recorded one, else an engine that reports having the item when
+    /// asked. `headers`: the request's headers.
     pub(crate) async fn engine_of(&self, fleet: &Fleet, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
         let noted = self.kept.lock().get(item.id, Instant::now());
         let is_gone = match noted {
@@ -98,7 +99,8 @@ impl AnswerEngines {
 }
 
 impl<'a> KeptItem<'a> {
-    /// The item that a path names: `/v1/responses/ID`, `/v1/files/ID/content`, …. None if the path names none.
+    /// Returns the stored item that a path such as `/v1/responses/ID` or `/v1/files/ID/content` names; None for other
+    /// paths.
     pub(crate) fn of_path(path: &'a str) -> Option<Self> {
         COLLECTIONS.iter().find_map(|collection| {
             let rest = path.strip_prefix(collection)?.strip_prefix('/')?;
@@ -106,12 +108,12 @@ impl<'a> KeptItem<'a> {
         })
     }
 
-    /// The stored response with this id; None if it cannot be an id.
+    /// Returns the stored response with the given id; None if the text cannot be an id.
     pub(crate) fn answer(id: &'a str) -> Option<Self> {
         Self::new(RESPONSES, id)
     }
 
-    /// The stored file with this id; None if it cannot be an id.
+    /// Returns the stored file with the given id; None if the text cannot be an id.
     pub(crate) fn file(id: &'a str) -> Option<Self> {
         Self::new(FILES, id)
     }
@@ -120,19 +122,19 @@ impl<'a> KeptItem<'a> {
         is_name(id.as_bytes()).then_some(Self { collection, id })
     }
 
-    /// The path at which an engine can be asked for the item.
+    /// Returns the path of a request that asks an engine for the stored item.
     pub(crate) fn path(&self) -> Uri {
         // Its characters are those of names, which are the same in a path.
         format!("{}/{}", self.collection, self.id).parse().unwrap_or_default()
     }
 }
 
-/// True if engines store the results of requests with this method and path.
+/// True if an engine stores the result of a request with the given method and path.
 pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
     *method == Method::POST && COLLECTIONS.contains(&path.strip_suffix('/').unwrap_or(path))
 }
 
-/// True if these bytes can be an item's id.
+/// True if the bytes can be the id of a stored item, by their length and characters.
 fn is_name(name: &[u8]) -> bool {
     let is_plain = name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(byte));
     is_plain && !name.is_empty() && name.len() <= LONGEST
@@ -160,7 +162,7 @@ impl AnswerTable {
     }
 }
 
-/// Search for an answer's id in its first bytes, as they pass.
+/// Search for the answer's id in the first bytes of an answer, as they pass.
 #[derive(Default)]
 pub(crate) struct Name {
     beginning: Vec<u8>,
@@ -168,7 +170,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Takes the next bytes; returns the answer's id once, when it has been found, else None.
+    /// Searches the next bytes of an answer for its id; returns the id once, when found, else None.
     pub(crate) fn look(&mut self, data: &[u8]) -> Option<String> {
         if self.over {
             return None;
@@ -184,7 +186,8 @@ impl Name {
     }
 }
 
-/// Returns the first `id` in a text: the answer's, or, in a stream, the one in the event that starts the answer.
+/// Returns the value of the first `id` in a text: the answer's id, or, in a stream, the id in the event that starts the
+/// answer.
 fn named(text: &[u8]) -> Option<String> {
     const KEY: &[u8] = b"\"id\"";
     let rest = text[memmem::find(text, KEY)? + KEY.len()..].trim_ascii_start();

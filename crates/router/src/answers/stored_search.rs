@@ -1,5 +1,6 @@
-//! Search for the engine that stores an item unknown to the router, after a restart or if the client created the item
-//! through another router. All engines are asked for the item, and the engine that has it is recorded.
+//! Search for the engine that stores an item for which the router has no record, because the router restarted or the
+//! client created the item through another router. All engines are asked for the item, and the engine that has the item
+//! is recorded.
 //!
 //! Clients can send any id. An id that no engine knows is not searched again for a while, and the number of
 //! unsuccessful searches a second is limited, so that a client with invented ids cannot keep all engines busy.
@@ -20,20 +21,20 @@ use crate::engines::fleet::Fleet;
 use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, HealthState};
 
-/// Time limit of a search; then the request is routed without a result.
+/// Time limit of a search for a stored item; afterwards the request is routed without a result.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time limit of one engine's answer to whether it has an item.
+/// Time limit for one engine's answer to a search for a stored item.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Maximum number of searches at once.
+/// Maximum number of concurrent searches for stored items.
 const SEARCHES: usize = 8;
-/// Maximum number of engines that a search asks at once.
+/// Maximum number of engines that one search asks concurrently.
 const AT_ONCE: usize = 16;
 
-/// Maximum number of unsuccessful searches a second.
+/// Maximum number of unsuccessful searches for stored items a second.
 const IN_VAIN: u32 = 32;
 
-/// Maximum number of remembered ids that no engine has.
+/// Maximum number of ids to record that no engine has.
 const MOST: usize = 4096;
 /// Time for which an id that no engine has is not searched again.
 const TTL: Duration = Duration::from_secs(10);
@@ -55,7 +56,7 @@ pub(crate) enum SearchResult {
     NotAsked,
 }
 
-/// Ids that no engine has, and the number of unsuccessful searches in the current second.
+/// Recently searched ids that no engine has, and the number of unsuccessful searches in the current second.
 #[derive(Default)]
 struct MissingNames {
     names: HashMap<Arc<str>, Instant>,
@@ -71,7 +72,8 @@ impl Default for KeeperSearch {
 }
 
 impl KeeperSearch {
-    /// Asks all engines for an item. `headers`: the request's headers, with the client's credentials for engines.
+    /// Asks all engines for the item with the id `id`. `headers`: the request's headers, with the client's credentials
+    /// for engines.
     pub(crate) async fn find(&self, fleet: &Fleet, id: &str, path: &Uri, headers: &HeaderMap) -> SearchResult {
         let may_have = |engine: &&Arc<Engine>| {
             engine.config.role != Role::Prefill && engine.health.standing() != HealthState::Down
@@ -100,7 +102,7 @@ impl KeeperSearch {
 /// The engines' answers to a search for an item.
 struct Answers {
     keeper: Option<Arc<str>>,
-    /// True if every engine answered whether it has the item.
+    /// True if every engine answered clearly that it has, or does not have, the item.
     are_all: bool,
 }
 
@@ -133,7 +135,8 @@ async fn ask_all(engines: Vec<Arc<Engine>>, path: &hyper::Uri, headers: &HeaderM
     }
 }
 
-/// True if an engine has the item that the request head `head` asks for; None if the engine's answer does not tell.
+/// True if an engine has the item that the request head `head` asks for; None if the engine's answer is no clear yes or
+/// no.
 async fn has(engine: &Engine, head: &[u8]) -> Option<bool> {
     let mut connection = engine.new_connection().await.ok()?;
     // The head of the answer is enough.
@@ -146,8 +149,8 @@ async fn has(engine: &Engine, head: &[u8]) -> Option<bool> {
 }
 
 impl MissingNames {
-    /// True if a search for `name` is allowed: not searched lately, and fewer than [`IN_VAIN`] searches failed this
-    /// second.
+    /// True if a search for the id `name` is allowed: no search for `name` failed lately, and fewer than [`IN_VAIN`]
+    /// searches failed this second.
     fn may_look_for(&mut self, name: &str, now: Instant) -> bool {
         if self.names.get(name).is_some_and(|since| now.duration_since(*since) <= TTL) {
             return false;
@@ -158,8 +161,8 @@ impl MissingNames {
         self.count < IN_VAIN
     }
 
-    /// Records an unsuccessful search for `name`. `is_sure`: whether all engines answered that they do not have the
-    /// item.
+    /// Records an unsuccessful search for the id `name`. `is_sure`: true if all engines answered that they do not have
+    /// the item.
     fn note(&mut self, name: &str, is_sure: bool, now: Instant) {
         self.count += 1;
         if !is_sure {

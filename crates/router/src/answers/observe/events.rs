@@ -10,49 +10,53 @@ use super::stop::Reason;
 use super::usage::{Scan, UsageNumbers, is_usage_alone, read_meta, read_usage};
 use super::{AnswerFacts, AnswerFormat, Dialect};
 
-/// Longest incomplete line of a stream that is held back until it is complete, in bytes.
+/// Maximum size of an incomplete line of an event stream that is buffered until its end arrives, in bytes. A longer
+/// line is forwarded in pieces.
 const MAX_LINE: usize = 256 << 10;
 
-/// Reader of an answer's event stream. Only complete lines are passed on, so that a stream that breaks off can be ended
-/// with an error event.
+/// Reader of an answer's event stream on its way to the client. Only complete lines are forwarded, so that the router
+/// can append an error event to a stream that breaks off.
 #[derive(Debug)]
 pub(crate) struct Events {
     reading: AnswerFormat,
     seen: AnswerFacts,
     told: UsageNumbers,
     reason: Reason,
-    /// Number of events with data that have arrived, whatever the data.
+    /// Number of received events that have data, whatever the data are.
     count: u64,
     /// The incomplete line at the end of the bytes received so far.
     partial: BytesMut,
-    /// Search for usage in the rest of a line that is too long to be held back; None if no such line is passing.
+    /// Search for the answer's token counts (`usage`) in the rest of a line that is too long to be buffered; None while
+    /// no line of that length is being forwarded.
     long: Option<Scan>,
-    /// The events before the first one that the client can use; they are held back.
+    /// Buffer of the events before the first one with content for the client; the buffered events are not forwarded
+    /// yet.
     opening: Preamble,
-    /// Lines before the data of the open event, held back as long as the event may have to be hidden.
+    /// Lines of the current event that came before its data, buffered while the event may still have to be hidden from
+    /// the client.
     fields: BytesMut,
-    /// Name of the open event, if the router handles it specially.
+    /// Name of the current event, if the router handles events of this name specially.
     name: Name,
     /// True if something other than comments has arrived since the last call of `take_progress`.
     has_progress: bool,
-    /// True if the last line passed on was empty, so that no event is open.
+    /// True if the last line forwarded was empty, which ends an event: the stream is between two events.
     between: bool,
-    /// True while a hidden event lacks the empty line that ends it.
+    /// True while the empty line that ends a hidden event has not arrived.
     is_hiding: bool,
-    /// True if the open event is the last one of the stream.
+    /// True if the current event is the last one of the stream.
     is_last: bool,
 }
 
-/// Treatment of a line of a stream.
+/// Decision on a line of an event stream: forward, hide or buffer the line.
 enum Fate {
     Goes,
-    /// The line is hidden from the client, together with the held-back lines of its event.
+    /// Hides the line from the client, together with the buffered lines of its event.
     Hidden,
-    /// The line is held back; it is passed on or hidden together with the data of its event.
+    /// Buffers the line until the data of its event arrive; then the line is forwarded or hidden with the data.
     Waits,
 }
 
-/// Meaning of an event's name to the router.
+/// Names of server-sent events that the router handles specially.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Name {
     #[default]
@@ -105,7 +109,7 @@ impl Events {
         self.opening.release()
     }
 
-    /// True if no event is open: the next line begins a new one.
+    /// True if the stream is between two events, so that the next line begins a new event.
     pub(super) fn is_between(&self) -> bool {
         self.between && !self.is_hiding
     }
@@ -162,8 +166,8 @@ impl Events {
         self.opening.pass(lines)
     }
 
-    /// Passes on the beginning of a line that is too long to be held back; the rest is searched for usage as it
-    /// arrives.
+    /// Forwards the beginning of a line that is too long to be buffered. The rest of the line is searched for token
+    /// counts as the rest arrives.
     fn let_go(&mut self) -> Bytes {
         let line = self.partial.split().freeze();
         self.between = false;
@@ -185,7 +189,7 @@ impl Events {
         self.opening.pass(fields.freeze())
     }
 
-    /// Examines complete lines; returns the lines that are passed on to the client.
+    /// Examines complete lines of a stream; returns those lines that are forwarded to the client now.
     fn look(&mut self, lines: Bytes) -> Bytes {
         // Those that go, from the first that does not.
         let mut kept: Option<BytesMut> = None;
@@ -217,7 +221,7 @@ impl Events {
         kept.map_or(lines, BytesMut::freeze)
     }
 
-    /// Examines one complete line and decides what is done with the line.
+    /// Examines one complete line and decides whether the line is forwarded, hidden or buffered.
     fn line(&mut self, line: &[u8]) -> Fate {
         if matches!(line, b"\n" | b"\r\n") {
             self.name = Name::Any;
@@ -295,8 +299,8 @@ impl Events {
         self.reading.hides_usage && is_usage_alone(data)
     }
 
-    /// Records the failure if the data of an event is an error; true if so. `is_generated`: whether the data looks like
-    /// a part of the answer; `is_end`: whether the data states why the answer ends.
+    /// True if the data of an event are an error, which is then recorded as the failure of the answer. `is_generated`:
+    /// true if the data look like generated output; `is_end`: true if the data state why the answer ends.
     fn fails(&mut self, data: &[u8], is_generated: bool, is_end: bool) -> bool {
         let is_first = !self.opening.is_over();
         // Most data need not be read for that.
@@ -322,7 +326,8 @@ impl Events {
     }
 }
 
-/// Makes an error event, and the end of the stream after that event. `before`: number of earlier events in the stream.
+/// Makes an error event in the format of an API, with the lines that end the stream after an error. `before`: number of
+/// earlier events in the stream.
 pub(crate) fn error_event(dialect: Dialect, kind: &str, code: &str, message: &str, before: u64) -> String {
     let (error, end) = match dialect {
         Dialect::Responses => {
@@ -348,7 +353,7 @@ fn is_field(line: &[u8]) -> bool {
     [&b":"[..], b"event:", b"id:", b"retry:"].iter().any(|field| line.starts_with(field))
 }
 
-/// True if an incomplete line has data, as far as can be seen from its first byte.
+/// True if an incomplete line is a data line, judged by the bytes received so far.
 fn has_data(line: &[u8]) -> bool {
     !matches!(line.first(), None | Some(b':' | b'e' | b'i' | b'r' | b'\r'))
 }

@@ -1,5 +1,5 @@
-//! Extracts facts from an answer on its way to the client: the number of its tokens, how many prompt tokens were
-//! cached, why the answer ended.
+//! Extraction of facts from an answer on its way to the client: number of generated tokens, number of cached prompt
+//! tokens, and reason for the answer's end.
 //!
 //! Only the `usage` objects, the events of a stream up to the first token, and possible errors are parsed.
 
@@ -25,31 +25,31 @@ pub(crate) use whole::WholeAnswer;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AnswerFacts {
     pub(crate) usage: Usage,
-    /// Number of events of a stream, counted from the first one that carries a token.
+    /// Number of events of an event stream from the first one that carries a generated token.
     pub(crate) events: u32,
-    /// True if the answer stated a reason for its end.
+    /// True if the answer stated a finish reason.
     pub(crate) finished: bool,
-    /// Reason for the answer's end, if it is a known one.
+    /// Finish reason of the answer; None if missing or unknown to the router.
     pub(crate) stop: Option<Stop>,
-    /// Error that the answer consists of, or ends with; None if it has none.
+    /// Error that is the whole answer, or ends the answer; None for an answer without an error.
     pub(crate) failure: Option<Failure>,
-    /// True if the answer's own end marker has arrived.
+    /// True if the end marker of the answer's format has arrived, such as `[DONE]`.
     pub(crate) over: bool,
 }
 
-/// Examiner of an answer while it passes to the client.
+/// Reader that extracts facts from an answer while the answer passes to the client.
 #[derive(Debug)]
 pub(crate) enum Observer {
-    /// Examiner of an event stream.
+    /// Reader of an answer that is an event stream.
     Events(Events),
-    /// Examiner of a JSON text.
+    /// Reader of an answer that is one JSON text.
     Whole(WholeAnswer),
-    /// No examination, for answers of other content types.
+    /// No reader: answers of other content types are not examined.
     Blind,
 }
 
 impl Observer {
-    /// Makes the observer for an answer with this content type.
+    /// Makes the reader that fits an answer's content type, for an answer of the format `reading`.
     pub(crate) fn of(content_type: Option<&[u8]>, reading: AnswerFormat) -> Self {
         match content_type.unwrap_or_default() {
             kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(reading)),
@@ -58,7 +58,8 @@ impl Observer {
         }
     }
 
-    /// Takes the next piece of the answer; returns the bytes, held-back ones included, that can go to the client now.
+    /// Examines the next piece of the answer; returns all bytes that can be sent to the client now, earlier buffered
+    /// bytes included.
     pub(crate) fn pass(&mut self, data: Bytes) -> Bytes {
         match self {
             Self::Events(events) => events.pass(data),
@@ -67,7 +68,7 @@ impl Observer {
         }
     }
 
-    /// True if a part of the answer arrived since the last call; comments, and white space before the answer, do not
+    /// True if a part of the answer arrived since the last call. Comments, and white space before the answer, do not
     /// count.
     pub(crate) fn take_progress(&mut self) -> bool {
         match self {
@@ -77,7 +78,7 @@ impl Observer {
         }
     }
 
-    /// True if a part of the answer is held back until it is clear whether the answer is an error.
+    /// True if a part of the answer is buffered until it is clear whether the answer is an error.
     pub(crate) fn is_holding(&self) -> bool {
         match self {
             Self::Events(events) => events.holds_event(),
@@ -86,7 +87,8 @@ impl Observer {
         }
     }
 
-    /// Returns the held-back bytes at once, without waiting until it is clear whether the answer is an error.
+    /// Returns the buffered bytes of the answer at once, without waiting until it is clear whether the answer is an
+    /// error.
     pub(crate) fn release(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.release(),
@@ -95,7 +97,7 @@ impl Observer {
         }
     }
 
-    /// The error that the answer consists of or has ended with; None so far.
+    /// Error found in the answer so far; None if none was found.
     pub(crate) fn failure(&self) -> Option<Failure> {
         match self {
             Self::Events(events) => events.failure(),
@@ -104,12 +106,12 @@ impl Observer {
         }
     }
 
-    /// True if a successful answer with this content type cannot be empty.
+    /// True if a successful answer with this content type always has a body that is not empty.
     pub(crate) fn expects_some(&self) -> bool {
         !matches!(self, Self::Blind)
     }
 
-    /// Returns the held-back bytes at the end of a complete answer.
+    /// Returns the bytes of a complete answer that are still buffered, for the client.
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.rest(),
@@ -118,12 +120,12 @@ impl Observer {
         }
     }
 
-    /// True if a comment can be inserted now: in a stream, between two events, before the first token.
+    /// True if the router can insert a comment into the event stream now: between two events, before the first token.
     pub(crate) fn takes_comments(&self) -> bool {
         matches!(self, Self::Events(events) if events.tokens() == 0 && events.is_between())
     }
 
-    /// Number of bytes that have arrived but were not passed on yet.
+    /// Number of bytes that have arrived from the engine and are not forwarded yet.
     pub(crate) fn held_back(&self) -> usize {
         match self {
             Self::Events(events) => events.held_back(),
@@ -132,12 +134,12 @@ impl Observer {
         }
     }
 
-    /// True if a part of the answer is hidden from the client, or may be.
+    /// True if a part of the answer was hidden from the client, or still may be.
     pub(crate) fn hides(&self) -> bool {
         matches!(self, Self::Events(events) if events.hides())
     }
 
-    /// Returns the facts found in the answer, at its end.
+    /// Returns the facts found in the answer; called when the answer ends.
     pub(crate) fn seen(&self) -> AnswerFacts {
         match self {
             Self::Events(events) => events.seen(),
@@ -146,7 +148,7 @@ impl Observer {
         }
     }
 
-    /// Number of events that carry tokens so far; 0 for an answer that is no stream.
+    /// Number of events with generated tokens so far; 0 for an answer that is not an event stream.
     pub(crate) fn tokens(&self) -> u32 {
         match self {
             Self::Events(events) => events.tokens(),
@@ -154,7 +156,8 @@ impl Observer {
         }
     }
 
-    /// Makes the error event that ends a stream which broke off; None if the answer is no stream.
+    /// Makes the error event with which the router ends a stream that the engine broke off; None if the answer is not
+    /// an event stream.
     pub(crate) fn last_words(&mut self, message: &str, code: &str) -> Option<Bytes> {
         match self {
             Self::Events(events) => Some(events.last_words(message, code)),
@@ -163,7 +166,7 @@ impl Observer {
     }
 }
 
-/// The error that a complete JSON answer consists of; None if it is no error.
+/// Finds the error in a complete JSON answer; None if the answer is no error.
 pub(crate) fn error_of(answer: &[u8]) -> Option<Failure> {
     let may_be = failure::may_be_error(answer) || failure::may_be_aborted(answer);
     may_be.then(|| failure::status_of(answer)).flatten().map(|status| Failure { status, is_first: true })
@@ -173,35 +176,36 @@ fn starts(kind: &[u8], wanted: &[u8]) -> bool {
     kind.get(..wanted.len()).is_some_and(|start| start.eq_ignore_ascii_case(wanted))
 }
 
-/// API that determines the format of an answer's events.
+/// API of an answer, which determines the format of its events and errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Chunks with choices, and `[DONE]` at the end: chats and completions.
+    /// OpenAI's chats and completions: chunks with choices, and `[DONE]` at the end.
     Chat,
-    /// The events of `/v1/responses`.
+    /// OpenAI's Responses API: the events of `/v1/responses`.
     Responses,
-    /// The events of `/v1/messages`.
+    /// Anthropic's Messages API: the events of `/v1/messages`.
     Messages,
-    /// The objects of SGLang's `/generate`, each with all text generated before, and `[DONE]`.
+    /// SGLang's `/generate`: objects that each repeat all text generated before, and `[DONE]` at the end.
     Generate,
-    /// Any format, at a path that is not known to take prompts.
+    /// Unknown format, of an answer at a path that is not known to accept prompts.
     Other,
 }
 
-/// Format of an answer, and what is done with parts of it.
+/// Format of an answer, and rules for hiding and interpreting its parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnswerFormat {
     /// API that determines the format of the answer.
     pub(crate) dialect: Dialect,
-    /// True if chunks that hold only `usage` are hidden from the client, who has not requested them.
+    /// True if chunks with only `usage` are hidden from the client, because the router requested them and the client
+    /// did not.
     pub(crate) hides_usage: bool,
-    /// True if an error in the answer means that the request failed; false for answers that report on something else,
+    /// True if an error in the answer means that the request failed; false for answers that describe another object,
     /// such as a stored answer.
     pub(crate) finds_errors: bool,
 }
 
 impl Dialect {
-    /// The dialect of the answers at an endpoint.
+    /// Returns the API whose format the answers at an endpoint have.
     pub(crate) fn of(endpoint: Option<Endpoint>) -> Self {
         match endpoint {
             Some(Endpoint::Responses) => Self::Responses,
@@ -212,7 +216,7 @@ impl Dialect {
         }
     }
 
-    /// The dialect of the error answers at a path, whether or not the path takes prompts.
+    /// Returns the API whose format error answers at a path have, whether or not the path accepts prompts.
     pub(crate) fn at(path: &str) -> Self {
         match path.strip_prefix("/v1/messages") {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => Self::Messages,

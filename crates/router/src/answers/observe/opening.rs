@@ -1,13 +1,13 @@
-//! The beginning of an event stream: events before the first one that a client can use, and recognition of events that
-//! carry generated text.
+//! The beginning of an event stream: buffering of the events before the first one with content, and recognition of
+//! events that carry generated text.
 //!
 //! Engines send comments to keep a connection open, and events that only report that work has begun: a role,
-//! `response.created`, `message_start`. If an error comes right after these, another engine can still answer the
-//! request, provided that none of them has reached the client. So they are held back until another kind of event
-//! arrives; a stream that begins with the first token passes without delay.
+//! `response.created`, `message_start`. If an error comes right after such events, another engine can still answer the
+//! request, provided that no event has reached the client. These events are therefore buffered until another kind of
+//! event arrives; a stream that begins with the first token passes without delay.
 //!
-//! To take one of these events for the first token would make the engine look many times faster than it is. So the
-//! events up to the first token are parsed, in the format of the API; later events are only counted.
+//! If one of these early events were counted as the first token, the engine would look many times faster than it is.
+//! All events up to the first token are therefore parsed, in the format of the API; later events are only counted.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,21 +19,21 @@ use serde_json::value::RawValue;
 
 use super::{Dialect, read};
 
-/// Maximum size of the held-back beginning of a stream, in bytes.
+/// Maximum size of the buffered beginning of a stream, in bytes.
 pub(super) const MOST_HELD: usize = 256 << 10;
 
 /// Maximum size of the data of a ping event, in bytes.
 const LONGEST_PING: usize = 96;
 
-/// The held-back lines at the beginning of a stream.
+/// Buffer of the lines at the beginning of a stream, before the first event with content.
 #[derive(Debug, Default)]
 pub(super) struct Preamble {
     held: BytesMut,
-    /// True once an event has arrived that is passed on at once, which ends the preamble.
+    /// True once an event with content has arrived; from then on lines are forwarded at once.
     is_over: bool,
-    /// True if the held-back lines include an event, not only comments.
+    /// True if the buffered lines include an event, not only comments.
     has_event: bool,
-    /// True if held-back comments were dropped because there were too many.
+    /// True if buffered comments were dropped because the buffer was full.
     has_dropped: bool,
 }
 
@@ -42,27 +42,27 @@ impl Preamble {
         self.is_over
     }
 
-    /// True if an event, not only comments, is held back.
+    /// True if the buffer has an event, not only comments.
     pub(super) fn holds_event(&self) -> bool {
         !self.is_over && self.has_event
     }
 
-    /// True if a part of the stream was dropped and never reaches the client.
+    /// True if buffered comments were dropped, which then never reach the client.
     pub(super) fn has_dropped(&self) -> bool {
         self.has_dropped
     }
 
-    /// Records that an event has arrived which only reports that work has begun.
+    /// Records the arrival of an event that only reports the start of work, such as a role.
     pub(super) fn note_event(&mut self) {
         self.has_event = true;
     }
 
-    /// Ends the preamble: from now on everything is passed on, held-back lines first.
+    /// Ends the buffering at the beginning of a stream: the buffered lines are forwarded next, later lines at once.
     pub(super) fn end(&mut self) {
         self.is_over = true;
     }
 
-    /// Takes the next lines; returns the lines that are passed on now, held-back ones first.
+    /// Adds the next lines of the stream; returns the lines that are forwarded now, buffered ones first.
     pub(super) fn pass(&mut self, lines: Bytes) -> Bytes {
         if self.is_over && self.held.is_empty() {
             return lines;
@@ -79,7 +79,7 @@ impl Preamble {
         if self.is_over { self.held.split().freeze() } else { Bytes::new() }
     }
 
-    /// Ends the preamble, and returns the held-back lines.
+    /// Ends the buffering at the beginning of a stream, and returns the buffered lines.
     pub(super) fn release(&mut self) -> Bytes {
         self.is_over = true;
         self.held.split().freeze()
@@ -103,7 +103,7 @@ pub(super) fn names_ping(name: &[u8]) -> bool {
     matches!(name, b"ping" | b"keepalive" | b"keep-alive" | b"keep_alive" | b"heartbeat")
 }
 
-/// True if the data of an event only reports that work has begun.
+/// True if an event only reports that the engine has begun to work, judged by the event's data.
 pub(super) fn is_preamble(data: &[u8], dialect: Dialect) -> bool {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -126,7 +126,7 @@ pub(super) fn is_preamble(data: &[u8], dialect: Dialect) -> bool {
     }
 }
 
-/// True if a choice holds nothing but its index and the role.
+/// True if a choice of a chunk has no fields with content besides its index and the role.
 fn is_empty_choice(choice: &BTreeMap<Cow<'_, str>, &RawValue>) -> bool {
     choice.iter().all(|(name, value)| match &**name {
         "index" => true,
@@ -140,7 +140,7 @@ fn is_nothing(raw: &RawValue) -> bool {
     matches!(raw.get(), "null" | "\"\"" | "[]" | "{}")
 }
 
-/// Fields of an event that can hold generated output, in any dialect.
+/// Fields of an event that can have generated output, over all APIs.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Event<'a> {
@@ -168,7 +168,7 @@ struct Event<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// One choice of a chunk.
+/// One choice of a chunk of a streamed chat or completion.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Choice<'a> {
@@ -182,7 +182,7 @@ struct Choice<'a> {
     logprobs: Option<&'a RawValue>,
 }
 
-/// The text and tool calls generated since the last event, by the field names of all dialects.
+/// Text and tool calls generated since the last event, with the field names of all APIs.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Delta<'a> {
@@ -216,7 +216,7 @@ struct Delta<'a> {
     partial_json: Option<&'a RawValue>,
 }
 
-/// Log probabilities, present for every generated token, even one without text yet.
+/// Log probabilities of tokens, present for every generated token, even for a token without text yet.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Logprobs<'a> {
@@ -282,7 +282,7 @@ fn is_full_delta(raw: Option<&RawValue>) -> bool {
     .any(is_full)
 }
 
-/// True if a content block or an item is a tool call with at least a name.
+/// True if a content block or output item is a tool call with at least the tool's name.
 fn is_call(raw: Option<&RawValue>) -> bool {
     let kind = read::<Delta<'_>>(raw).and_then(|block| read::<Cow<'_, str>>(block.kind));
     kind.is_some_and(|kind| kind.ends_with("tool_use") || kind.ends_with("_call"))

@@ -1,4 +1,4 @@
-//! Extracts token counts from the `usage` object of an answer, wherever in the answer it is.
+//! Extraction of token counts from the `usage` object of an answer, at any place of the answer.
 
 use std::sync::LazyLock;
 
@@ -15,17 +15,18 @@ static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
 /// Maximum size of a `usage` object, in bytes.
 const MOST: usize = 8 << 10;
 
-/// Maximum number of `usage` objects in an answer; with more, the answer's own one cannot be identified.
+/// Maximum number of `usage` objects in an answer. With more, the object with the answer's own counts cannot be
+/// identified, and no counts are reported.
 const MOST_OBJECTS: u32 = 16;
 
-/// Token counts of a request, as reported by the engine; None if not reported.
+/// Token counts of a request, as reported by the engine. A count is None if not reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// Prompt tokens, cached ones included.
+    /// Number of prompt tokens, cached ones included.
     pub(crate) prompt: Option<u32>,
-    /// Prompt tokens that were in the engine's cache.
+    /// Number of prompt tokens found in the engine's cache.
     pub(crate) cached: Option<u32>,
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub(crate) output: Option<u32>,
 }
 
@@ -35,17 +36,17 @@ pub(crate) struct Usage {
 pub(super) struct UsageNumbers {
     /// Value of `prompt_tokens`, or of `input_tokens`.
     prompt: Option<u32>,
-    /// `cached_tokens` in the details, which are part of `prompt`.
+    /// Value of `cached_tokens` in the details of the prompt tokens; these tokens are included in `prompt`.
     cached: Option<u32>,
-    /// Value of `cache_read_input_tokens`, which is not part of `input_tokens`.
+    /// Value of `cache_read_input_tokens`, which is not included in `input_tokens`.
     read: Option<u32>,
-    /// Value of `cache_creation_input_tokens`, which is not part of `input_tokens`.
+    /// Value of `cache_creation_input_tokens`, which is not included in `input_tokens`.
     created: Option<u32>,
     output: Option<u32>,
 }
 
 impl UsageNumbers {
-    /// Takes over all numbers that are present in `new`.
+    /// Replaces the stored numbers by those present in `new`.
     pub(super) fn merge(&mut self, new: Self) {
         let Self { prompt, cached, read, created, output } = new;
         self.prompt = prompt.or(self.prompt);
@@ -55,7 +56,7 @@ impl UsageNumbers {
         self.output = output.or(self.output);
     }
 
-    /// The token counts as in OpenAI's API, where prompt tokens include the cached ones.
+    /// Returns the token counts with OpenAI's meaning, where prompt tokens include the cached ones.
     pub(super) fn usage(self) -> Usage {
         let (prompt, cached) = match (self.prompt, self.cached, self.read.or(self.created)) {
             (Some(input), None, Some(_)) => {
@@ -70,13 +71,13 @@ impl UsageNumbers {
     }
 }
 
-/// Parses the last `usage` object in a complete text; None if there is none.
+/// Parses the last `usage` object in a complete text; None if the text has no valid one.
 pub(super) fn read_usage(text: &[u8]) -> Option<UsageNumbers> {
     let at = memmem::rfind(text, NAME)?;
     parse(&text[at + NAME.len()..]).ok()
 }
 
-/// True if a chunk has usage but no choices (missing, null or empty) and no error.
+/// True if a chunk has `usage`, no error, and no choices (missing, null or empty).
 pub(super) fn is_usage_alone(chunk: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Chunk<'a> {
@@ -94,8 +95,8 @@ pub(super) fn is_usage_alone(chunk: &[u8]) -> bool {
     })
 }
 
-/// Finds the token counts in a text, complete or a piece of one, by the names that SGLang's `/generate` uses in its
-/// `meta_info`, which may be long. A number at the end of a piece, which may be cut off, is left out.
+/// Finds token counts by the names that SGLang's `/generate` uses in its `meta_info`, in a complete text or in a piece
+/// of one. A number at the end of a piece is left out, as it may be cut off.
 pub(super) fn read_meta(text: &[u8]) -> UsageNumbers {
     let number = |name: &[u8]| {
         let value = text[memmem::rfind(text, name)? + name.len()..].trim_ascii_start().strip_prefix(b":")?;
@@ -111,19 +112,19 @@ pub(super) fn read_meta(text: &[u8]) -> UsageNumbers {
     }
 }
 
-/// Search for the token counts of SGLang's `meta_info` in JSON that arrives in pieces. Lists of answers are skipped, as
-/// each answer has its own `meta_info`.
+/// Search for the token counts of SGLang's `meta_info` in JSON that arrives in pieces. Lists of answers are not
+/// searched, as each answer of a list has its own `meta_info`.
 #[derive(Debug, Default)]
 pub(super) struct MetaScan {
     pub(super) told: UsageNumbers,
     /// True if the JSON text is a list; None before its first byte.
     is_list: Option<bool>,
-    /// The last bytes that passed, in which a JSON name may have begun.
+    /// Last bytes of the text that passed, which may be the beginning of a JSON name.
     tail: Vec<u8>,
 }
 
 impl MetaScan {
-    /// Maximum length of a name with its number, in bytes.
+    /// Maximum length of a JSON name together with its number, in bytes.
     const LONGEST: usize = 64;
 
     pub(super) fn pass(&mut self, data: &[u8]) {
@@ -143,18 +144,18 @@ impl MetaScan {
     }
 }
 
-/// Search for `usage` objects in JSON that arrives in pieces; stores nothing else of the text.
+/// Search for `usage` objects in JSON that arrives in pieces. Only the current object and a few last bytes are stored.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     pub(super) told: UsageNumbers,
-    /// The last bytes that passed, in which the name may have begun.
+    /// Last bytes of the text that passed, which may be the beginning of the name `"usage"`.
     tail: [u8; NAME.len() - 1],
     tail_len: usize,
-    /// The text after the name, while the object is incomplete; None if no object is open.
+    /// Text received after the name `"usage"`, while the `usage` object is incomplete; None if no object is incomplete.
     open: Option<Vec<u8>>,
     /// Number of `usage` objects found so far.
     objects: u32,
-    /// True if the last object found is included in `objects`.
+    /// True if the last `usage` object found is already included in `objects`.
     is_counted: bool,
 }
 
@@ -197,7 +198,7 @@ impl Scan {
         self.objects > MOST_OBJECTS
     }
 
-    /// Starts on the text after a `usage` name.
+    /// Begins to parse a `usage` object: `text` is the text after the name `"usage"`.
     fn begin(&mut self, text: &[u8]) {
         self.is_counted = false;
         self.read(&text[..text.len().min(MOST)]);
@@ -234,7 +235,7 @@ impl Scan {
     }
 }
 
-/// Maximum distance from a name to the start of its object, in bytes.
+/// Maximum distance from a JSON name to the start of the object that is its value, in bytes.
 const FIRST: usize = 16;
 
 /// True if the value after a JSON name is an object.
@@ -244,13 +245,13 @@ fn is_object(text: &[u8]) -> bool {
 
 /// Reason why no `usage` object could be parsed.
 enum UsageFault {
-    /// The text ends before the object does.
+    /// The text ends before the end of the `usage` object.
     NotWhole,
-    /// The name is followed by something other than an object, such as null.
+    /// The value of `usage` is no object, for example null.
     Other,
 }
 
-/// Parses the object after a `usage` name.
+/// Parses the `usage` object at the start of `text`, which follows the name `"usage"`.
 fn parse(text: &[u8]) -> Result<UsageNumbers, UsageFault> {
     let object = match text.trim_ascii_start() {
         [] => return Err(UsageFault::NotWhole),
@@ -269,7 +270,7 @@ fn parse(text: &[u8]) -> Result<UsageNumbers, UsageFault> {
     }
 }
 
-/// A `usage` object, with the field names of all dialects. Fields of a wrong type count as missing.
+/// JSON form of a `usage` object, with the field names of all APIs. Fields of a wrong type count as missing.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Object<'a> {

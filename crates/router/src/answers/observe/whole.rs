@@ -1,7 +1,7 @@
 //! Reader of a JSON answer that is not streamed.
 //!
-//! An error can be told from other answers only by its content. An answer whose first JSON name leaves open whether it
-//! is an error is therefore held back until it is complete, up to the maximum size of an error.
+//! Only the content shows that an answer is an error. If the first JSON name of an answer occurs in errors as well as
+//! in other answers, the answer is buffered until it is complete, up to the maximum size of an error.
 
 use bytes::{Bytes, BytesMut};
 
@@ -11,7 +11,7 @@ use super::stop::Reason;
 use super::usage::{MetaScan, Scan};
 use super::{AnswerFacts, AnswerFormat, Dialect};
 
-/// Reader of a JSON answer that is not streamed.
+/// Reader of a JSON answer that is not streamed, which buffers the answer while the answer may be an error.
 #[derive(Debug)]
 pub(crate) struct WholeAnswer {
     format: AnswerFormat,
@@ -24,14 +24,14 @@ pub(crate) struct WholeAnswer {
     has_begun: bool,
 }
 
-/// The held-back beginning of an answer that may be an error.
+/// Buffer of the beginning of an answer that may be an error.
 #[derive(Debug)]
 enum HeldBack {
-    /// The held-back beginning is a single piece, as received.
+    /// One received piece, buffered without a copy.
     Piece(Bytes),
-    /// The held-back beginning consists of several pieces, joined.
+    /// Several received pieces, copied into one buffer.
     Pieces(BytesMut),
-    /// Nothing is held back; the answer passes as it comes.
+    /// No buffer: all bytes of the answer are forwarded as they arrive.
     Over,
 }
 
@@ -65,7 +65,7 @@ impl WholeAnswer {
         Bytes::new()
     }
 
-    /// Returns the held-back bytes at the end of a complete answer, after checking whether they are an error.
+    /// Returns the buffered bytes at the end of a complete answer, after searching them for an error.
     pub(super) fn rest(&mut self) -> Bytes {
         let whole = self.release();
         let is_worth_reading = match first_name(&whole) {
@@ -79,7 +79,7 @@ impl WholeAnswer {
         whole
     }
 
-    /// Returns the held-back bytes, unchecked; later bytes pass as they come.
+    /// Returns the buffered bytes without searching them for an error; later bytes are forwarded as they arrive.
     pub(super) fn release(&mut self) -> Bytes {
         match std::mem::replace(&mut self.held, HeldBack::Over) {
             HeldBack::Piece(piece) => piece,
@@ -114,16 +114,16 @@ impl WholeAnswer {
     }
 }
 
-/// The kind of answer that begins with a given JSON name.
+/// Meaning of an answer's first JSON name for the question whether the answer is an error.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstName {
     /// The first JSON name has not arrived completely.
     Unknown,
-    /// The name occurs only in answers that are no errors.
+    /// A name that occurs only in successful answers.
     OfAnswer,
-    /// The name occurs in answers as well as in errors.
+    /// A name that occurs in successful answers as well as in errors.
     OfBoth,
-    /// The name occurs in errors, and in small answers.
+    /// A name that occurs in errors, and in small successful answers.
     OfError,
 }
 
