@@ -1,4 +1,4 @@
-//! Settings of a router. They are declared in Python with their types, defaults and help texts
+//! Settings of a router. The settings are declared in Python with their types, defaults and help texts
 //! (`python/kvatlas/router/config`); Python validates them and passes them as JSON with the same names, durations in
 //! seconds. Every field is required.
 
@@ -25,21 +25,22 @@ use crate::error::Error;
 pub struct Config {
     /// Settings of the HTTP server.
     pub http: kvatlas_http::Config,
-    /// Engines known at the start. More can be registered later.
+    /// Engines known at the start. Further engines can be registered later.
     pub engines: Vec<EngineConfig>,
     /// Settings of the connections to engines.
     pub upstream: UpstreamConfig,
     /// Settings of the engines' health checks.
     pub health: HealthConfig,
-    /// Settings of the follower of the engines' events in this process; None if `index` is set or the policy does not
-    /// use the index.
+    /// Settings of the part of this process that follows the engines' events; None if `index` is set or the policy does
+    /// not use the index.
     pub service: Option<Value>,
-    /// URL of an index service in another process, `http://host:port` or `https://host:port`, which is queried for what
-    /// engines hold; None for no such service.
+    /// URL of an index service in another process, `http://host:port` or `https://host:port`, which is queried for the
+    /// blocks that engines hold; None to use no other process.
     pub index: Option<String>,
     /// Key for the service at `index`.
     pub index_key: Option<Secret>,
-    /// URL of the service that indexes many sites, if this router's engines are sites.
+    /// URL of the service that indexes many sites (fleets with their own indexes), if this router's engines are sites;
+    /// None otherwise.
     pub global_url: Option<String>,
     /// Admin key for the service at `global_url`.
     pub global_key: Option<Secret>,
@@ -50,64 +51,65 @@ pub struct Config {
     pub peers: Vec<String>,
     /// Key for the routers in `peers`.
     pub peer_key: Option<Secret>,
-    /// Routing group of the engines in the index.
+    /// Routing group of the engines in the index: a name for workers that serve requests together.
     pub routing_group: String,
     /// Name of the routing policy: `kvatlas`, `round-robin`, ...
     pub policy: String,
-    /// Settings of the routing policy.
+    /// Settings of the routing policy, by their names.
     pub policy_options: Map<String, Value>,
-    /// Seed of the random choices.
+    /// Seed of the policy's random choices.
     pub seed: u64,
-    /// Settings of the decision core that users can change, by the core's own names.
+    /// Settings of the cost computation and the reservations in `kvatlas_routing`, those that users can change.
     pub routing: kvatlas_routing::Config,
-    /// Longest time that a request waits in the router if no engine is up; 0 to refuse it at once.
+    /// Longest time that a request waits in the router while no engine is available; 0 to refuse the request at once.
     #[serde(with = "seconds")]
     pub wait_for_engine: Duration,
-    /// True if the blocks that engines hold are predicted from the requests sent to them, as the engines publish no
-    /// events.
+    /// True if engines publish no events, so that the router predicts the blocks that they hold from the requests sent
+    /// to them.
     pub no_events: bool,
-    /// Path of a `tokenizer.json`, or of a directory with one and a chat template; `engine` to use the engines'
-    /// `/tokenize`; None to route without tokens.
+    /// Path of a `tokenizer.json`, or of a directory with a `tokenizer.json` and a chat template; `engine` to use the
+    /// engines' `/tokenize`; None to route without tokens.
     pub tokenizer: Option<String>,
-    /// Tokenizers of single models, by model name, each given as in `tokenizer`.
+    /// Tokenizers of single models, by model name, with the same values as `tokenizer`.
     pub tokenizers: Map<String, Value>,
-    /// Block size, in tokens, where the index does not state one.
+    /// Block size in tokens, used where the index does not state a block size.
     pub block_size: u32,
-    /// Places of a request that may name its session, in the order in which they are searched; empty to ignore
-    /// sessions.
+    /// Places of a request that may name its session (a conversation of several requests), in the order in which they
+    /// are searched; empty to ignore sessions.
     pub session_sources: Vec<Source>,
-    /// Name of the operator's own header with a session's id; empty for none.
+    /// Name of a header, chosen by the operator, with the id of a request's session; empty for none.
     pub session_header: String,
     /// Name of the header with a request's priority, an integer, higher first; empty for none.
     pub priority_header: String,
     /// True if the headers of an answer name the chosen engine and the reason for the choice.
     pub response_headers: bool,
-    /// Time without a token after which the client of a stream gets a comment, and pause between two comments; 0 for no
-    /// comments.
+    /// Time without a token after which the router sends a comment in a client's stream, and pause between two
+    /// comments; 0 for no comments.
     #[serde(with = "seconds")]
     pub comment_after: Duration,
     /// Number of uncached prompt tokens up to which a request is sent to a decode engine alone, without a prefill
     /// engine.
     pub decode_alone: u32,
-    /// Prompt tokens that an engine which joins, or comes back empty, is brought by pulls at most; 0 for none.
+    /// Maximum number of prompt tokens whose blocks an engine pulls from other engines when it joins or comes back with
+    /// an empty cache; 0 to pull none.
     pub warm_up: u64,
-    /// True if completions are sent to engines as token ids, where the router's tokenizer agrees with the engine's.
+    /// True to send completions to engines as token ids, if the router's tokenizer agrees with the engine's.
     pub forward_tokens: bool,
-    /// True if engines are asked for the usage of streams even if the client has not asked for it.
+    /// True to request token counts (`usage`) from engines for every stream, even if the client does not request them.
     pub ask_usage: bool,
     /// Images to which the router assigns a `uuid`, for engines that identify images by `uuid`.
     pub image_ids: ImageIds,
-    /// Clients that may send the fields reserved for the router and its engines: parameters of the handover of blocks,
-    /// and ranks.
+    /// Clients that may send the request fields reserved for the router and its engines, which control the transfer of
+    /// blocks between engines and select ranks.
     pub engine_fields: EngineFields,
-    /// Quantile of the times to the first token after which a streamed request is sent to a second engine too (a
-    /// hedge); 0 for never.
+    /// Quantile of the observed times to the first token. A streamed request without a token by this time is sent to a
+    /// second engine too (a hedge). 0 for no hedges.
     pub hedge_after: f64,
     /// File to which routing decisions are written; None to write none.
     pub record: Option<PathBuf>,
     /// Address of the gRPC server on which gateways ask for an engine; None for no such server.
     pub gateway_bind: Option<SocketAddr>,
-    /// Address of a gRPC server with only the health service, without TLS; None for no such server.
+    /// Address of a gRPC server that has only the health service, without TLS; None for no such server.
     pub gateway_health_bind: Option<SocketAddr>,
     /// True if the gRPC server for gateways uses TLS.
     pub gateway_tls: bool,
@@ -118,13 +120,13 @@ pub struct Config {
     pub gateway_tls_key: Option<PathBuf>,
     /// True to let clients of gateways choose an engine by a header, as conformance tests do.
     pub gateway_conformance: bool,
-    /// Number of recent decisions that are kept for inspection.
+    /// Number of recent routing decisions that are stored for inspection.
     pub decisions: usize,
-    /// Further paths that are forwarded to engines: a whole path, or a prefix followed by `*`.
+    /// Paths that are forwarded to engines besides the known ones: a whole path, or a prefix followed by `*`.
     pub forward: Vec<String>,
-    /// Maximum number of ranks, of all engines together, that clients can reach by adding engines.
+    /// Maximum number of ranks of all engines together up to which clients can add engines.
     pub max_ranks: usize,
-    /// Settings of the log. The first settings given in a process apply.
+    /// Settings of the log. If one process starts several routers, the first router's settings apply.
     pub log: LogConfig,
 }
 
@@ -132,88 +134,89 @@ pub struct Config {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Name of the engine, in the index too; None for its URL without the scheme.
+    /// Name of the engine in the router and the index; None to use the engine's URL without the scheme.
     #[serde(default)]
     pub name: Option<String>,
     /// URL of the engine: `http://host:port`, with a path if its API has a prefix.
     pub url: String,
-    /// Models and adapters that the engine serves; if empty, it is asked for them at `/v1/models`.
+    /// Models and adapters that the engine serves; if empty, the router asks the engine at `/v1/models`.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Further names of the engine's model for clients. The router replaces them by the engine's own name, unless the
-    /// engine lists the alias itself.
+    /// Further names by which clients can request the engine's model. The router replaces an alias by the engine's own
+    /// name for the model, unless the engine lists the alias itself.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// Adapters besides those that the engine lists.
+    /// LoRA adapters that the engine serves besides those that it lists.
     #[serde(default)]
     pub adapters: Vec<String>,
-    /// Name of the model in the index, if it differs from the name that clients use.
+    /// Name of the engine's model in the index, if different from the name that clients use.
     #[serde(default)]
     pub model: Option<String>,
-    /// Role of the engine: the part of the work on requests that it does.
+    /// Role of the engine in serving requests: prefill, decode or both.
     #[serde(default)]
     pub role: Role,
-    /// The engine's share of the work, relative to other engines.
+    /// Engine's share of the requests, relative to other engines.
     #[serde(default = "one")]
     pub weight: f64,
-    /// Data-parallel ranks that can be addressed, each with its own cache: their number, or a list of their ids; 1 for
-    /// an engine without ranks.
+    /// Data-parallel ranks of the engine that requests can address, each with its own cache: their number, or a list of
+    /// their ids; 1 for an engine without ranks.
     #[serde(default)]
     pub ranks: Ranks,
-    /// Numbering by which requests to the engine name a rank.
+    /// Numbering of ranks in the request header that selects a rank of the engine.
     #[serde(default)]
     pub rank_header: RankHeader,
-    /// Bearer key for requests to the engine.
+    /// Key that the router sends to the engine as a bearer token; None if the engine has no key of its own.
     #[serde(default)]
     pub key: Option<Secret>,
-    /// True if the key of all engines is sent to the engine when it has none of its own. None: the key is sent, unless
-    /// a client added the engine.
+    /// True to send the key configured for all engines (`upstream.key`) to this engine, if `key` is None. None: the key
+    /// is sent unless a client added the engine.
     #[serde(default)]
     pub use_key: Option<bool>,
     /// Capacity of the engine's cache in blocks; None to read it from the engine's `/metrics`.
     #[serde(default)]
     pub capacity_blocks: Option<u64>,
-    /// Protocol by which the engine hands blocks over between prefill and decode. None to detect it from the kind of
-    /// engine; until that is known, the engine gets no request that is split into prefill and decode.
+    /// Protocol by which the engine transfers blocks between prefill and decode engines. None to detect the protocol
+    /// from the kind of engine; until then the engine gets no request that is split into prefill and decode.
     #[serde(default)]
     pub handover: Option<Handover>,
-    /// Version of the engine, as versions differ in how they render prompts; None to ask the engine.
+    /// Version of the engine, which determines how it renders prompts; None to ask the engine.
     #[serde(default)]
     pub version: Option<String>,
-    /// Bootstrap port at which SGLang's prefill engines meet their decode engines; None to ask the engine.
+    /// Port at which an SGLang prefill engine arranges transfers with decode engines (the bootstrap port); None to ask
+    /// the engine.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
-    /// `HOST:PORT` at which other engines can pull blocks from the host memory of the engine's first rank; each further
-    /// rank has the next port. None if the engine neither pulls blocks nor is pulled from.
+    /// Address `HOST:PORT` at which other engines can pull blocks from the host memory of the engine's first rank; each
+    /// further rank has the next port. None if the engine neither pulls blocks nor is pulled from.
     #[serde(default)]
     pub pull: Option<String>,
-    /// Name shared by all engines that can pull blocks from each other.
+    /// Name of the group of engines that can pull blocks from each other, equal for all of them; None for no group.
     #[serde(default)]
     pub pull_group: Option<String>,
     /// Block size of the engine's cache in tokens, used when its event stream is registered.
     #[serde(default)]
     pub block_size: Option<u32>,
-    /// True if the operator wants the engine to get no new requests, false if it shall get them; None to leave the
-    /// present state.
+    /// True if the operator wants the engine to get no new requests (draining), false to end draining; None to leave
+    /// the present state.
     #[serde(default)]
     pub drain: Option<bool>,
 }
 
-/// The part of the work on requests that an engine does.
+/// Role of an engine in serving requests: prefill, decode or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// The engine does both prefill and decode.
     #[default]
     Both,
-    /// The engine does only prefill, for decode engines.
+    /// The engine only computes prompts (prefill), for decode engines.
     Prefill,
-    /// The engine does only decode, for prompts computed by prefill engines.
+    /// The engine only generates answers (decode), for prompts computed by prefill engines.
     Decode,
 }
 
 impl Role {
-    /// Name of the role in the configuration and in answers.
+    /// Returns the name of the role in the configuration and in answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -224,42 +227,44 @@ impl Role {
     }
 }
 
-/// Images to which the router assigns a `uuid`.
+/// Choice of the images in requests to which the router assigns a `uuid`, by which engines identify equal images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageIds {
-    /// Images whose bytes are in the request.
+    /// Only images whose bytes are in the request.
     Auto,
     /// Images whose bytes are in the request, and images given by URL; the operator asserts that the content of a URL
     /// never changes.
     Addresses,
-    /// No images.
+    /// No images: the router assigns no `uuid`.
     Off,
 }
 
-/// Clients that may send fields reserved for the router and its engines.
+/// Clients that may send the request fields reserved for the router and its engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineFields {
-    /// Clients that send the admin key.
+    /// Only clients that send the router's admin key.
     Admin,
     /// All clients.
     All,
 }
 
-/// Protocol for handing a prompt's blocks over from a prefill engine to a decode engine, named after the engines that
-/// use it.
+/// Protocol for transferring a prompt's KV blocks from a prefill engine to a decode engine, named after the engines
+/// that use the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Handover {
-    /// vLLM's: the `kv_transfer_params` in the prefill engine's answer are sent to the decode engine.
+    /// Protocol of vLLM: the router copies the `kv_transfer_params` of the prefill engine's answer into the decode
+    /// engine's request.
     Vllm,
-    /// SGLang's: both engines get the request at the same time, with a bootstrap room in which they meet.
+    /// Protocol of SGLang: both engines get the request at the same time, with the same number (the bootstrap room), by
+    /// which they find each other.
     Sglang,
 }
 
 impl Handover {
-    /// The kind of engine that uses the protocol.
+    /// Returns the kind of engine that uses the protocol.
     pub(crate) const fn kind(self) -> kvatlas_prompt::Engine {
         match self {
             Self::Vllm => kvatlas_prompt::Engine::Vllm,
@@ -281,17 +286,18 @@ pub struct UpstreamConfig {
     /// Longest time between two successive bytes of an answer.
     #[serde(with = "seconds")]
     pub stall_timeout: Duration,
-    /// Maximum number of retries of a request that got no answer; at most one if an engine may have worked on the
-    /// request.
+    /// Maximum number of retries of a request that got no answer. At most one retry is made if an engine may have begun
+    /// to process the request.
     pub retries: u32,
-    /// Maximum number of idle connections kept open, for each engine and thread.
+    /// Maximum number of idle connections to one engine that a thread keeps open.
     pub idle_connections: usize,
     /// Time after which an idle connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// PEM file of certificate authorities for engines and services with `https`; None for those of the system.
+    /// PEM file of certificate authorities that sign the certificates of engines and services with `https`; None for
+    /// the system's authorities.
     pub ca: Option<PathBuf>,
-    /// Bearer key for engines that have none of their own.
+    /// Key that the router sends as a bearer token to engines without a key of their own; None to send none.
     pub key: Option<Secret>,
 }
 
@@ -299,27 +305,28 @@ pub struct UpstreamConfig {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthConfig {
-    /// Path of the health check at engines.
+    /// Path of the health check at engines, such as `/health`.
     pub path: String,
     /// Time between two health checks of an engine; 0 for no checks.
     #[serde(with = "seconds")]
     pub interval: Duration,
-    /// Time limit for the answer of an engine that is not busy.
+    /// Time limit for an engine's answer to a health check while the engine is not busy.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// Number of successive failures after which an engine is left out: failed health checks, connections, or requests
-    /// that another engine then answered.
+    /// Number of successive failures after which an engine gets no requests for a while. Failures are failed health
+    /// checks, failed connections, and failed requests that another engine then answered.
     pub failures: u32,
-    /// Time for which an engine is first left out; doubles with each further failure.
+    /// Time for which a failing engine gets no requests at first; doubled by each further failure.
     #[serde(with = "seconds")]
     pub open: Duration,
-    /// Longest time for which an engine is left out.
+    /// Longest time for which a failing engine gets no requests before it is tried again.
     #[serde(with = "seconds")]
     pub open_max: Duration,
-    /// Time without a byte from an engine with open requests after which the engine gets no new ones; 0 for never.
+    /// Time without a byte from an engine with open requests after which the engine gets no new requests; 0 for no
+    /// limit.
     #[serde(with = "seconds")]
     pub silence: Duration,
-    /// Time between two readings of an engine's metrics; 0 to read none.
+    /// Time between two readings of an engine's load from its metrics; 0 to read none.
     #[serde(with = "seconds")]
     pub load_interval: Duration,
 }
@@ -328,7 +335,7 @@ pub struct HealthConfig {
 const DEFAULTS: &str = include_str!("../../defaults.json");
 
 impl Default for Config {
-    /// The default settings, for programs and tests in Rust: no engines, no tokenizer, no events.
+    /// Returns the default settings, for programs and tests in Rust: no engines, no tokenizer, no events.
     fn default() -> Self {
         kvatlas_settings::defaults(DEFAULTS)
     }
@@ -347,10 +354,10 @@ impl Default for HealthConfig {
 }
 
 impl Config {
-    /// Makes the policy that the configuration names, which must be one of `policies`.
+    /// Makes the routing policy that the settings name, which must be in `policies`.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no policy of this name, or the policy rejects an option.
+    /// [`Error::Config`] if no policy has the name, or the policy rejects an option.
     pub fn make_policy(&self, policies: &PolicyTable) -> Result<BoxedPolicy, Error> {
         let options = Value::Object(self.policy_options.clone()).to_string();
         Ok(policies.make(&self.policy, Options::from_json(&options)?, self.seed)?)
@@ -386,7 +393,7 @@ impl Config {
 }
 
 impl EngineConfig {
-    /// Settings of an engine at this URL, the others at their defaults.
+    /// Returns the settings of an engine at a URL, with defaults for all others.
     #[must_use]
     pub fn at(url: &str) -> Self {
         Self {

@@ -1,26 +1,26 @@
-//! Data-parallel ranks of an engine: their ids, and the numbers by which requests address them.
+//! Data-parallel ranks of an engine: their ids, and the header values by which requests select a rank.
 
 use serde::Deserialize;
 
-/// The ranks of an engine. If several servers share the ranks of one deployment, the ids of a server's ranks need not
-/// begin at 0.
+/// Data-parallel ranks of an engine. If several servers share the ranks of one deployment, the ids of a server's ranks
+/// need not begin at 0.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "ranks must be how many there are, or a list of their numbers")]
 pub enum Ranks {
-    /// Number of ranks; their ids count from 0.
+    /// Number of ranks, with ids counted from 0.
     Count(u32),
     /// Ids of the ranks, in ascending order.
     Numbers(Vec<u32>),
 }
 
-/// Numbering by which requests address a rank of an engine.
+/// Numbering of ranks in the request header that selects a rank of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RankHeader {
-    /// Positions, counted from 0 in each server.
+    /// Position of the rank within its server, counted from 0.
     #[default]
     Local,
-    /// The ids of data-parallel ranks, unique over all servers of the deployment.
+    /// Id of the data-parallel rank, unique over all servers of the deployment.
     Global,
 }
 
@@ -49,7 +49,7 @@ impl Ranks {
         (0..count).chain(numbers.iter().copied())
     }
 
-    /// Position of the rank with this id among the engine's ranks; None if there is no such rank.
+    /// Returns the position of the rank with the id `number` among the engine's ranks; None if no rank has the id.
     #[must_use]
     pub fn place(&self, number: u32) -> Option<usize> {
         match self {
@@ -67,7 +67,8 @@ impl Ranks {
             }
     }
 
-    /// Value of the header that selects the rank with this id; None if the engine has only one rank.
+    /// Returns the value of the request header that selects the rank with the id `number`; None if the engine has only
+    /// one rank.
     pub(crate) fn header(&self, number: u32, header: RankHeader) -> Option<u32> {
         if self.count() < 2 {
             return None;

@@ -1,12 +1,12 @@
-//! Places of a request that may name its session.
+//! Places of a request where the id of its session (a conversation of several requests) may be found.
 
 use serde::Deserialize;
 
-/// A place of a request that may name its session.
+/// Place of a request where the id of its session may be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// The header named in the configuration.
+    /// Header whose name the operator configures.
     OwnHeader,
     /// Dynamo's headers with the ids of a session and its parent.
     Dynamo,
@@ -27,7 +27,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// All places, in the default order of the search.
+    /// All places, in the order in which they are searched by default.
     pub(crate) const ALL: [Self; 9] = [
         Self::OwnHeader,
         Self::Dynamo,
@@ -40,7 +40,7 @@ impl Source {
         Self::Prefix,
     ];
 
-    /// Name of the place in the configuration.
+    /// Returns the name of the place in the configuration.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::OwnHeader => "own-header",

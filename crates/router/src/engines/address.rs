@@ -22,7 +22,7 @@ pub(crate) struct Address {
     pub authority: String,
     /// Path prefix of the engine's API; empty for most engines.
     pub base: String,
-    /// Name that the engine's TLS certificate must have; None for `host`.
+    /// Name that the engine's TLS certificate must be for; None to require `host`.
     pub certified: Option<String>,
 }
 
@@ -64,8 +64,8 @@ impl FromStr for Address {
     }
 }
 
-/// Returns the path prefix of an engine's API. The base URL that clients of OpenAI's API use, which ends in `/v1`, is
-/// accepted; any other path of the API is an error.
+/// Returns the path prefix of an engine's API from the path of its URL. A path that ends in `/v1`, as in the base URL
+/// for clients of OpenAI's API, is accepted; any other path of the API is an error.
 fn base(path: &str) -> Result<&str, String> {
     let bare = path.trim_end_matches('/');
     let bare = bare.strip_suffix("/v1").unwrap_or(bare).trim_end_matches('/');
@@ -77,7 +77,7 @@ fn base(path: &str) -> Result<&str, String> {
     }
 }
 
-/// The URL with its user and password, if any, replaced by asterisks.
+/// Returns a URL with its user and password, if any, replaced by asterisks.
 fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("//").map_or(("", url), |(scheme, rest)| (scheme, rest));
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -97,10 +97,10 @@ pub(crate) struct PullAddress {
 }
 
 impl PullAddress {
-    /// Parses `HOST:PORT`. `engine`: the engine's name.
+    /// Parses an address `HOST:PORT` for pulling blocks. `engine`: the engine's name.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text is no such address.
+    /// [`Error::Config`] if the text has another form.
     pub(crate) fn parse(engine: &str, text: &str) -> Result<Self, Error> {
         let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
         let is_host = |host: &str| {
@@ -120,8 +120,8 @@ impl PullAddress {
         }
     }
 
-    /// The host and the port of a rank, by its position among the engine's ranks; None if the port would be above
-    /// 65535.
+    /// Returns the host and the port of a rank, by its position among the engine's ranks; None if the port would be
+    /// above 65535.
     pub(crate) fn of_rank(&self, place: usize) -> Option<(&str, u16)> {
         Some((&self.host, self.port.checked_add(u16::try_from(place).ok()?)?))
     }

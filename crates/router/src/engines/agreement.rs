@@ -1,14 +1,14 @@
-//! Agreement between an engine and the router: on the number of tokens in prompts, and on the engine's cache, for which
-//! the cached tokens that the engine reports are compared with what its events announced.
+//! Comparison of an engine's reports with the router's expectations: of the number of tokens in prompts, and of the
+//! number of cached tokens, which the engine's events predict.
 //!
-//! An engine that had less of a prompt in its cache than it holds according to its events, with no removal announced,
-//! has not evicted anything. Either it never uses a fixed number of the blocks that it finds, as some engines with
-//! draft heads do, or it frees blocks without an event. The first is learnt as a constant shortfall, and expected from
-//! then on. For the second, the share of the expected blocks that the engine really had is computed; while the share is
-//! below one half, the engine's holdings are discounted to that share.
+//! Sometimes an engine finds fewer blocks of a prompt in its cache than its events announced, though no event announced
+//! a removal. There are two explanations. Some engines, for example with draft heads, never use a fixed number of the
+//! blocks that they find: this constant shortfall is learnt and then expected. Other engines free blocks without an
+//! event: from the reports, the share of the expected blocks that the engine really had is computed, and while the
+//! share is below one half, the blocks announced by the engine count only for this share.
 //!
-//! Callers leave out reports that have another explanation: blocks removed meanwhile, or a different tokenization of
-//! the prompt.
+//! Callers leave out reports that have another explanation: blocks removed in the meantime, or a different tokenization
+//! of the prompt.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -17,41 +17,43 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_routing::Belief;
 use parking_lot::Mutex;
 
-/// Number of successive reports with the same shortfall after which the shortfall is learnt.
+/// Number of successive reports with the same shortfall, in blocks, after which this shortfall is expected.
 const LEARN: u32 = 5;
-/// Number of successive reports with another shortfall after which the learnt one is dropped.
+/// Number of successive reports with another shortfall after which the learnt shortfall is dropped.
 const UNLEARN: u32 = 3;
 /// Number of recent reports over which cached and expected blocks are summed.
 const RECENT: usize = 8;
-/// Minimum number of reports for a judgement.
+/// Minimum number of reports from which the reliability of an engine's events is judged.
 const ENOUGH: usize = 5;
-/// Minimum number of held blocks of a prompt for its report to count; with fewer, one block that is dropped or still
-/// being stored would decide.
+/// Minimum number of blocks of a prompt, held according to events, for a report to count. With fewer blocks, a single
+/// block that is dropped or still being stored would decide.
 const MUCH: u32 = 2;
-/// Largest constant shortfall in blocks; a larger one means that the engine frees blocks without events.
+/// Largest constant shortfall in blocks. A larger one means that the engine frees blocks without events.
 const MOST: u32 = 8;
 
-/// One report: blocks of the prompt held according to events, and blocks the engine had cached.
+/// Report of the cached tokens of one prompt: blocks that the engine held according to events, and blocks that it
+/// really had cached.
 #[derive(Debug, Clone, Copy)]
 struct Report {
     held: u32,
     had: u32,
 }
 
-/// Trust in the blocks that a rank announced, from the engine's reports of cached tokens.
+/// Estimate of how reliable the blocks announced by a rank's events are, from the engine's reports of cached tokens.
 #[derive(Debug, Default)]
 pub(crate) struct CacheBelief {
-    /// Shortfall of the last report in blocks, and the number of successive reports with it.
+    /// Shortfall of the last report in blocks, and the number of successive reports with this shortfall.
     lacked: u32,
     times: u32,
-    /// Learnt shortfall in blocks, and the number of successive reports with another one.
+    /// Learnt constant shortfall in blocks, and the number of successive reports with a different shortfall.
     shortfall: u32,
     others: u32,
     recent: VecDeque<Report>,
 }
 
 impl CacheBelief {
-    /// Records that an engine had `had` of the `held` blocks of a prompt that could come from its cache.
+    /// Records one report: the engine had `had` blocks of a prompt cached, of `held` blocks that its events had
+    /// announced.
     pub(crate) fn note(&mut self, held: u32, had: u32) {
         // Where there was none, nothing says that it lacks no more than always; and where there was more than is held, how
         // much it lacks of that.
@@ -87,45 +89,47 @@ impl CacheBelief {
         self.recent.iter().fold((0, 0), sum)
     }
 
-    /// Returns the number of blocks cached and expected in the recent prompts, and of these prompts, if the engine had
-    /// less than half of the expected blocks; None otherwise, or if there are too few reports.
+    /// Returns three sums over the recent reports if the engine had less than half of the expected blocks: blocks
+    /// cached, blocks expected, and prompts. None otherwise, or if there are too few reports.
     pub(crate) fn denied(&self) -> Option<(u32, u32, usize)> {
         let (had, expected) = self.sums();
         let is_denied = self.recent.len() >= ENOUGH && had < expected.div_ceil(2);
         is_denied.then_some((had, expected, self.recent.len()))
     }
 
-    /// Returns how far the holdings announced by events can be trusted.
+    /// Returns the share to which the blocks announced by events can be relied on.
     pub(crate) fn belief(&self) -> Belief {
         let share = self.denied().map_or(1.0, |(had, expected, _)| f64::from(had) / f64::from(expected));
         Belief { shortfall: self.shortfall, share }
     }
 }
 
-/// Surplus of prompts with a different token count over those with the same count from which on the engine is taken to
-/// tokenize differently.
+/// Threshold for a different tokenization: the engine is taken to tokenize differently once prompts with a different
+/// token count outnumber those with an equal count by this number.
 const OTHER: u8 = 3;
 
-/// Maximum of that surplus: number of successive prompts with the same count after which the engine is trusted again.
+/// Upper limit of the surplus of prompts with a different token count. After this number of successive prompts with an
+/// equal count the engine is trusted again.
 const MOST_DOUBTS: u8 = 8;
 
-/// Comparison of the token counts of prompts by an engine and by the router. A single deviating prompt is no proof.
+/// Comparison of an engine's token counts of prompts with the router's. A single prompt with different counts proves
+/// nothing.
 #[derive(Debug, Default)]
 pub(crate) struct TokenAgreement {
-    /// True if prompts with a different count outnumber those with the same count.
+    /// True if the engine is taken to tokenize differently, because prompts with different counts outnumber the others.
     is_in_doubt: AtomicBool,
     doubt: Mutex<TokenDoubt>,
 }
 
 #[derive(Debug, Default)]
 struct TokenDoubt {
-    /// Surplus of prompts with a different count over those with the same count.
+    /// Number of prompts with a different token count minus prompts with an equal count, from 0 up to a limit.
     prompts: u8,
     is_other: bool,
     last: OtherCount,
 }
 
-/// Number of tokens in one prompt, as counted differently by the engine and by the router.
+/// Token counts of one prompt by the engine and by the router, which differ.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OtherCount {
     pub(crate) by_engine: u32,
@@ -133,8 +137,8 @@ pub(crate) struct OtherCount {
 }
 
 impl TokenAgreement {
-    /// Records a prompt whose tokens both have counted; `other` is None if the counts are equal. Returns whether engine
-    /// and router agree in general, if that has changed, else None.
+    /// Records the comparison of one prompt's token counts; `other` is None if the counts are equal. Returns true or
+    /// false if engine and router begin or cease to agree in general, None if nothing changes.
     pub(crate) fn note(&self, other: Option<OtherCount>) -> Option<bool> {
         if other.is_none() && !self.is_in_doubt.load(Relaxed) {
             return None;
@@ -149,7 +153,8 @@ impl TokenAgreement {
         (doubt.is_other != before).then_some(!doubt.is_other)
     }
 
-    /// The last prompt with different counts, if the engine tokenizes differently in general; None otherwise.
+    /// Returns the last prompt with different token counts, if the engine tokenizes differently in general; None
+    /// otherwise.
     pub(crate) fn other_count(&self) -> Option<OtherCount> {
         if !self.is_in_doubt.load(Relaxed) {
             return None;

@@ -1,5 +1,5 @@
-//! Parser of an engine's HTTP answer: its head, which is refused if ambiguous, and the framing of its body: where the
-//! body ends, and the chunked transfer coding of HTTP/1.1.
+//! Parser of an engine's HTTP answer: the head, which is rejected if ambiguous, and the framing of the body, which is
+//! the way its end is determined, with the chunked transfer coding of HTTP/1.1.
 
 use bytes::{Bytes, BytesMut};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -7,12 +7,12 @@ use hyper::{Method, StatusCode, Version};
 
 use super::fault::Fault;
 
-/// Number of headers for which there is room at first; enough for nearly all answers.
+/// Number of headers for which the parser first allocates space; enough for nearly all answers.
 const FEW_HEADERS: usize = 32;
 /// Maximum number of headers in an answer.
 const MAX_HEADERS: usize = 512;
 
-/// Head of an engine's answer, and the framing of the body.
+/// Head of an engine's HTTP answer, with the framing of the body.
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -21,8 +21,8 @@ pub(crate) struct Head {
     pub(crate) framing: Framing,
 }
 
-/// Parses the head at the beginning of `rest` and removes it; true if the answer is an interim one (1xx). None if the
-/// head is incomplete.
+/// Parses and removes the head of an answer at the beginning of `rest`. The bool is true if the answer is an interim
+/// one (status 1xx). None if the head is incomplete.
 pub(super) fn parse(rest: &mut BytesMut, method: &Method) -> Result<Option<(Head, bool)>, Fault> {
     let mut few = [httparse::EMPTY_HEADER; FEW_HEADERS];
     let mut answer = httparse::Response::new(&mut few);
@@ -124,27 +124,27 @@ fn read(
     Ok((Head { status, headers, keep, framing }, status.is_informational()))
 }
 
-/// The way in which the end of a body is determined.
+/// Method by which the end of an HTTP body is determined.
 #[derive(Debug)]
 pub(crate) enum Framing {
-    /// The message has no body, or its body has been read to the end.
+    /// Ended body: the message has no body, or the body has been read completely.
     Done,
-    /// The body has a known length; the number of bytes still to come.
+    /// Body of a known length; the value is the number of bytes that have not been read.
     Length(u64),
-    /// The body is in chunks and ends with the last one.
+    /// Body in the chunked transfer coding, which marks the end.
     Chunked(ChunkDecoder),
-    /// The body ends when the connection is closed.
+    /// Body that ends when the connection is closed.
     UntilClose,
 }
 
-/// Result of one step of reading a body: data, none yet, or the end.
+/// Result of one step of reading a body: some data, no data yet, or the end.
 pub(super) enum BodyPart {
     Data(Bytes),
     Nothing,
     End,
 }
 
-/// Returns the part of `read` that belongs to the body; bytes after the body's end are appended to `rest`.
+/// Extracts the body's data from the bytes in `read`; bytes after the body's end are appended to `rest`.
 pub(super) fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<BodyPart, &'static str> {
     if read.is_empty() {
         return Ok(BodyPart::End);
@@ -171,7 +171,7 @@ pub(super) fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut)
     Ok(if data.is_empty() { BodyPart::Nothing } else { BodyPart::Data(data) })
 }
 
-/// Takes the part that belongs to the body out of `rest`, which holds bytes read earlier.
+/// Removes the body's data from the front of `rest`, which has bytes read earlier, and returns them.
 pub(super) fn take(framing: &mut Framing, rest: &mut BytesMut) -> Result<Bytes, &'static str> {
     let read = std::mem::take(rest);
     Ok(match framing {
@@ -190,43 +190,43 @@ pub(super) fn take(framing: &mut Framing, rest: &mut BytesMut) -> Result<Bytes, 
     })
 }
 
-/// Maximum number of digits of a chunk's size.
+/// Maximum number of hexadecimal digits of a chunk's size.
 const MAX_DIGITS: u8 = 15;
 /// Maximum size of all chunk extensions and trailers of a body together, in bytes.
 const MAX_EXTRA: u32 = 16 << 10;
 
-/// State of the decoder of chunks.
+/// Position of the decoder within the chunked transfer coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// A chunk's size is being read; the number of digits read.
+    /// Within the size of a chunk; the value is the number of digits read so far.
     Size(u8),
-    /// The text that follows a chunk's size is being skipped.
+    /// Within the extension text after the size of a chunk, which is ignored.
     Extension,
-    /// The line feed that ends a chunk's size is next.
+    /// Before the line feed that ends the line with a chunk's size.
     SizeEnd,
-    /// The data of a chunk is next, or is being read.
+    /// Before or within the data of a chunk.
     Data,
-    /// The carriage return that follows a chunk's data is next.
+    /// Before the carriage return after a chunk's data.
     DataEnd,
-    /// The line feed that follows a chunk's data is next.
+    /// Before the line feed after a chunk's data.
     DataEndLine,
-    /// The first byte of a trailer line is next, or the empty line that ends the body.
+    /// Before a trailer line, or before the empty line that ends the body.
     TrailerStart,
-    /// A trailer line is being read.
+    /// Within a trailer line.
     Trailer,
-    /// The line feed that ends the body is next.
+    /// Before the line feed that ends the body.
     End,
-    /// The body has been read to its end.
+    /// After the end of the body.
     Done,
 }
 
-/// Decoder of the chunked transfer coding.
+/// Decoder of the chunked transfer coding of HTTP/1.1.
 #[derive(Debug)]
 pub(crate) struct ChunkDecoder {
     state: State,
-    /// Number of bytes of the current chunk that are still to come.
+    /// Number of bytes of the current chunk that have not been read.
     left: u64,
-    /// Size of all extensions and trailers so far, in bytes.
+    /// Total size of the chunk extensions and trailers read so far, in bytes.
     extra: u32,
 }
 
@@ -239,10 +239,11 @@ impl ChunkDecoder {
         self.state == State::Done
     }
 
-    /// Appends the data in `input` to `output`. Returns the number of bytes of `input` that belong to this body.
+    /// Decodes bytes of a chunked body from `input` and appends the data to `output`. Returns the number of bytes of
+    /// `input` that belong to the body.
     ///
     /// # Errors
-    /// A text that says what is wrong with the coding.
+    /// A text that describes the violation of the coding.
     pub(crate) fn decode(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<usize, &'static str> {
         let mut at = 0;
         while at < input.len() && self.state != State::Done {

@@ -1,8 +1,8 @@
-//! HTTP/1.1 connection to an engine, which handles one request at a time.
+//! HTTP/1.1 connection to an engine, for one request at a time.
 //!
-//! The task of the client's request reads and writes the connection itself: no further task, no channel in between, no
-//! wake-up other than the socket's. The read buffer belongs to the thread, so that ten thousand open answers need no
-//! buffers of their own.
+//! The task that handles the client's request reads and writes the connection itself, without a further task or a
+//! channel, and is woken only by the socket. Each thread has one read buffer for all its connections, so that ten
+//! thousand open answers need no buffers of their own.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,17 +26,18 @@ use super::address::Address;
 use super::answer::{BodyPart, Framing, Head, parse, take, take_from};
 use super::fault::Fault;
 
-/// Size of the read buffer, in bytes.
+/// Size of each thread's buffer for reading from connections, in bytes.
 const READ: usize = 64 << 10;
 
 /// Maximum size of an answer's head, in bytes.
 const MAX_HEAD: usize = 256 << 10;
 
-/// Size of the start of a head, in bytes, that is parsed on every read, so that anything other than HTTP is refused
-/// early.
+/// Size of the first part of an answer's head, in bytes, that is parsed after every read, so that data other than HTTP
+/// are rejected early.
 const BEGINNING: usize = 1 << 10;
 
-/// Number of bytes read before the task yields, so that an engine that sends without end cannot occupy a thread.
+/// Number of bytes read from a connection before the task yields to others, so that an engine that sends continuously
+/// cannot occupy a thread.
 const TURN: usize = 64 << 10;
 
 /// Maximum number of interim answers, such as `100 Continue`, before the final one.
@@ -46,7 +47,7 @@ thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into_boxed_slice());
 }
 
-/// True if connecting failed because of the engine's TLS certificate.
+/// True if a failure to connect was caused by the engine's TLS certificate.
 fn is_of_certificate(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
     matches!(cause, Some(TlsError::InvalidCertificate(_) | TlsError::NoCertificatesPresented))
@@ -57,35 +58,35 @@ enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A connection to an engine.
+/// HTTP/1.1 connection to an engine.
 pub(crate) struct Connection {
     stream: Stream,
-    /// Bytes that were read but not yet used.
+    /// Bytes read from the connection that are not parsed yet.
     rest: BytesMut,
-    /// Number of bytes read since the task last yielded.
+    /// Number of bytes read since the task last yielded to others.
     in_turn: usize,
-    /// Number of interim answers to the current request so far.
+    /// Number of interim answers (status 1xx) to the current request so far.
     interim: u8,
-    /// State of the part of the request that had not been sent when the head of the answer arrived.
+    /// Part of the request that had not been sent when the head of the answer arrived, if any.
     unsent: SendFailure,
-    /// Time since which the connection is idle.
+    /// Time at which the connection became idle.
     pub(crate) idle_since: Instant,
     /// Number of requests sent on the connection.
     pub(crate) served: u32,
 }
 
-/// State of the unsent rest of a request.
+/// Part of a request that is not sent yet when its answer begins.
 enum SendFailure {
-    /// Nothing is left: the whole request has been sent.
+    /// No part: the whole request has been sent.
     Nothing,
-    /// The rest of the request, which is sent while the answer is being read.
+    /// Bytes that are sent while the answer is being read.
     Rest(Bytes),
-    /// The rest will not be sent any more, so that the connection cannot be reused.
+    /// Bytes that were abandoned and will never be sent, so that the connection cannot be reused.
     Given,
 }
 
 impl Connection {
-    /// Connects to an engine.
+    /// Opens a connection to an engine, with TLS if the address requires TLS.
     pub(crate) async fn connect(
         address: &Address,
         tls: Option<&Arc<tokio_rustls::rustls::ClientConfig>>,
@@ -114,7 +115,7 @@ impl Connection {
         Ok(Self { stream, rest, in_turn: 0, interim: 0, unsent, idle_since: Instant::now(), served: 0 })
     }
 
-    /// True if an idle connection can be used for a request: it is open, and nothing has arrived on it.
+    /// True if an idle connection can be used for a request: the connection is open, and no data have arrived on it.
     pub(crate) fn is_quiet(&mut self) -> bool {
         if !self.rest.is_empty() {
             return false;
@@ -126,7 +127,7 @@ impl Connection {
     }
 
     /// Sends a request and reads the head of its answer at the same time, as an engine may answer before it has read
-    /// the whole request, and read no further. `method`: the request's method.
+    /// the whole request and then stop reading. `method`: the request's method.
     pub(crate) async fn ask(&mut self, head: &[u8], body: &[u8], method: &Method) -> Result<Head, Fault> {
         let (mut sent, mut sends) = (0, true);
         self.interim = 0;
@@ -152,7 +153,7 @@ impl Connection {
         .await
     }
 
-    /// Sends what is left of a request's head and body; `sent` counts the bytes sent so far.
+    /// Sends the unsent bytes of a request's head and body; `sent` counts the bytes sent so far.
     fn poll_send(
         &mut self,
         context: &mut Context<'_>,
@@ -174,7 +175,7 @@ impl Connection {
         }
     }
 
-    /// Sends the unsent rest of a request while its answer is being read.
+    /// Sends the remaining bytes of a request while its answer is being read.
     fn poll_rest(&mut self, context: &mut Context<'_>) {
         let SendFailure::Rest(rest) = &self.unsent else { return };
         let (mut sent, rest) = (0, rest.clone());
@@ -185,7 +186,8 @@ impl Connection {
         };
     }
 
-    /// Reads the head of the answer to a request with this method, after any interim answers.
+    /// Reads the head of the answer to a request of method `method`; interim answers (status 1xx) before it are
+    /// skipped.
     fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<Head, Fault>> {
         loop {
             let read = match ready!(self.poll_more(context)) {
@@ -219,7 +221,7 @@ impl Connection {
         if self.served > 0 { Fault::Stale } else { Fault::Closed }
     }
 
-    /// Reads the next piece of a body; None after the body's end.
+    /// Reads the next piece of the answer's body; None after the body's end.
     pub(crate) fn poll_data(
         &mut self,
         context: &mut Context<'_>,
@@ -264,7 +266,7 @@ impl Connection {
         }
     }
 
-    /// True if nothing of the last request and its answer is left on the connection, so that it can be reused.
+    /// True if the last request was sent and its answer was read completely, so that the connection can be reused.
     pub(crate) fn is_clean(&self) -> bool {
         self.rest.is_empty() && matches!(self.unsent, SendFailure::Nothing)
     }
@@ -278,7 +280,7 @@ impl Connection {
         })
     }
 
-    /// Reads from the connection, and yields to other tasks after [`TURN`] bytes.
+    /// Reads from the connection; after [`TURN`] bytes, yields to other tasks first.
     fn poll_read_in_turn(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.in_turn >= TURN {
             self.in_turn = 0;
@@ -306,7 +308,7 @@ impl Connection {
     }
 }
 
-/// The idle connections to one engine, separately for each thread.
+/// Idle connections to one engine, in a separate list for each thread.
 pub(crate) struct Pool {
     shards: Box<[Mutex<VecDeque<Connection>>]>,
     most: usize,
@@ -318,7 +320,8 @@ impl Pool {
         Self { shards: (0..shards).map(|_| Mutex::default()).collect(), most, idle }
     }
 
-    /// Takes the most recently used connection of a thread, if it is still usable; None if there is none.
+    /// Removes and returns the most recently used idle connection of the thread `shard` that is still open; None if the
+    /// thread has none.
     pub(crate) fn take(&self, shard: usize) -> Option<Connection> {
         let mut connections = self.shards.get(shard)?.lock();
         while let Some(mut connection) = connections.pop_back() {
@@ -334,7 +337,7 @@ impl Pool {
         None
     }
 
-    /// Adds an idle connection to those of a thread, or closes it if there are too many.
+    /// Adds an idle connection to the list of the thread `shard`, or closes the connection if the list is full.
     pub(crate) fn put(&self, shard: usize, mut connection: Connection) {
         let Some(shard) = self.shards.get(shard) else { return };
         connection.idle_since = Instant::now();
@@ -344,7 +347,7 @@ impl Pool {
         }
     }
 
-    /// Closes the connections that have been idle too long. Returns the number of those left.
+    /// Closes the connections that have been idle too long. Returns the number of idle connections that stay open.
     pub(crate) fn sweep(&self) -> usize {
         self.shards
             .iter()
@@ -358,7 +361,7 @@ impl Pool {
             .sum()
     }
 
-    /// Closes the idle connections of a thread.
+    /// Closes the idle connections of the thread `shard`.
     pub(crate) fn clear_shard(&self, shard: usize) {
         if let Some(shard) = self.shards.get(shard) {
             shard.lock().clear();

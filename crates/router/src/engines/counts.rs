@@ -1,5 +1,5 @@
-//! Counters of an engine's requests: all of them, outcomes of the recent ones, and by model. Figures of recent requests
-//! are computed from the counters at intervals, so that they cost requests nothing.
+//! Counters of an engine's requests: in total, of recent requests by outcome, and by model. The numbers about recent
+//! requests are computed from the totals periodically, so that requests do no extra work for them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,55 +18,56 @@ use crate::histogram::{Histogram, REQUEST_SECONDS, SECONDS};
 pub(crate) struct Counts {
     /// Counters of the engine's requests by model.
     pub(crate) models: EngineModels,
-    /// Number of answers by which the engine rejects requests for now: with status 429, with status 503.
+    /// Number of answers with which the engine rejected requests as busy: with status 429, and with status 503.
     pub(crate) not_taken: [AtomicU64; 2],
-    /// Number of answers that broke off, or ended with an error.
+    /// Number of answers from the engine that broke off or ended with an error.
     pub(crate) broken: AtomicU64,
-    /// Number of requests cancelled by the client.
+    /// Number of requests at the engine that clients cancelled.
     pub(crate) cancelled: AtomicU64,
-    /// Number of requests in flight.
+    /// Number of requests that the engine is processing now.
     pub(crate) in_flight: AtomicUsize,
-    /// Number of requests in flight for which no byte of the answer's body has arrived.
+    /// Number of requests at the engine for which no byte of the answer's body has arrived.
     pub(crate) waiting: AtomicUsize,
-    /// Time of the last byte from the engine, or of the first request after the engine was idle, in milliseconds of
-    /// the router's clock.
+    /// Time of the last byte from the engine, or of the first request after the engine was idle if later, in
+    /// milliseconds of the router's clock.
     pub(crate) last_byte: AtomicU64,
-    /// Number of connections made.
+    /// Number of connections opened to the engine.
     pub(crate) connections: AtomicU64,
-    /// Number of answers, lines and entries about the engine itself that were dropped as too large.
+    /// Number of answers, lines and entries with information about the engine that were dropped as too large.
     pub(crate) oversized: AtomicU64,
-    /// Number of times that the engine was left out because of failures.
+    /// Number of times that the router stopped sending requests to the engine because of failures.
     pub(crate) opened: AtomicU64,
 }
 
 impl Counts {
-    /// Number of answers over all models, by the first digit of their status, from 1 on.
+    /// Returns the number of answers over all models, by the first digit of their HTTP status, from 1 on.
     pub(crate) fn answers(&self) -> [u64; 5] {
         self.models.sum(|model| &model.answers)
     }
 
-    /// Number of faults over all models, by the kind of fault ([`FAULTS`]).
+    /// Returns the number of faults over all models, by the kind of fault ([`FAULTS`]).
     pub(crate) fn faults(&self) -> [u64; FAULTS.len()] {
         self.models.sum(|model| &model.faults)
     }
 
-    /// Number of prompt tokens over all models that the engine reported as cached.
+    /// Returns the number of prompt tokens, over all models, that the engine reported as cached.
     pub(crate) fn cached_tokens(&self) -> u64 {
         self.models.total(|model| &model.cached_tokens)
     }
 }
 
-/// Number of recent requests above which the counts are halved.
+/// Maximum number of recent requests. Above it, the counts of recent requests are halved, so that old requests lose
+/// weight.
 const MOST: u64 = 40;
 
-/// Minimum number of failures for an engine to count as failing.
+/// Minimum number of failed recent requests for an engine to be considered failing.
 const LEAST: u64 = 3;
 
-/// Time without a request after which the counts of recent requests are halved, so that an engine that gets no requests
-/// because of failures is tried again.
+/// Time without a request after which the counts of recent requests are halved, so that an engine without requests
+/// because of earlier failures is tried again.
 const FORGETS_AFTER: Duration = Duration::from_secs(5);
 
-/// Outcomes of an engine's recent requests.
+/// Counts of an engine's recent requests, by success and failure.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     seen: Mutex<RecentCounts>,
@@ -76,7 +77,7 @@ pub(crate) struct Recent {
 
 #[derive(Debug, Default)]
 struct RecentCounts {
-    /// Total number of requests that failed, as of the last update.
+    /// Number of requests that had failed since the start, at the last update.
     failures: u64,
     answers: u64,
     /// Number of recent requests that failed.
@@ -87,7 +88,7 @@ struct RecentCounts {
 }
 
 impl Recent {
-    /// Updates the recent counts by what has happened since the last update.
+    /// Updates the counts of recent requests from the totals in `counts`.
     pub(crate) fn look(&self, counts: &Counts, now: Instant) {
         let answers = counts.answers();
         let (others, errors) = answers.split_at(answers.len() - 1);
@@ -120,8 +121,8 @@ impl Recent {
         self.is_failing.load(Relaxed)
     }
 
-    /// Returns the number of failed and of all recent requests, if at least half of them and at least [`LEAST`] failed;
-    /// None otherwise.
+    /// Returns the number of failed recent requests and of all recent ones, if at least half of them and at least
+    /// [`LEAST`] failed; None otherwise.
     pub(crate) fn failing(&self) -> Option<(u64, u64)> {
         self.seen.lock().failing()
     }
@@ -133,26 +134,26 @@ impl RecentCounts {
     }
 }
 
-/// Period over which refusals are counted.
+/// Period over which requests refused by an engine as busy are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Minimum time between two samples.
+/// Minimum time between two samples of an engine's counters.
 const APART: Duration = Duration::from_secs(1);
 
-/// Refusals are a condition of the engine if they are at least one in this number of its requests.
+/// Threshold for reporting an engine as busy: at least one in this number of its requests was refused.
 const SHARE: u64 = 10;
 
-/// Samples of an engine's counters over the last minute.
+/// Samples of an engine's request counters over the last minute.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct BusyAnswers(VecDeque<(Instant, Sample)>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Sample {
-    /// Number of requests that the engine refused as busy.
+    /// Number of requests that the engine refused as busy since the start.
     busy: u64,
-    /// Number of requests that failed otherwise.
+    /// Number of requests that failed for other reasons since the start.
     failed: u64,
-    /// Number of all requests that have ended.
+    /// Number of all requests that have ended since the start.
     all: u64,
 }
 
@@ -161,12 +162,13 @@ struct Sample {
 pub(crate) struct RefusedRequests {
     pub(crate) requests: u64,
     pub(crate) of: u64,
-    /// True if no request failed for another reason.
+    /// True if no request of the last minute failed for another reason.
     pub(crate) is_all: bool,
 }
 
 impl BusyAnswers {
-    /// Samples the counters, and returns the requests refused as busy in the last minute if they are many, else None.
+    /// Samples the engine's counters; returns the requests refused as busy in the last minute if their share is high,
+    /// else None.
     pub(crate) fn look(&mut self, counts: &Counts, now: Instant) -> Option<RefusedRequests> {
         let busy = counts.not_taken.iter().map(|count| count.load(Relaxed)).sum::<u64>();
         // An answer that says so is a fault as well if the request was then sent elsewhere.
@@ -196,7 +198,7 @@ impl BusyAnswers {
 pub(crate) struct EngineModelCounts {
     /// The model's name in the metrics.
     pub(crate) model: Arc<str>,
-    /// Number of answers by the first digit of their status, from 1 on.
+    /// Number of answers, by the first digit of their HTTP status, from 1 on.
     pub(crate) answers: [AtomicU64; 5],
     /// Number of requests that got no answer, or an error in place of the answer or at its end, by the kind of fault
     /// ([`FAULTS`]).
@@ -205,9 +207,9 @@ pub(crate) struct EngineModelCounts {
     pub(crate) first_token: Histogram<16>,
     /// Histogram of the times from a request's arrival to the end of its complete answer, in seconds.
     pub(crate) duration: Histogram<16>,
-    /// Number of prompt tokens that the engine reported as cached.
+    /// Number of cached prompt tokens that the engine reported.
     pub(crate) cached_tokens: AtomicU64,
-    /// Number of prompt tokens of the requests for which the engine reported cached tokens.
+    /// Number of prompt tokens in the requests for which the engine reported cached tokens.
     pub(crate) prompt_tokens: AtomicU64,
     /// Number of generated tokens, as reported by the engine.
     pub(crate) output_tokens: AtomicU64,
@@ -228,12 +230,12 @@ impl EngineModelCounts {
     }
 }
 
-/// Counters of an engine's requests, for each model that was requested.
+/// Counters of an engine's requests for each requested model.
 #[derive(Debug, Default)]
 pub(crate) struct EngineModels(ArcSwap<Vec<Arc<EngineModelCounts>>>);
 
 impl EngineModels {
-    /// Returns the counters of a model; creates them the first time.
+    /// Returns the counters of a model, which are created at the first call.
     pub(crate) fn of(&self, model: &Arc<str>) -> Arc<EngineModelCounts> {
         loop {
             // Nearly always there is one.
@@ -249,12 +251,12 @@ impl EngineModels {
         }
     }
 
-    /// The counters of all models.
+    /// Returns the counters of all models.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<EngineModelCounts>>> {
         self.0.load_full()
     }
 
-    /// Returns the sums over all models of several counters.
+    /// Adds up an array of counters over all models; `of` selects the array.
     pub(crate) fn sum<const N: usize>(&self, of: impl Fn(&EngineModelCounts) -> &[AtomicU64; N]) -> [u64; N] {
         let mut sums = [0; N];
         for counts in self.0.load().iter() {
@@ -265,7 +267,7 @@ impl EngineModels {
         sums
     }
 
-    /// Returns the sum over all models of one counter.
+    /// Adds up one counter over all models; `of` selects the counter.
     pub(crate) fn total(&self, of: impl Fn(&EngineModelCounts) -> &AtomicU64) -> u64 {
         self.0.load().iter().map(|counts| of(counts).load(Relaxed)).sum()
     }

@@ -1,5 +1,5 @@
-//! Record of an engine's state, which `/workers`, `/explain`, `/metrics`, the page and the log all read, and the
-//! engine's worst known condition: a name, figures, and advice.
+//! Record of an engine's state for `/workers`, `/explain`, `/metrics`, the web page and the log, with the engine's
+//! worst known fault: its name, its figures, and advice.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn account(service: Option<&Follower>, engine: &Engine) -> EngineRecord {
     EngineRecord { events, condition: condition.min_by_key(|it| it.ill) }
 }
 
-/// Returns the worst known condition of how an engine answers; None if all is well.
+/// Returns the worst fault seen in the engine's answers to requests; None if the engine answers well.
 fn of_requests(engine: &Engine) -> Option<Condition> {
     let said = |ill, reason: String| Some(Condition::new(ill, reason));
     let standing = engine.health.standing();
@@ -61,7 +61,7 @@ fn of_requests(engine: &Engine) -> Option<Condition> {
     None
 }
 
-/// Returns the condition of an engine that tokenizes prompts differently from the router; None if it does not.
+/// Returns the condition of an engine that tokenizes prompts differently from the router; None if the counts agree.
 fn of_tokens(engine: &Engine) -> Option<Condition> {
     let OtherCount { by_engine, by_router } = engine.token_agreement.other_count()?;
     let reason = format!(
@@ -70,8 +70,8 @@ fn of_tokens(engine: &Engine) -> Option<Condition> {
     Some(Condition::new(Trouble::OtherTokens, reason))
 }
 
-/// Returns the condition of an engine that has less in its cache than its events announced, by its own reports; None if
-/// it has not.
+/// Returns the condition of an engine that reports fewer cached blocks than its events announced; None if the numbers
+/// agree.
 fn of_cache(engine: &Engine) -> Option<Condition> {
     let beliefs = engine.beliefs.lock();
     let (had, expected, prompts) = beliefs.values().find_map(CacheBelief::denied)?;
@@ -81,7 +81,7 @@ fn of_cache(engine: &Engine) -> Option<Condition> {
     Some(Condition::new(Trouble::Denying, reason))
 }
 
-/// Returns the condition of an engine that is slower than its peers; None if it is not.
+/// Returns the condition of an engine that is slower than its peers; None for an engine of normal speed.
 fn slow(engine: &Engine) -> Option<Condition> {
     let slowness = *engine.slowness.lock();
     // A prompt that is late proves nothing of its speed as long as the engine may be gone.
@@ -89,7 +89,7 @@ fn slow(engine: &Engine) -> Option<Condition> {
     slowness.filter(is_proved).map(|slowness| Condition::new(Trouble::Slow, slowness.reason()))
 }
 
-/// Updates the record of an engine, and logs its condition when that changes.
+/// Updates the record of an engine's state, and logs a change of the engine's condition.
 pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     engine.recent.look(&engine.counts, Instant::now());
     // Several tasks look: what one has seen must not replace what another has seen after it.
@@ -109,7 +109,7 @@ pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     *kept = now;
 }
 
-/// Logs the new condition of an engine.
+/// Logs the new condition of an engine. `before`: the condition until now.
 fn say(engine: &Engine, Condition { ill, reason, .. }: &Condition, before: Option<Trouble>) {
     let (name, condition, state) = (&*engine.name, ill.name(), ill.phrase());
     let was = before.map(Trouble::name);
@@ -122,26 +122,28 @@ fn say(engine: &Engine, Condition { ill, reason, .. }: &Condition, before: Optio
     }
 }
 
-/// State of an engine when last examined. Whether the engine takes requests is determined by its `health` at any time.
+/// State of an engine at its last examination. The field `health` of the engine, not this record, decides whether the
+/// engine gets requests.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct EngineRecord {
     /// State of the engine's event streams; None if this router follows no events.
     pub(crate) events: Option<EventsState>,
-    /// The engine's worst known condition; None if all is well.
+    /// Worst known fault of the engine; None if the engine works well.
     pub(crate) condition: Option<Condition>,
 }
 
 /// State of an engine's event streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EventsState {
-    /// State of the engine's worst stream, or of its registration if it has no stream.
+    /// Name of the state of the engine's worst event stream, or of the stream's registration if there is no stream.
     pub(crate) name: &'static str,
-    /// Longest lag of the engine's streams; None if unknown.
+    /// Longest lag of the engine's event streams: the time from an event's timestamp until the event is visible in the
+    /// index. None if unknown.
     pub(crate) lag: Option<Duration>,
 }
 
 impl EngineRecord {
-    /// Returns the condition as JSON for answers of the router; null if all is well.
+    /// Returns the engine's worst fault as JSON for answers of the router; null if the engine works well.
     pub(crate) fn condition_to_json(&self) -> Value {
         self.condition.as_ref().map_or(Value::Null, Condition::to_json)
     }
