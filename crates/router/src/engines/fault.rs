@@ -5,35 +5,36 @@ use std::fmt;
 /// Reason for a missing or incomplete answer of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Connecting to the engine failed, for this reason.
+    /// Failure to connect to the engine; the text is the reason.
     Connect(String),
-    /// The TLS certificate of the server that was connected to is not accepted.
+    /// Failure to connect because the TLS certificate of the server is not accepted; the text is the reason.
     Certificate(String),
-    /// Connecting took too long; the engine may be overloaded.
+    /// Timeout while connecting to the engine, which may be overloaded.
     ConnectTimeout,
-    /// A new connection was closed before the answer began.
+    /// End of a new connection before the answer began.
     Closed,
-    /// A reused connection was closed before the answer began; the engine may be well.
+    /// End of a reused connection before the answer began. The engine may be working, as servers close idle
+    /// connections.
     Stale,
-    /// A reused connection was closed before any part of the request was sent.
+    /// End of a reused connection before any part of the request was sent.
     Unsent,
-    /// The connection broke in the middle of the answer.
+    /// Break of the connection in the middle of the answer; the text is the reason.
     Broken(String),
-    /// The engine sent something that is not valid HTTP.
+    /// Answer of the engine that is not valid HTTP; the text is the reason.
     Malformed(&'static str),
-    /// No byte of the answer arrived in time.
+    /// Timeout before the first byte of the answer.
     FirstByte,
-    /// The engine went down before anything arrived.
+    /// Failure of the engine's health check before any byte of the answer arrived.
     Down,
-    /// The answer stopped: no further byte arrived in time.
+    /// Timeout in the middle of the answer: no further byte arrived in time.
     Stalled,
-    /// The engine answered with this status that it cannot take requests now.
+    /// Answer of the engine that it cannot accept requests now; the number is the HTTP status.
     Busy(u16),
-    /// The engine answered with a status of success, but with an error in the body; this is the error's status.
+    /// Error in the body of an answer with a status of success; the number is the status that the error states.
     Error(u16),
-    /// The engine does not have the requested model.
+    /// Answer of the engine that it does not have the requested model.
     NoModel,
-    /// The prefill engine, which should have computed the prompt, failed.
+    /// Failure of the prefill engine, which should have computed the prompt for the decode engine.
     Prefill {
         /// True if the request may have reached the prefill engine.
         sent: bool,
@@ -41,12 +42,12 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Name of the fault in metrics, which never changes.
+    /// Returns the stable name of the fault in metrics.
     pub(crate) fn name(&self) -> &'static str {
         NAMES[self.number()]
     }
 
-    /// True if the engine may have worked on the request, with an unknown result.
+    /// True if the engine may have processed the request, with an unknown result.
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
             // Of one that answered it is known what came of it.
@@ -65,7 +66,7 @@ impl Fault {
         }
     }
 
-    /// True if connecting to the engine failed, so that nothing was sent.
+    /// True if the router could not connect to the engine, so that nothing was sent.
     pub(crate) fn is_of_connecting(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Certificate(_) | Self::ConnectTimeout)
     }
@@ -79,7 +80,7 @@ impl Fault {
         }
     }
 
-    /// Position of the fault's name in [`NAMES`].
+    /// Returns the position of the fault's name in [`NAMES`].
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Connect(_) | Self::ConnectTimeout => 0,
@@ -99,7 +100,7 @@ impl Fault {
     }
 }
 
-/// Names of all faults, in the order of [`Fault::number`].
+/// Names of all faults in metrics, in the order of [`Fault::number`].
 pub(crate) const NAMES: [&str; 13] = [
     "connect",
     "closed",

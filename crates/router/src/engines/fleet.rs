@@ -1,4 +1,4 @@
-//! The fleet: all engines, by name.
+//! Table of all engines of the router, by name.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -18,10 +18,11 @@ use crate::config::{Config, EngineConfig, Role};
 use crate::engines::{DrainedBy, Engine, HealthState, Models, Turn};
 use crate::error::Error;
 
-/// All engines, and operations that change them.
+/// Table of all engines of the router, with the operations that change the table.
 pub(crate) struct Fleet {
     engines: ArcSwap<EngineTable>,
-    /// Dialect of the engines, if all have the same one; then models need not be compared.
+    /// Common dialect (way of rendering chats as prompts) of all engines; None if their dialects differ. With a common
+    /// dialect, the dialects need not be compared for each model.
     dialect: ArcSwap<Option<Dialect>>,
     changes: Mutex<()>,
     config: Arc<Config>,
@@ -33,7 +34,7 @@ pub(crate) struct Fleet {
 #[derive(Default)]
 pub(crate) struct EngineTable {
     all: Vec<Arc<Engine>>,
-    /// Hash table with the engines' positions, counted from 1; 0 for a free slot.
+    /// Hash table from engines' names to their positions in the sorted list, counted from 1; 0 for a free slot.
     slots: Box<[u32]>,
 }
 
@@ -47,7 +48,7 @@ impl EngineTable {
         Self { all, slots }
     }
 
-    /// Returns the engine with this name.
+    /// Returns the engine with the name `name`; None if there is no such engine.
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<Engine>> {
         for slot in slots_of(name, self.slots.len()) {
             let engine = self.all.get((self.slots[slot] as usize).checked_sub(1)?)?;
@@ -58,8 +59,8 @@ impl EngineTable {
         None
     }
 
-    /// Returns the number of a rank in the decision core, which was assigned when the engine was registered; None if
-    /// there is no such rank.
+    /// Returns the number that identifies a rank in routing decisions, assigned when the engine was registered; None
+    /// for an unknown rank.
     pub(crate) fn number(&self, worker: &str, rank: u32) -> Option<u32> {
         let engine = self.get(worker)?;
         engine.ids.get()?.get(engine.config.ranks.place(rank)?).map(|id| id.0)
@@ -74,47 +75,48 @@ impl Deref for EngineTable {
     }
 }
 
-/// Slots to try for a name in a hash table of `size` slots, a power of two, in this order.
+/// Lists the slots of a hash table in which a name may be, in the order of the search. `size`: number of slots, a power
+/// of two.
 fn slots_of(name: &str, size: usize) -> impl Iterator<Item = usize> {
     let first = xxh3_64(name.as_bytes()) as usize;
     (0..size).map(move |step| first.wrapping_add(step) & (size - 1))
 }
 
-/// Dialects in which the engines of a model render chats.
+/// Dialects (ways of rendering chats as prompts) of the engines that serve a model.
 pub(crate) struct Dialects {
     pub(crate) main: Dialect,
     pub(crate) others: Vec<Dialect>,
-    /// The model of requests that name none, if the engines have only one; None otherwise.
+    /// Model that is used for requests that name no model, if the engines have only one; None otherwise.
     pub(crate) only_model: Option<String>,
 }
 
-/// Engines to which a request about a prompt, such as to tokenize it, is sent.
+/// Engines to which the router sends a question about a prompt, for example to tokenize the prompt.
 pub(crate) struct ToAsk {
-    /// The least loaded engine whose route is usable; None if there is none.
+    /// Least loaded engine whose route for the question works; None if no engine's route works.
     pub(crate) now: Option<Arc<Engine>>,
-    /// Engines that are asked in the background, to test whether their route works again.
+    /// Engines with a failed route that are also asked, in the background, to test whether the route works again.
     pub(crate) due: Vec<Arc<Engine>>,
 }
 
-/// Party that adds an engine.
+/// Originator of a request to add an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
-    /// The operator of the router, by its configuration or command.
+    /// Operator of the router, by the configuration or a command.
     Operator,
-    /// A client over HTTP. It cannot replace an engine at another URL, its engines get the key of all engines only on
-    /// request, and their number is limited.
+    /// Client over HTTP. A client cannot replace an engine by one at another URL, its engines get the key of all
+    /// engines only on request, and the number of its engines is limited.
     Client,
 }
 
-/// The engine that a change of the fleet added, and the one it replaced.
+/// Result of adding an engine: the new engine, and the engine that it replaced.
 pub(crate) struct FleetChange {
     pub(crate) added: Arc<Engine>,
-    /// The previous engine of the same name; None if the name is new.
+    /// Previous engine of the same name; None if the name is new.
     pub(crate) replaced: Option<Arc<Engine>>,
 }
 
 impl ToAsk {
-    /// True if no engine is to be asked.
+    /// True if no engine is available for the question.
     pub(crate) fn is_empty(&self) -> bool {
         self.now.is_none() && self.due.is_empty()
     }
@@ -127,18 +129,18 @@ impl Fleet {
         Ok(Self { engines, dialect, changes: Mutex::default(), config, shards, tls })
     }
 
-    /// The TLS configuration for outgoing connections, which verifies the certificates of engines and services.
+    /// Returns the TLS configuration for outgoing connections, which verifies the certificates of engines and services.
     pub(crate) fn tls(&self) -> &Arc<ClientConfig> {
         &self.tls
     }
 
-    /// All engines of the fleet now.
+    /// Returns the current table of all engines.
     #[must_use]
     pub(crate) fn engines(&self) -> Guard<Arc<EngineTable>> {
         self.engines.load()
     }
 
-    /// Returns the engine with this name.
+    /// Returns the engine with the name `name`; None if there is no such engine.
     #[must_use]
     pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
         self.engines.load().get(name).cloned()
@@ -149,7 +151,7 @@ impl Fleet {
         self.compare_dialects();
     }
 
-    /// Updates the common dialect of all engines, after an engine's kind and version have become known.
+    /// Updates the common dialect of all engines, after the kind and version of an engine have become known.
     pub(crate) fn compare_dialects(&self) {
         let engines = self.engines.load();
         let first = engines.first().map(|engine| engine.dialect()).unwrap_or_default();
@@ -157,7 +159,8 @@ impl Fleet {
         self.dialect.store(Arc::new(is_one.then_some(first)));
     }
 
-    /// Dialects of the engines that serve a model, the most frequent one first.
+    /// Returns the dialects (ways of rendering chats) of the engines that serve a model, the most frequent dialect
+    /// first.
     pub(crate) fn dialects(&self, model: Option<&str>) -> Dialects {
         let only_model = if model.is_none() { self.only_model() } else { None };
         if let Some(one) = **self.dialect.load() {
@@ -177,7 +180,7 @@ impl Fleet {
         Dialects { main: found.next().unwrap_or_default(), others: found.collect(), only_model }
     }
 
-    /// The model that all engines have, as far as they list their models; None if there are several.
+    /// Returns the model that all engines have, as far as they list their models; None if there are several models.
     fn only_model(&self) -> Option<String> {
         let engines = self.engines.load();
         let models = engines.iter().map(|engine| engine.models.load_full());
@@ -189,21 +192,22 @@ impl Fleet {
         first.all(|other| other == one).then_some(one)
     }
 
-    /// The model under which requests for this name are counted: the model itself, or the base model of an adapter.
-    /// None if no engine lists the name.
+    /// Returns the model under which requests for the name `name` are counted: the model itself, or the base model of
+    /// an adapter. None if no engine lists the name.
     pub(crate) fn counted_as(&self, name: &str) -> Option<String> {
         self.engines.load().iter().find_map(|engine| engine.models.load().counted_as(name).map(str::to_owned))
     }
 
-    /// True if all engines that serve a model identify images by the `uuid` in a request; false if there are none.
+    /// True if all engines that serve a model identify images by the `uuid` in a request; false if no engine serves the
+    /// model.
     pub(crate) fn takes_image_ids(&self, model: Option<&str>) -> bool {
         let engines = self.engines.load();
         let mut serving = engines.iter().filter(|engine| engine.models.load().may_serve(model)).peekable();
         serving.peek().is_some() && serving.all(|engine| engine.takes_image_ids())
     }
 
-    /// The engine with the fewest requests in flight among those that serve a model, render its chats in this dialect
-    /// and are up; None if there is none.
+    /// Returns the engine with the fewest requests in flight among those that are up, serve a model, and render its
+    /// chats in the dialect `dialect`; None if there is no such engine.
     pub(crate) fn one_for(&self, model: Option<&str>, dialect: Dialect) -> Option<Arc<Engine>> {
         let engines = self.engines.load();
         let serving = engines.iter().filter(|engine| engine.prepares(model, dialect));
@@ -211,15 +215,15 @@ impl Fleet {
         serving.min_by_key(|engine| (!engine.lists(model), engine.counts.in_flight.load(Relaxed))).cloned()
     }
 
-    /// Returns the engines' own name of a model, if it differs from the name `model` that clients use. Only engines of
-    /// the dialect count.
+    /// Returns the engines' own name of a model, if different from the name `model` that clients use; None otherwise.
+    /// Only engines of the dialect `dialect` are examined.
     pub(crate) fn own_name(&self, model: &str, dialect: Dialect) -> Option<String> {
         let engine = self.one_for(Some(model), dialect)?;
         engine.models.load().own_name(model).map(str::to_owned)
     }
 
-    /// Returns the engine to ask about a prompt at a path, and engines whose route is due for a test. `other`: an
-    /// engine that is left out.
+    /// Returns the engine to which a question about a prompt is sent at a path, and the engines whose route at this
+    /// path is due for a test. `other`: an engine that is not asked.
     pub(crate) fn to_ask(
         &self,
         model: Option<&str>,
@@ -244,13 +248,13 @@ impl Fleet {
         ToAsk { now: best.map(|(_, engine)| engine.clone()), due }
     }
 
-    /// True if there are separate prefill engines.
+    /// True if the fleet has engines that only compute prompts (prefill).
     pub(crate) fn is_split(&self) -> bool {
         self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
     }
 
-    /// True if requests can be served: some engine is up and its models are known; and if there are separate prefill
-    /// and decode engines, how they hand blocks over is known too.
+    /// True if requests can be served: some engine is up and its models are known. If prefill and decode engines are
+    /// separate, their protocol for transferring blocks must be known too.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
         // Silence may be a few requests' doing: one client must not take the whole router out of service.
@@ -265,8 +269,8 @@ impl Fleet {
         engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
     }
 
-    /// Adds an engine, or replaces the one of the same name. `before` is called with the old and the new engine while
-    /// requests still find the old one.
+    /// Adds an engine, or replaces the engine of the same name. The function `before` is called with the old and the
+    /// new engine before requests can find the new one.
     pub(crate) fn set(
         &self,
         mut config: EngineConfig,
@@ -310,7 +314,7 @@ impl Fleet {
         Ok(FleetChange { added: engine, replaced })
     }
 
-    /// Removes an engine. Requests that run there continue.
+    /// Removes an engine from the fleet. Requests that the engine is processing continue.
     pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
         let _lock = self.changes.lock();
         let mut engines = self.engines.load().to_vec();
@@ -323,8 +327,8 @@ impl Fleet {
     }
 }
 
-/// Returns a TLS configuration that verifies the certificates of servers. `setting`: name of the setting for the file
-/// with authorities `ca`, for errors.
+/// Makes a TLS configuration that verifies the certificates of servers. `ca`: file with certificate authorities;
+/// `setting`: name of the setting for this file, for errors.
 pub(crate) fn client_tls(setting: &str, ca: Option<&Path>) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     // Where the systems that we run on keep the authorities that they trust.

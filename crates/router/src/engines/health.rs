@@ -1,5 +1,5 @@
-//! Health of an engine: decides whether the engine takes requests, from the outcome of requests, from health checks,
-//! and from the engine's own statements.
+//! Health of an engine: decides whether the engine gets requests, from the outcomes of requests, from health checks,
+//! and from reports of the engine such as being asleep.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -11,40 +11,40 @@ use super::health_check::Sleep;
 use crate::clock::millis;
 use crate::config::HealthConfig;
 
-/// Time, in milliseconds, for which events must be missing to count as missing: an engine that comes back answers
-/// before its event streams do.
+/// Time, in milliseconds, without events from an engine after which its events are considered missing. An engine that
+/// comes back answers requests before its event streams are connected.
 const MISSED_FOR: u64 = 1_000;
 
-/// Time, in milliseconds, after an engine was down during which missing events do not count; by then its streams are
-/// normally connected again.
+/// Time, in milliseconds, after an engine was down during which missing events are ignored. Event streams are normally
+/// connected again within this time.
 const RECONNECTED_WITHIN: u64 = 5_000;
 
-/// Reason for which no requests are sent to an engine.
+/// State of an engine that decides whether the engine gets requests; every state but `Up` is a reason to send none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HealthState {
-    /// No reason: the engine takes requests.
+    /// The engine works and gets requests.
     Up,
     /// The engine does not answer the health check.
     Down,
-    /// Several requests in a row failed; the engine is left out for a while.
+    /// Several successive requests failed; the engine gets no requests for a while.
     Failing,
-    /// The engine has requests and has not sent a byte for long.
+    /// The engine has open requests and has not sent a byte for longer than the limit.
     Silent,
-    /// The engine works, but does not answer the health check in time.
+    /// The engine works, but did not answer the health check in time.
     Busy,
-    /// The engine asked for a pause.
+    /// The engine requested a pause, for example by a `Retry-After` header.
     Paused,
-    /// The engine sleeps: its weights are offloaded until it is woken.
+    /// The engine is asleep: its weights are offloaded until it is woken.
     Asleep,
-    /// The operator or discovery drains the engine.
+    /// The operator or discovery drains the engine, so that it gets no new requests.
     Draining,
 }
 
 impl HealthState {
-    /// Names of all states, each once.
+    /// Names of all states in answers and metrics, without repetition.
     pub(crate) const NAMES: [&str; 7] = ["up", "down", "failing", "silent", "busy", "asleep", "draining"];
 
-    /// Name of the state in answers and metrics.
+    /// Returns the name of the state in answers and metrics.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -63,18 +63,19 @@ impl HealthState {
 /// Outcome of a health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// The health check was successful.
+    /// Successful health check.
     Well,
-    /// The engine works, but did not answer in time. Its requests are not taken away.
+    /// Late answer of an engine that works; its open requests stay there. The text is the reason.
     Busy(String),
-    /// The health check failed or could not connect; two failures in a row mean that the engine is down.
+    /// Failed health check or failed connection; two failures in a row mean that the engine is down. The text is the
+    /// reason.
     Unwell(String),
-    /// The engine is dead, for this reason.
+    /// Proof that the engine is dead; the text is the reason.
     Dead(String),
 }
 
 impl Finding {
-    /// The reason why the engine is not well; None if it is well.
+    /// Returns the reason why the health check was not successful; None if it was successful.
     pub(crate) fn why_not(&self) -> Option<&str> {
         match self {
             Self::Well => None,
@@ -83,30 +84,32 @@ impl Finding {
     }
 }
 
-/// Party that can drain an engine. The engine gets new requests again when neither party drains it.
+/// Party that can drain an engine, so that it gets no new requests. The engine gets new requests again when neither
+/// party drains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainedBy {
     /// The operator of the router, or a client with the admin key.
     Operator = 1,
-    /// The source that discovered the engine, as its pod is not ready or terminates.
+    /// The source that discovered the engine, for example because the engine's pod is not ready or is terminating.
     Discovery = 2,
 }
 
-/// Health of an engine, with the evidence for it.
+/// Health of an engine, computed from its answers and failures.
 #[derive(Debug)]
 pub(crate) struct Health {
     config: HealthConfig,
     /// Number of successive failed requests.
     failures: AtomicU32,
-    /// Number of successive requests without an answer for which the requests themselves may be the cause.
+    /// Number of successive unanswered requests that may have failed through the requests' own fault.
     doubts: AtomicU32,
-    /// Wakes the task that makes health checks.
+    /// Signal that wakes the task for health checks to make one at once.
     doubted: Notify,
-    /// Number of successive times that the engine was left out.
+    /// Number of successive times that the engine was excluded from routing because of failed requests.
     opened: AtomicU32,
-    /// Time until which the engine is left out, in milliseconds of the router's clock; 0 if it is not left out.
+    /// Time until which the engine gets no requests because of failures, in milliseconds of the router's clock; 0
+    /// without such an exclusion.
     open_until: AtomicU64,
-    /// True if a trial request is under way, to see whether the engine works again.
+    /// True while a single trial request tests whether an engine that failed works again.
     trial: AtomicBool,
     /// Number of successive health checks that failed.
     unwell: AtomicU32,
@@ -114,19 +117,19 @@ pub(crate) struct Health {
     late: AtomicBool,
     pub(crate) sleep: Sleep,
     down: AtomicBool,
-    /// Number of times that the engine went down. `went_down` wakes the tasks that wait for the next time.
+    /// Number of times that the engine went down. Tasks that wait for a change are woken by `went_down`.
     downs: AtomicU32,
     went_down: Notify,
     silent: AtomicBool,
     busy_until: AtomicU64,
     /// Time at which the last successful health check began, in milliseconds of the router's clock.
     well_at: AtomicU64,
-    /// Time since which the engine's events are missing although it is not down, in milliseconds; 0 if they are not
-    /// missing.
+    /// Time since which the engine's events have been missing without the engine being down, in milliseconds; 0 while
+    /// they are not missing.
     events_missing_since: AtomicU64,
     /// Time at which the engine was last seen to be down, in milliseconds; 0 if it never was.
     last_down: AtomicU64,
-    /// One bit for each party that drains the engine: see [`DrainedBy`].
+    /// Bit set with one bit for each party ([`DrainedBy`]) that drains the engine.
     draining: AtomicU32,
 }
 
@@ -180,20 +183,20 @@ impl Health {
         }
     }
 
-    /// Returns the rest of the pause that the engine asked for.
+    /// Returns the remaining time of the pause that the engine requested; zero without a pause.
     pub(crate) fn busy_for(&self) -> Duration {
         Duration::from_millis(self.busy_until.load(Relaxed).saturating_sub(millis()))
     }
 
-    /// Records that a request is sent to the engine. If the engine was left out before, this request is a trial, and no
-    /// other one is sent until it has ended.
+    /// Records that a request is sent to the engine. If the engine was excluded because of failures, this request is a
+    /// trial, and no other request is sent until the trial has ended.
     pub(crate) fn sent(&self) {
         if self.open_until.load(Relaxed) != 0 {
             self.trial.store(true, Relaxed);
         }
     }
 
-    /// Records that the engine has answered a request.
+    /// Records that the engine answered a request, which ends an exclusion because of failures.
     pub(crate) fn note_answer(&self) {
         self.silent.store(false, Relaxed);
         if self.doubts.load(Relaxed) != 0 {
@@ -207,7 +210,7 @@ impl Health {
         }
     }
 
-    /// Records a failed request. True if the engine is left out from now on.
+    /// Records a failed request. True if this failure excludes the engine from routing for a while.
     pub(crate) fn note_failure(&self) -> bool {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         let was_trial = self.trial.swap(false, Relaxed);
@@ -227,8 +230,8 @@ impl Health {
         self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// Records a request without an answer for which the request itself may be the cause. Several in a row cause a
-    /// health check, which decides.
+    /// Records an unanswered request that may have failed through its own fault. Several such requests in a row cause a
+    /// health check.
     pub(crate) fn doubt(&self) {
         if self.trial.swap(false, Relaxed) {
             // No success: that it has failed before is all that is known.
@@ -239,22 +242,23 @@ impl Health {
         }
     }
 
-    /// Waits until a health check is requested, because of doubtful requests or by `check_soon`.
+    /// Waits until an immediate health check is requested, because of unanswered requests or by `check_soon`.
     pub(crate) async fn wait_for_doubt(&self) {
         self.doubted.notified().await;
     }
 
-    /// Records that a request ended without telling whether the engine works.
+    /// Records that a request ended without evidence for or against the engine's health.
     pub(crate) fn unknown(&self) {
         self.trial.store(false, Relaxed);
     }
 
-    /// Records that a working engine does not answer a health check in time. True if that is new.
+    /// Records that a working engine did not answer a health check in time. True if the engine was not late before.
     pub(crate) fn note_late(&self) -> bool {
         !self.late.swap(true, Relaxed)
     }
 
-    /// Records the outcome of a health check. True if the engine goes down or becomes well by this outcome.
+    /// Records the outcome of a health check. True if the outcome changes the state of the engine to down or back to
+    /// well.
     pub(crate) fn note_check(&self, found: &Finding) -> bool {
         match found {
             Finding::Well => {
@@ -283,7 +287,7 @@ impl Health {
         }
     }
 
-    /// Records that the engine is down. True if that is new.
+    /// Records that the engine is down. True if the engine was not down before.
     fn go_down(&self) -> bool {
         if self.down.swap(true, Relaxed) {
             return false;
@@ -305,7 +309,7 @@ impl Health {
         self.downs.load(Acquire)
     }
 
-    /// Waits until the number of times that the engine went down differs from `downs`.
+    /// Waits until the count of times that the engine went down differs from `downs`.
     pub(crate) async fn is_down_since(&self, downs: u32) {
         loop {
             let notified = self.went_down.notified();
@@ -316,25 +320,26 @@ impl Health {
         }
     }
 
-    /// Records a successful health check. `began`: when the check began, in milliseconds of the router's clock.
+    /// Records a successful health check. `began`: time at which the check began, in milliseconds of the router's
+    /// clock.
     pub(crate) fn note_well(&self, began: u64) {
         self.well_at.store(began, Relaxed);
     }
 
-    /// True if a health check that began at time `at` (in milliseconds of the router's clock) or later was successful,
-    /// or if health checks are off.
+    /// True if a successful health check began at time `at`, in milliseconds of the router's clock, or later; also true
+    /// if health checks are off.
     pub(crate) fn is_well_since(&self, at: u64) -> bool {
         self.config.interval.is_zero() || self.well_at.load(Relaxed) >= at
     }
 
-    /// Requests a health check now.
+    /// Requests an immediate health check of the engine.
     pub(crate) fn check_soon(&self) {
         self.doubted.notify_one();
     }
 
-    /// Records whether the engine's events are missing at time `now`, in milliseconds. True if the events alone are at
-    /// fault: they have been missing for [`MISSED_FOR`], and the engine has answered a health check since. Otherwise
-    /// the engine itself may be gone or just back. Requests a health check when events first go missing.
+    /// Records whether the engine's events are missing at time `now`, in milliseconds. True if only the events are at
+    /// fault: they have been missing for [`MISSED_FOR`], and the engine has answered a health check since. In other
+    /// cases the engine itself may be down or only just back. Requests a health check when events first go missing.
     pub(crate) fn lacks_only_events(&self, missing: bool, now: u64) -> bool {
         if self.is_down() {
             self.last_down.store(now, Relaxed);
@@ -359,22 +364,23 @@ impl Health {
         is_reconnected && now.saturating_sub(since) >= MISSED_FOR && self.well_at.load(Relaxed) >= since
     }
 
-    /// Records whether the engine has been silent for too long. True if that is new.
+    /// Records whether an engine with open requests has sent nothing for too long. True if the engine was not silent
+    /// before.
     pub(crate) fn set_silent(&self, silent: bool) -> bool {
         !self.silent.swap(silent, Relaxed) && silent
     }
 
-    /// Records that the engine asked for a pause of this length.
+    /// Records that the engine requested a pause of the length `pause`.
     pub(crate) fn set_busy(&self, pause: Duration) {
         self.busy_until.fetch_max(millis() + pause.as_millis() as u64, Relaxed);
     }
 
-    /// True if some party drains the engine.
+    /// True if the operator or discovery drains the engine.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Relaxed) != 0
     }
 
-    /// Records whether one party drains the engine. Returns whether any party does.
+    /// Records whether the party `by` drains the engine. True if any party drains the engine afterwards.
     pub(crate) fn set_draining(&self, by: DrainedBy, draining: bool) -> bool {
         let bit = by as u32;
         let after = if draining {

@@ -1,12 +1,12 @@
-//! Health check of an engine and its evaluation; the engine's signs of life; and whether it sleeps.
+//! Health checks of an engine, with the evidence that an engine without an answer is alive, and its state of sleep.
 //!
 //! SGLang answers at `/health` when its scheduler has produced output, and with 503 after 20 s without output; a
-//! process under load answers late. A health check therefore stays open beyond its time limit, and as long as anything
-//! comes from the engine (streams, events, metrics, an answer at a path that costs it nothing) the engine is busy, not
-//! dead.
+//! process under load answers late. A health check therefore stays open beyond its time limit. While anything arrives
+//! from the engine (streams, events, metrics, or an answer at a path that needs no computation), the engine is
+//! considered busy, not dead.
 //!
-//! An engine may not answer at all while it computes: SGLang's `/health` waits until the scheduler has produced output.
-//! How long that may take is learnt for each engine from its past.
+//! An engine may send nothing at all while it computes: SGLang's `/health` waits until the scheduler has produced
+//! output. The longest silence to expect is learnt for each engine from its earlier silences.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,16 +18,16 @@ use crate::config::{Handover, HealthConfig};
 use crate::engines::json_fields::{self, pick};
 use crate::engines::{Engine, Fault, Finding, Kind, status};
 
-/// Path at which SGLang answers without its scheduler.
+/// Path at which SGLang answers even if its scheduler is blocked.
 const SGLANG_ALIVE: &str = "/ping";
 
 /// Pause between two probes while a health check is unanswered.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Number of successive probes whose connection is refused after which the engine counts as gone.
+/// Number of successive probes with a refused connection after which the engine is considered dead.
 const REFUSALS: u32 = 2;
 
-/// Makes a health check, and waits for the answer as long as the engine shows signs of life.
+/// Makes a health check. Waits for the answer beyond the time limit while other data arrive from the engine.
 pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
     let (started, started_at) = (Instant::now(), millis());
     let mut answer = pin!(status(engine, &health.path));
@@ -99,12 +99,13 @@ pub(crate) fn is_from_gateway(status: u16) -> bool {
     matches!(status, 502..=504)
 }
 
-/// Path at which the engine answers whatever its scheduler does.
+/// Returns the path at which the engine answers independently of its scheduler.
 fn alive_path(engine: &Engine) -> &'static str {
     if engine.handover() == Some(Handover::Sglang) { SGLANG_ALIVE } else { Kind::VERSION_PATH }
 }
 
-/// Evaluates the answer to a health check, or its failure. `took`: time from the check to the answer.
+/// Derives the outcome of a health check from the engine's answer or failure. `took`: time from the check to the
+/// answer.
 fn judge(health: &HealthConfig, engine: &Engine, answer: Result<u16, Fault>, took: Duration) -> Finding {
     let is_late = took > health.timeout;
     let is_moving = || engine.is_at_work() && engine.stillness().0 <= engine.signs.limit_at_work(health.timeout);
@@ -131,14 +132,14 @@ fn judge(health: &HealthConfig, engine: &Engine, answer: Result<u16, Fault>, too
     }
 }
 
-/// Path at which vLLM reports whether it sleeps.
+/// Path at which vLLM reports whether it is asleep.
 pub(crate) const SLEEP_PATH: &str = "/is_sleeping";
 
 const UNKNOWN: u8 = 0;
 const AWAKE: u8 = 1;
 const ASLEEP: u8 = 2;
 
-/// State of sleep of an engine, by its own reports.
+/// State of an engine's sleep mode, as reported by the engine's routes and metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Sleep {
     by_route: AtomicU8,
@@ -146,7 +147,7 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// True if the engine reports that it sleeps.
+    /// True if the engine reports that it is asleep.
     pub(crate) fn is_asleep(&self) -> bool {
         match self.by_route.load(Relaxed) {
             UNKNOWN => self.by_metrics.load(Relaxed) == ASLEEP,
@@ -154,24 +155,24 @@ impl Sleep {
         }
     }
 
-    /// The route or metric by which the engine reports that it sleeps.
+    /// Returns the name of the route or metric by which the engine reports that it is asleep.
     pub(crate) fn source(&self) -> &'static str {
         if self.by_route.load(Relaxed) == ASLEEP { "GET /is_sleeping" } else { "vllm:engine_sleep_state" }
     }
 
-    /// Records the engine's answer at [`SLEEP_PATH`]; None if the answer does not tell. True if the engine has just
-    /// woken up.
+    /// Records the engine's answer at [`SLEEP_PATH`]; None for an answer that is no clear yes or no. True if the engine
+    /// has just woken up.
     pub(crate) fn note_route(&self, said: Option<bool>) -> bool {
         self.note(&self.by_route, said)
     }
 
-    /// Records the state of sleep in the engine's metrics; None if they do not tell. True if the engine has just woken
-    /// up.
+    /// Records the sleep state that the engine's metrics report; None if the metrics do not report it. True if the
+    /// engine has just woken up.
     pub(crate) fn note_metrics(&self, said: Option<bool>) -> bool {
         self.note(&self.by_metrics, said)
     }
 
-    /// Drops what the engine reported, as an engine that was down is awake when it comes back.
+    /// Resets the sleep state to awake, as an engine that was down is awake when it comes back.
     pub(crate) fn forget(&self) {
         self.by_route.store(UNKNOWN, Relaxed);
         self.by_metrics.store(UNKNOWN, Relaxed);
@@ -189,7 +190,7 @@ impl Sleep {
     }
 }
 
-/// Parses an answer at [`SLEEP_PATH`]; None if the answer does not tell whether the engine sleeps.
+/// Parses an answer at [`SLEEP_PATH`]; None if the answer is no clear yes or no.
 pub(crate) fn read(status: u16, body: &[u8]) -> Option<bool> {
     if status != 200 {
         return None;
@@ -198,41 +199,43 @@ pub(crate) fn read(status: u16, body: &[u8]) -> Option<bool> {
     json_fields::read(said)
 }
 
-/// Minimum silence of an engine at work that means death, as a multiple of a health check's time limit.
+/// Minimum silence after which a busy engine is considered dead, as a multiple of a health check's time limit.
 const TIMEOUTS: u32 = 20;
-/// Minimum silence of an engine at work that means death.
+/// Minimum silence after which a busy engine is considered dead.
 const LEAST: Duration = Duration::from_secs(10);
 
-/// Factor by which a silence of an engine must exceed its longest earlier silence to count as death.
+/// Factor by which a silence must exceed the engine's longest earlier silence for the engine to be considered dead.
 const TIMES: u32 = 2;
 
-/// Signs of life of an engine besides the bytes of its answers, and the lengths of its silences. Times are in
-/// milliseconds of the router's clock.
+/// Record of an engine's signs of life other than the bytes of its answers, and of the lengths of its silences. Times
+/// are in milliseconds of the router's clock.
 #[derive(Debug, Default)]
 pub(crate) struct Signs {
-    /// Time of the last sign of life.
+    /// Time of the last sign of life that is not a byte of an answer.
     last: AtomicU64,
-    /// Number of requests that the engine last reported to have.
+    /// Number of running and waiting requests in the engine's last report.
     reported: AtomicU64,
-    /// Time of the last sign of any kind, as of the last update.
+    /// Time of the last sign of life, bytes of answers included, at the last update.
     seen: AtomicU64,
-    /// Length of the silence since the last sign, as of the last update, in milliseconds.
+    /// Time from the last sign of life to the last update, in milliseconds.
     silence: AtomicU64,
-    /// Longest silence of the engine at work that was ended by a sign, in milliseconds.
+    /// Longest silence of the engine while it had requests, among those that ended with a sign of life, in
+    /// milliseconds.
     longest: AtomicU64,
     /// Longest time to the answer of a successful health check, in milliseconds.
     slowest: AtomicU64,
-    /// Longest time after which a health check was given up since the last successful one, in milliseconds.
+    /// Longest time after which an unanswered health check was abandoned since the last successful one, in
+    /// milliseconds.
     given_up: AtomicU64,
 }
 
 impl Signs {
-    /// Records a sign of life now.
+    /// Records a sign of life at the present time.
     pub(crate) fn note(&self) {
         self.note_at(millis());
     }
 
-    /// Records a sign of life that came this long ago.
+    /// Records a sign of life that was received `ago` before the present time.
     pub(crate) fn note_ago(&self, ago: Duration) {
         self.note_at(millis().saturating_sub(ago.as_millis() as u64));
     }
@@ -241,7 +244,7 @@ impl Signs {
         self.last.fetch_max(at, Relaxed);
     }
 
-    /// Time of the last sign of life, in milliseconds of the router's clock.
+    /// Time of the last sign of life that is not a byte of an answer, in milliseconds of the router's clock.
     pub(crate) fn last(&self) -> u64 {
         self.last.load(Relaxed)
     }
@@ -251,26 +254,26 @@ impl Signs {
         self.reported.store(requests as u64, Relaxed);
     }
 
-    /// Number of requests that the engine last reported to have.
+    /// Number of running and waiting requests in the engine's last report.
     pub(crate) fn reported(&self) -> u64 {
         self.reported.load(Relaxed)
     }
 
-    /// Records a successful health check. `took`: time to its answer.
+    /// Records a successful health check. `took`: time from the check to its answer.
     pub(crate) fn note_answer(&self, took: Duration) {
         self.note();
         self.slowest.fetch_max(took.as_millis() as u64, Relaxed);
         self.given_up.store(0, Relaxed);
     }
 
-    /// Records that a health check was given up after this time. The next one is allowed more time, as the answer may
-    /// take longer.
+    /// Records that an unanswered health check was abandoned after the time `after`. The next check is allowed more
+    /// time, as the answer may take longer.
     pub(crate) fn note_given_up(&self, after: Duration) {
         self.given_up.fetch_max(after.as_millis() as u64, Relaxed);
     }
 
-    /// Updates the longest silence. `last`: time of the last sign of any kind; `silence`: time since then if the engine
-    /// is at work, else 0.
+    /// Updates the longest silence of the engine. `last`: time of the last sign of life, bytes of answers included;
+    /// `silence`: time since then if the engine has requests, else 0.
     pub(crate) fn look(&self, last: u64, silence: Duration) {
         let before = self.silence.swap(silence.as_millis() as u64, Relaxed);
         if self.seen.swap(last, Relaxed) < last {
@@ -278,13 +281,15 @@ impl Signs {
         }
     }
 
-    /// Silence after which an engine at work counts as dead. `timeout`: time limit of a health check.
+    /// Returns the silence after which an engine with requests is considered dead. `timeout`: time limit of a health
+    /// check.
     pub(crate) fn limit_at_work(&self, timeout: Duration) -> Duration {
         let longest = Duration::from_millis(self.longest.load(Relaxed).max(self.slowest.load(Relaxed)));
         (timeout * TIMEOUTS).max(longest * TIMES).max(LEAST)
     }
 
-    /// Silence after which an engine without work counts as dead. `timeout`: time limit of a health check.
+    /// Returns the silence after which an engine without requests is considered dead. `timeout`: time limit of a health
+    /// check.
     pub(crate) fn limit_idle(&self, timeout: Duration) -> Duration {
         let longest = Duration::from_millis(self.slowest.load(Relaxed).max(self.given_up.load(Relaxed)));
         (timeout.max(longest) * TIMES).min(self.limit_at_work(timeout))

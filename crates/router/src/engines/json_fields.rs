@@ -1,4 +1,4 @@
-//! Access to single fields of a JSON object as raw text, without parsing the others.
+//! Extraction of single fields of a JSON object as raw text, without parsing the other fields.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Returns the fields with these names, the last one of each name. None if the text is no JSON object.
+/// Returns the raw values of the fields with the names `names`, in the order of `names`; of a repeated name, the last
+/// value. None if the text is no JSON object.
 pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
     let mut found = [None; N];
     each_field(text, |name, value| {
@@ -47,14 +48,14 @@ pub(crate) fn each_item<'a>(list: &'a RawValue, see: impl FnMut(&'a RawValue)) -
     serde_json::Deserializer::from_str(list.get()).deserialize_seq(Items(see)).ok()
 }
 
-/// Parses a raw JSON value; None if it is missing or of another type.
+/// Parses a raw JSON value; None if the value is missing or of another type.
 pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
 struct Fields<F>(F);
 
-/// Name of a JSON field, borrowed unless it has escapes.
+/// Name of a JSON field, without a copy unless the name has escapes.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 

@@ -1,37 +1,38 @@
-//! Recognition of the engine behind a server, vLLM or SGLang, by its answers.
+//! Recognition of an engine as vLLM or SGLang, with its version, by its answers.
 
 use kvatlas_prompt::Dialect;
 
 use crate::config::Handover;
 use crate::engines::json_fields::{pick, read};
 
-/// Kind of an engine, with properties that depend on its kind and version.
+/// Kind of an engine, vLLM or SGLang, with the properties that follow from the kind and version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) handover: Handover,
-    /// Dialect in which engines of this kind and version render chats.
+    /// Dialect of the engine: the way in which its kind and version render chats as prompts.
     pub(crate) dialect: Dialect,
     /// True if the engine identifies images by the `uuid` in a request.
     pub(crate) takes_image_ids: bool,
-    /// True if a request can tell the engine which blocks to load, and to pull blocks from another engine.
+    /// True if a request can name the blocks that the engine loads, and another engine from which blocks are pulled.
     pub(crate) pulls: bool,
-    /// Bootstrap port at which SGLang's prefill engines meet their decode engines; None if unknown.
+    /// Port at which an SGLang prefill engine arranges transfers with decode engines (the bootstrap port); None if
+    /// unknown.
     pub(crate) bootstrap_port: Option<u16>,
-    /// Context length in tokens, if SGLang states it.
+    /// Context length in tokens, as reported by SGLang; None if not reported.
     pub(crate) max_len: Option<u32>,
     /// True if SGLang truncates prompts that are too long (`--allow-auto-truncate`).
     pub(crate) cuts_prompts: bool,
 }
 
 impl Kind {
-    /// Paths at which SGLang describes itself. vLLM has only the first of them, in its development mode, with other
-    /// contents.
+    /// Paths at which SGLang reports its settings and version. vLLM has only the first path, in its development mode,
+    /// with other contents.
     pub(crate) const PATHS: [&str; 2] = ["/server_info", "/get_server_info"];
 
-    /// Path at which vLLM states its version.
+    /// Path at which vLLM reports its version.
     pub(crate) const VERSION_PATH: &str = "/version";
 
-    /// Makes the kind of an engine that is not SGLang, from its answer at [`Self::VERSION_PATH`].
+    /// Makes the kind of an engine that is not SGLang, from the engine's answer at [`Self::VERSION_PATH`].
     pub(crate) fn vllm(answer: &[u8]) -> Self {
         let version = pick(answer, ["version"]).and_then(|[version]| read::<String>(version));
         let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version.as_deref());
@@ -41,7 +42,7 @@ impl Kind {
         Self { handover, dialect, takes_image_ids, pulls, bootstrap_port: None, max_len: None, cuts_prompts: false }
     }
 
-    /// Parses an answer at one of [`Self::PATHS`]; None if it is not SGLang's.
+    /// Parses an engine's answer at one of [`Self::PATHS`]; None if the answer is not SGLang's.
     pub(crate) fn sglang(answer: &[u8]) -> Option<Self> {
         const SIGNS: [&str; 3] = ["disaggregation_mode", "kv_events", "kv_events_config"];
         const OTHERS: [&str; 4] = ["disaggregation_bootstrap_port", "version", "context_length", "allow_auto_truncate"];
@@ -57,17 +58,17 @@ impl Kind {
     }
 }
 
-/// True if this version of vLLM identifies images by the `uuid` in a request: 0.11 and later.
+/// True if the version `version` of vLLM identifies images by the `uuid` in a request: 0.11 and later.
 pub(crate) fn takes_image_ids(version: &str) -> bool {
     is_since(version, (0, 11))
 }
 
-/// True if engines of this version of vLLM can pull blocks from each other: 0.28 and later.
+/// True if engines of the version `version` of vLLM can pull blocks from each other: 0.28 and later.
 pub(crate) fn pulls(version: &str) -> bool {
     is_since(version, (0, 28))
 }
 
-/// True if a version string names release `first` or a later one.
+/// True if a version string denotes the release `first` or a later one.
 fn is_since(version: &str, first: (u32, u32)) -> bool {
     let mut numbers = version.trim_start_matches('v').split('.').map_while(|number| number.parse::<u32>().ok());
     let release = (numbers.next(), numbers.next());

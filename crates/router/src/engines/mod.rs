@@ -58,7 +58,7 @@ use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Handover, Role};
 use crate::error::Error;
 
-/// An engine as the router knows it: settings, state, counters and connections.
+/// Engine known to the router, with its settings, state, counters and connections.
 pub(crate) struct Engine {
     /// The engine's name.
     pub name: Arc<str>,
@@ -66,50 +66,50 @@ pub(crate) struct Engine {
     pub address: Address,
     /// The engine's settings.
     pub config: EngineConfig,
-    /// Address at which other engines pull blocks from the engine; None if they cannot.
+    /// Address at which other engines pull blocks from the engine; None if pulling is not configured.
     pub(crate) pull: Option<PullAddress>,
-    /// State of the routes at which the engine is asked about prompts, such as `/tokenize`.
+    /// State of the routes of the engine for questions about prompts, such as `/tokenize`.
     pub(crate) side_routes: Arc<SideRoutes>,
     /// The models that the engine serves.
     pub models: ArcSwap<Models>,
-    /// True if the engine was asked for its models, with or without success, or they are configured.
+    /// True if the engine's models are configured, or the engine was asked for them, with or without success.
     pub(crate) is_known: AtomicBool,
-    /// True once the engine has counted the tokens of a prompt differently from the router.
+    /// True once the engine has counted a different number of tokens in a prompt than the router.
     pub(crate) makes_other_tokens: AtomicBool,
-    /// Agreement between engine and router on the token counts of prompts.
+    /// Comparison of the engine's token counts of prompts with the router's.
     pub(crate) token_agreement: Arc<TokenAgreement>,
-    /// Kind of the engine; None until it is known.
+    /// Kind of the engine, vLLM or SGLang; None until the kind is known.
     pub(crate) kind: ArcSwapOption<Kind>,
     pub(crate) health: Arc<Health>,
-    /// True if the blocks known of the engine may be gone, as only a sequence number indicates that the engine has not
-    /// restarted.
+    /// True if the index's record of the engine's blocks may be outdated, as only a sequence number indicates that the
+    /// engine has not restarted.
     pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
-    /// Outcomes of the engine's recent requests.
+    /// Outcomes of the engine's recent requests: numbers of successes and failures.
     pub(crate) recent: Arc<Recent>,
     pub(crate) signs: Arc<Signs>,
-    /// Reason why the engine is down or busy; None if it is neither.
+    /// Reason why the engine is down or busy, as text; None for an engine in another state.
     pub(crate) why_not: Arc<Mutex<Option<String>>>,
-    /// Time at which the engine was added.
+    /// Time at which the engine was added to the fleet.
     pub(crate) added: Instant,
-    /// State of the engine when last examined.
+    /// State of the engine at its last periodic examination.
     pub(crate) record: Arc<Mutex<EngineRecord>>,
-    /// Requests of the last minute that the engine refused as busy.
+    /// Number of requests of the last minute that the engine refused as busy.
     pub(crate) busy_answers: Mutex<BusyAnswers>,
-    /// Speed compared with the engine's peers, if it is slow; None otherwise.
+    /// Comparison of the engine's speed with its peers if the engine is slow; None otherwise.
     pub(crate) slowness: Mutex<Option<SpeedGap>>,
     pub(crate) refused: Mutex<RefusedEvents>,
-    /// Trust in the announced blocks of each rank, by the rank's number in the decision core, once the engine has
-    /// reported cached tokens.
+    /// Estimate of how reliable the blocks announced by each rank are, by the rank's number in routing decisions. A
+    /// rank has an estimate once the engine has reported cached tokens.
     pub(crate) beliefs: Mutex<BTreeMap<WorkerId, CacheBelief>>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
     /// Value of the `Authorization` header for requests to the engine; None for no header.
     pub(crate) authorization: Option<String>,
-    /// Numbers of the engine's ranks in the decision core; unset until it is registered.
+    /// Numbers that identify the engine's ranks in routing decisions; unset until the engine is registered.
     pub(crate) ids: OnceLock<Box<[WorkerId]>>,
-    /// The engine's name as the value of a header.
+    /// Name of the engine as the value of a header.
     pub(crate) header: HeaderValue,
 }
 
@@ -177,14 +177,14 @@ impl Engine {
         })
     }
 
-    /// The name and the address of the engine with these settings.
+    /// Returns the name and the address of an engine from its settings.
     pub(crate) fn place(config: &EngineConfig) -> Result<(String, Address), Error> {
         let address: Address = config.url.parse()?;
         let default_name = || format!("{}{}", address.authority, address.base);
         Ok((config.name.clone().unwrap_or_else(default_name), address))
     }
 
-    /// All names in an engine's settings, each with the name of its setting.
+    /// Returns all names in an engine's settings (engine, models, adapters, version), each with the name of the setting.
     fn names<'a>(config: &'a EngineConfig, name: &'a str) -> impl Iterator<Item = (&'static str, &'a str)> {
         let lists = [("models", &config.models), ("aliases", &config.aliases), ("adapters", &config.adapters)];
         let listed = lists.into_iter().flat_map(|(setting, names)| names.iter().map(move |name| (setting, &**name)));
@@ -192,12 +192,12 @@ impl Engine {
         single.into_iter().filter_map(|(setting, name)| Some((setting, name?))).chain(listed)
     }
 
-    /// True if the engine gets the key of all engines, unless it has one of its own.
+    /// True if the engine gets the key configured for all engines, unless it has a key of its own.
     pub(crate) fn uses_key(&self) -> bool {
         self.config.use_key != Some(false)
     }
 
-    /// Takes over the state of `old`, the same engine with other settings.
+    /// Copies the state of `old`, which is the same engine with other settings.
     pub(crate) fn goes_on_from(&mut self, old: &Self) {
         self.health = old.health.clone();
         self.counts = old.counts.clone();
@@ -222,12 +222,14 @@ impl Engine {
         }
     }
 
-    /// Protocol by which the engine hands blocks over; None until it is known.
+    /// Returns the protocol by which the engine transfers blocks between prefill and decode; None until the protocol is
+    /// known.
     pub(crate) fn handover(&self) -> Option<Handover> {
         self.config.handover.or_else(|| self.kind.load().as_ref().map(|kind| kind.handover))
     }
 
-    /// Dialect in which the engine renders chats; the newest vLLM's until the engine's kind is known.
+    /// Returns the engine's dialect (way of rendering chats as prompts); that of the newest vLLM until the engine's
+    /// kind is known.
     pub(crate) fn dialect(&self) -> Dialect {
         let Some(handover) = self.handover() else { return Dialect::default() };
         match (&self.config.version, self.kind.load().as_ref()) {
@@ -236,8 +238,8 @@ impl Engine {
         }
     }
 
-    /// True if the engine can tokenize prompts for engines of a dialect: it has this dialect, may serve the model, is
-    /// up, and is no prefill engine.
+    /// True if the engine can tokenize prompts for engines of the dialect `dialect`: it has this dialect, may serve the
+    /// model, is up, and is no prefill engine.
     pub(crate) fn prepares(&self, model: Option<&str>, dialect: Dialect) -> bool {
         self.config.role != Role::Prefill
             && self.dialect() == dialect
@@ -261,8 +263,8 @@ impl Engine {
         }
     }
 
-    /// True if requests can tell the engine to pull blocks from others: the operator has set its pull address, and its
-    /// reported or configured version supports pulling.
+    /// True if requests can make the engine pull blocks from other engines: the operator has configured its pull
+    /// address, and its reported or configured version supports pulling.
     pub(crate) fn pulls(&self) -> bool {
         let knows_how = match (&self.config.version, self.handover()) {
             (Some(version), Some(Handover::Vllm)) => pulls(version),
@@ -272,7 +274,8 @@ impl Engine {
         knows_how && self.pull.is_some()
     }
 
-    /// Takes over the engine's list of its models; recent denials remain. True if the list has changed.
+    /// Replaces the engine's list of models by the one that it reported; recent answers that it lacks a model stay
+    /// recorded. True if the list has changed.
     pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
         let models = Models::new(&self.config, Some(said));
         let is_new = self.models.load().names != models.names;
@@ -282,12 +285,12 @@ impl Engine {
         is_new
     }
 
-    /// Records that the engine answered that it does not have a model.
+    /// Records the engine's answer that it does not have a model.
     pub(crate) fn note_denied(&self, model: &str) {
         self.models.rcu(|before| before.denying(model));
     }
 
-    /// Context length for a model in tokens; None if unknown, or if the engine truncates longer prompts.
+    /// Returns the context length for a model in tokens; None if unknown, or if the engine truncates longer prompts.
     pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
         let kind = self.kind.load();
         if kind.as_ref().is_some_and(|kind| kind.cuts_prompts) {
@@ -296,18 +299,20 @@ impl Engine {
         self.models.load().max_len(model).or_else(|| kind.as_ref()?.max_len)
     }
 
-    /// False if a request certainly does not fit into the engine's context. `room`: number of tokens that the request
+    /// False if a request certainly exceeds the engine's context length. `room`: number of tokens that the request
     /// needs; 0 if not counted.
     pub(crate) fn has_room(&self, model: Option<&str>, room: u32) -> bool {
         room == 0 || self.makes_other_tokens.load(Relaxed) || self.max_len(model).is_none_or(|most| room <= most)
     }
 
-    /// Bootstrap port of an SGLang engine; None if unknown.
+    /// Returns the port at which an SGLang prefill engine arranges transfers with decode engines (the bootstrap port);
+    /// None if unknown.
     pub(crate) fn bootstrap_port(&self) -> Option<u16> {
         self.config.bootstrap_port.or_else(|| self.kind.load().as_ref().and_then(|kind| kind.bootstrap_port))
     }
 
-    /// Returns a connection to the engine, an idle or a new one. `shard`: the thread whose idle connections are used.
+    /// Returns an idle connection to the engine, or opens a new one. `shard`: number of the thread whose idle
+    /// connections are used.
     pub(crate) async fn connection(&self, shard: usize) -> Result<Connection, Fault> {
         match self.pool.take(shard) {
             Some(connection) => Ok(connection),
@@ -316,7 +321,7 @@ impl Engine {
         }
     }
 
-    /// Makes a new connection to the engine.
+    /// Opens a new connection to the engine.
     pub(crate) async fn new_connection(&self) -> Result<Connection, Fault> {
         self.counts.connections.fetch_add(1, Relaxed);
         Connection::connect(&self.address, self.tls.as_ref(), self.connect_timeout).await
@@ -331,7 +336,7 @@ impl Engine {
         }
     }
 
-    /// Records a failed request that is the engine's fault.
+    /// Records a request that failed through the engine's fault.
     pub(crate) fn blame(&self) {
         if self.health.note_failure() {
             self.counts.opened.fetch_add(1, Relaxed);
@@ -342,7 +347,7 @@ impl Engine {
         }
     }
 
-    /// Records that something has arrived from the engine.
+    /// Records that data have arrived from the engine.
     pub(crate) fn note_sign_of_life(&self) {
         let now = millis();
         // Written once a millisecond at most: all threads read and write it.
@@ -351,19 +356,19 @@ impl Engine {
         }
     }
 
-    /// True if the engine has requests, from this router or, as its metrics report, from others.
+    /// True if the engine has requests, from this router or, according to its metrics, from others.
     pub(crate) fn is_at_work(&self) -> bool {
         self.counts.in_flight.load(Relaxed) > 0 || self.signs.reported() > 0
     }
 
-    /// Returns the time since the last sign of life of any kind, and the time of that sign in milliseconds of
-    /// the router's clock.
+    /// Returns the time since the last data of any kind from the engine, and the time of their arrival in milliseconds
+    /// of the router's clock.
     pub(crate) fn stillness(&self) -> (Duration, u64) {
         let last = self.counts.last_byte.load(Relaxed).max(self.signs.last());
         (Duration::from_millis(millis().saturating_sub(last)), last)
     }
 
-    /// Returns the time for which the engine, having requests, has not sent a byte; zero without requests.
+    /// Returns the time for which the engine has had requests and not sent a byte; zero without requests.
     pub(crate) fn silence(&self) -> Duration {
         if self.counts.in_flight.load(Relaxed) == 0 {
             return Duration::ZERO;

@@ -1,5 +1,5 @@
-//! The models that an engine serves: those that it lists, those that its configuration adds, and those that its answers
-//! have denied.
+//! Models that an engine serves: those that the engine lists and those that its configuration adds, without those that
+//! its answers have denied.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,52 +11,53 @@ use crate::clock::millis;
 use crate::config::EngineConfig;
 use crate::engines::json_fields::{self, each_field, each_item, pick};
 
-/// Time, in milliseconds, for which an engine gets no requests for a model that it has denied, if other engines may
-/// have the model.
+/// Time, in milliseconds, for which an engine gets no requests for a model after answering that it lacks the model, if
+/// other engines may have the model.
 const DENIED_FOR: u64 = 30_000;
 
-/// Maximum number of denied models that are remembered, as clients may send any names.
+/// Maximum number of recorded models that the engine has answered to lack. A limit is needed as clients may send any
+/// names.
 const MOST_DENIED: usize = 64;
 
-/// Knowledge on whether an engine serves a model.
+/// State of knowledge about whether an engine serves a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
     /// The engine or its configuration lists the model.
     Listed,
-    /// The engine has not listed its models.
+    /// The engine has not listed its models, so that it may serve the model.
     Unknown,
     /// The engine recently answered that it does not have the model.
     Denied,
-    /// The engine lists its models, and this one is not among them.
+    /// The engine lists its models, and the list lacks the model.
     Not,
 }
 
 /// The models and adapters that an engine serves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Models {
-    /// Models and adapters in the order of the engine's list, then those that the configuration adds.
+    /// Models and adapters: those in the engine's list, in its order, then those that the configuration adds.
     pub names: Vec<Model>,
     /// True if the list is complete; false if the engine has not listed its models and none are configured.
     is_whole: bool,
-    /// The shortest context length of the models, in tokens; 0 if one is unknown.
+    /// Shortest context length of the models, in tokens; 0 if the length of a model is unknown.
     least_len: u32,
-    /// Models that the engine has denied, each with the time until which that counts, in milliseconds of the router's
-    /// clock.
+    /// Models that the engine answered to lack, each with the time at which this record expires, in milliseconds of the
+    /// router's clock.
     denied: Vec<(String, u64)>,
 }
 
-/// Maximum number of models in an engine's list; further ones are left out.
+/// Maximum number of models read from an engine's list; further ones are ignored.
 pub(crate) const MAX_MODELS: usize = 1000;
 /// Maximum length of a model's name, in bytes.
 pub(crate) const MAX_NAME: usize = 256;
-/// Maximum number of fields of a model's entry that are kept.
+/// Maximum number of fields stored of a model's entry in an engine's list.
 const MAX_FIELDS: usize = 32;
 
-/// An engine's list of its models, as parsed.
+/// Parsed list of an engine's models.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub(crate) models: Vec<Model>,
-    /// Number of entries left out: beyond [`MAX_MODELS`], or with a name that is too long.
+    /// Number of ignored entries of the list: beyond [`MAX_MODELS`], or with a name that is too long.
     pub(crate) left_out: u64,
 }
 
@@ -65,18 +66,19 @@ pub(crate) struct Listing {
 pub(crate) struct Model {
     /// Name by which clients request the model.
     pub name: String,
-    /// For an adapter: its base model; None for a model.
+    /// Base model of an adapter; None for a model that is no adapter.
     pub parent: Option<String>,
-    /// The model's entry in the engine's `/v1/models`, or one in the same form.
+    /// JSON entry of the model in the engine's `/v1/models`, or an entry made in the same form.
     pub card: Value,
-    /// For an alias added by the configuration: the engine's own name of the model; None otherwise.
+    /// Engine's own name of the model, for an alias added by the configuration; None for other models.
     own_name: Option<String>,
     /// Context length in tokens, for prompt and answer together; None if unknown.
     max_len: Option<u32>,
 }
 
 impl Model {
-    /// Parses an entry of an engine's list; keeps only fields that are not nested. None if it has no id.
+    /// Parses an entry of an engine's list of models; stores only fields that are not nested. None if the entry has no
+    /// id.
     fn read(entry: &RawValue) -> Option<Self> {
         let mut card = Map::new();
         let mut max_len = None;
@@ -95,7 +97,7 @@ impl Model {
         Some(Self { name, parent, card: card.into(), own_name: None, max_len })
     }
 
-    /// Makes the entry of a model that the engine does not list. `of`: a model whose context length applies.
+    /// Makes the entry of a model that the engine does not list. `of`: a model whose context length the new entry gets.
     fn named(name: &str, of: Option<&Self>) -> Self {
         let mut card = json!({ "id": name, "object": "model", "owned_by": "kvatlas" });
         let max_len = of.and_then(|of| of.max_len);
@@ -107,7 +109,7 @@ impl Model {
 }
 
 impl Models {
-    /// The models of an engine with this configuration. `said`: models in its answer at `/v1/models`; None without an
+    /// Makes the list of an engine's models. `said`: models in the engine's answer at `/v1/models`; None without an
     /// answer.
     pub(crate) fn new(config: &EngineConfig, said: Option<Vec<Model>>) -> Self {
         let said = said.unwrap_or_default();
@@ -160,7 +162,7 @@ impl Models {
         Self { names, is_whole, least_len, denied: Vec::new() }
     }
 
-    /// Parses an engine's answer at `/v1/models`; None if it lists no models.
+    /// Parses an engine's answer at `/v1/models`; None if the answer has no list of models.
     pub(crate) fn read(body: &[u8]) -> Option<Listing> {
         let [list] = pick(body, ["data"])?;
         let mut said = Listing { models: Vec::new(), left_out: 0 };
@@ -175,7 +177,7 @@ impl Models {
         self.names.iter().find(|known| known.name == model)
     }
 
-    /// Returns what is known on whether the engine serves a model.
+    /// Returns the state of knowledge about whether the engine serves a model.
     pub(crate) fn serving(&self, model: &str) -> Serving {
         let serving = match self.find(model) {
             Some(_) => Serving::Listed,
@@ -185,8 +187,8 @@ impl Models {
         if self.denies(model) { Serving::Denied } else { serving }
     }
 
-    /// The model under which requests for this name are counted: the model itself, or the base model of an adapter.
-    /// None if the engine does not list the name.
+    /// Returns the model under which requests for the name `name` are counted: the model itself, or the base model of
+    /// an adapter. None if the engine does not list the name.
     pub(crate) fn counted_as(&self, name: &str) -> Option<&str> {
         self.find(name).map(|known| known.parent.as_deref().unwrap_or(&known.name))
     }
@@ -200,28 +202,29 @@ impl Models {
         !self.denied.is_empty() && self.denied.iter().any(|(name, until)| name == model && *until > millis())
     }
 
-    /// The engine's own model for a name: the base model of an adapter, the model of an alias, else `model` itself.
+    /// Returns the engine's own model for a name: the base model of an adapter, the model of an alias, else `model`
+    /// itself.
     pub(crate) fn base<'a>(&'a self, model: &'a str) -> &'a str {
         let behind = self.find(model).and_then(|known| known.parent.as_deref().or(known.own_name.as_deref()));
         behind.unwrap_or(model)
     }
 
-    /// Returns the engine's own name of a model, if it differs from the name `model` that clients use; None otherwise.
+    /// Returns the engine's own name of a model, if different from the name `model` that clients use; None otherwise.
     pub(crate) fn own_name(&self, model: &str) -> Option<&str> {
         self.find(model)?.own_name.as_deref()
     }
 
-    /// True if this number of tokens fits into the context of every model.
+    /// True if `tokens` tokens fit into the context of every model.
     pub(crate) fn have_room(&self, tokens: u32) -> bool {
         tokens <= self.least_len
     }
 
-    /// Context length for a model in tokens; of the first model if `model` is None. None if unknown.
+    /// Returns the context length for a model in tokens, or for the first model if `model` is None. None if unknown.
     pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
         model.map_or_else(|| self.names.first(), |model| self.find(model))?.max_len
     }
 
-    /// A copy in which the engine also denies this model.
+    /// Returns a copy of the list with the record that the engine has answered to lack `model`.
     pub(crate) fn denying(&self, model: &str) -> Self {
         let now = millis();
         let mut denied: Vec<_> =
@@ -233,14 +236,15 @@ impl Models {
         Self { denied, ..self.clone() }
     }
 
-    /// This list with the denials of `before`, except for models that only this list has.
+    /// Returns the list with the records of `before` about models that the engine answered to lack, except for models
+    /// that are new in this list.
     pub(crate) fn after(mut self, before: &Self) -> Self {
         let is_new = |name: &str| self.find(name).is_some() && before.find(name).is_none();
         self.denied = before.denied.iter().filter(|(name, _)| !is_new(name)).cloned().collect();
         self
     }
 
-    /// A copy with an adapter that the engine has just loaded.
+    /// Returns a copy of the list with an adapter that the engine has just loaded.
     pub(crate) fn with_adapter(&self, name: &str) -> Self {
         let mut models = self.clone();
         models.denied.retain(|(denied, _)| denied != name);
@@ -255,7 +259,7 @@ impl Models {
         models
     }
 
-    /// A copy without an adapter that the engine has just unloaded.
+    /// Returns a copy of the list without an adapter that the engine has just unloaded.
     pub(crate) fn without(&self, name: &str) -> Self {
         let mut models = self.clone();
         models.names.retain(|model| model.name != name || model.parent.is_none());
@@ -263,7 +267,7 @@ impl Models {
     }
 }
 
-/// True if an engine's error answer states that it does not have the requested model or adapter.
+/// True if an engine's error answer states that the engine does not have the requested model or adapter.
 pub(crate) fn denies_model(status: u16, body: &[u8]) -> bool {
     let Some([error, ..]) = pick(body, ["error"]) else { return false };
     let is_there = |raw: &&RawValue| raw.get() != "null";

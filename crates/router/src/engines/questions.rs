@@ -1,18 +1,18 @@
-//! The router's own requests to an engine, each on a separate connection.
+//! Requests of the router itself to an engine, such as for its models or metrics, each on a separate connection.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Connection, Engine, Fault, Framing, Head};
 
-/// Maximum size, in bytes, of an engine's answer that is read as a whole: to a forwarded request, or to one about a
-/// prompt, whose tokens can take megabytes.
+/// Maximum size, in bytes, of an engine's answer that the router reads completely: the answer to a forwarded request,
+/// or to a question about a prompt, whose tokens can have megabytes.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// Maximum size of an engine's short answer about itself, in bytes.
+/// Maximum size of an engine's short answer with information about itself, in bytes.
 pub(crate) const SHORT: usize = 256 << 10;
 
-/// Maximum size of an engine's answer about itself that is a list, in bytes: a thousand adapters of vLLM, or the
-/// settings of each rank of SGLang.
+/// Maximum size, in bytes, of an engine's list with information about itself. The limit suffices for a thousand
+/// adapters of vLLM, or the settings of each rank of SGLang.
 pub(crate) const LIST: usize = 1 << 20;
 
 /// Maximum size of an engine's metrics, in bytes.
@@ -59,7 +59,7 @@ pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) 
     Ok((answer.status.as_u16(), body))
 }
 
-/// Sends a request to an engine; returns the connection and the head of the answer.
+/// Sends a request to an engine; returns the connection and the head of the answer, whose body is not read yet.
 async fn begin(engine: &Engine, method: hyper::Method, path: &str, body: &[u8]) -> Result<(Connection, Head), Fault> {
     let mut connection = engine.new_connection().await?;
     let key = engine.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
@@ -74,7 +74,8 @@ async fn begin(engine: &Engine, method: hyper::Method, path: &str, body: &[u8]) 
     Ok((connection, answer))
 }
 
-/// Reads a body of at most `most` bytes, and calls `see` with each piece; counts a body that is too long.
+/// Reads an answer's body of at most `most` bytes, and calls `see` with each piece. A longer body is an error and
+/// counted in the engine's counters.
 async fn read(
     engine: &Engine,
     mut connection: Connection,
@@ -95,7 +96,7 @@ async fn read(
     Ok(())
 }
 
-/// Reads a whole body; returns the connection as well, for reuse.
+/// Reads an answer's body completely; returns the connection with the body, for reuse.
 pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> Result<(Connection, Vec<u8>), String> {
     let mut body = Vec::new();
     while let Some(data) = std::future::poll_fn(|context| connection.poll_data(context, &mut framing)).await {
@@ -107,7 +108,7 @@ pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> R
     Ok((connection, body))
 }
 
-/// Splitter of text that arrives in pieces into lines; lines that are too long are dropped.
+/// Splitter of text that arrives in pieces into lines. Lines that are too long are dropped.
 #[derive(Default)]
 struct Lines {
     open: Vec<u8>,

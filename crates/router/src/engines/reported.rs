@@ -1,21 +1,21 @@
-//! Parser of engines' metrics at `/metrics`, by the names of vLLM and SGLang.
+//! Parser of engines' metrics at `/metrics`, with the metrics' names in vLLM and SGLang.
 
 use std::collections::BTreeMap;
 
 use kvatlas_routing::Load;
 
-/// Maximum number of ranks in an engine's metrics.
+/// Maximum number of ranks that are read from an engine's metrics.
 const MAX_RANKS: usize = 1024;
 
-/// Figures from an engine's metrics, parsed line by line.
+/// Numbers from an engine's metrics, parsed line by line.
 #[derive(Debug, Default)]
 pub(crate) struct EngineMetrics {
     loads: BTreeMap<u32, Load>,
-    /// By rank: size of the cache and of one page in tokens, where SGLang states them.
+    /// Size of the cache and of one page in tokens, where SGLang reports them, by rank.
     tokens: BTreeMap<u32, (Option<f64>, Option<f64>)>,
     is_awake: bool,
     is_asleep: bool,
-    /// Number of lines dropped because they are about too many ranks.
+    /// Number of lines of the metrics that were dropped because they are about too many ranks.
     pub(crate) left_out: u64,
 }
 
@@ -61,13 +61,13 @@ impl EngineMetrics {
         }
     }
 
-    /// Returns whether the engine is asleep, which it is not while one of its ranks is awake; None if the metrics do
-    /// not tell.
+    /// Returns true if the engine is asleep, false if one of its ranks is awake, None if the metrics do not report
+    /// sleep.
     pub(crate) fn is_asleep(&self) -> Option<bool> {
         (self.is_awake || self.is_asleep).then_some(!self.is_awake)
     }
 
-    /// The load of each data-parallel rank, by its id in the metrics.
+    /// Returns the load of each data-parallel rank, by the rank's id in the metrics.
     pub(crate) fn into_loads(self) -> BTreeMap<u32, Load> {
         let mut loads = self.loads;
         for (rank, (all, page)) in self.tokens {
@@ -96,7 +96,8 @@ fn parts(line: &str) -> Option<(&str, &str, f64)> {
     value.is_finite().then_some((name, labels, value))
 }
 
-/// The value of a label, which has no escapes in these engines' metrics; None if the label is missing.
+/// Returns the value of a metric's label; None if the label is missing. Escapes are not decoded, as vLLM and SGLang use
+/// none.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     let mut rest = labels;
     loop {

@@ -1,4 +1,5 @@
-//! Heads of requests to engines, and of their answers: headers that concern only the router or one hop are left out.
+//! Heads of requests to engines and of answers from them, without the headers that concern only the router or a single
+//! connection.
 
 use std::borrow::Cow;
 
@@ -19,7 +20,7 @@ const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// True for hop-by-hop headers (RFC 9110, 7.6.1), which the router does not pass on.
+/// True for hop-by-hop headers (RFC 9110, 7.6.1), which the router does not forward.
 fn is_for_one_hop(name: &HeaderName) -> bool {
     // One comparison of numbers for each known name.
     *name == CONNECTION
@@ -33,7 +34,7 @@ fn is_for_one_hop(name: &HeaderName) -> bool {
         || *name == PROXY_CONNECTION
 }
 
-/// Prefixes of header names by which a client could change a request's path, method, host or origin behind the router.
+/// Prefixes of names of headers by which a client could change a request's path, method, host or origin at the engine.
 const REWRITING: [&str; 8] = [
     "x-forwarded",
     "x-original-",
@@ -45,8 +46,8 @@ const REWRITING: [&str; 8] = [
     "x-real-",
 ];
 
-/// True for headers that only a proxy may set: those that engines, and proxies before them, may take for the request's
-/// own path, method, host or client.
+/// True for headers that only a proxy may set, because engines, and proxies before them, may use their values as the
+/// request's path, method, host or client.
 fn is_for_proxies(name: &HeaderName) -> bool {
     let name = name.as_str();
     if !matches!(name.as_bytes().first(), Some(b'x' | b'f' | b'c' | b't' | b'p')) {
@@ -83,7 +84,7 @@ fn is_for_proxies(name: &HeaderName) -> bool {
     (dashed.starts_with("x-") && REWRITING.iter().any(|beginning| dashed.starts_with(beginning))) || is_other()
 }
 
-/// The header names that a `Connection` header declares to be hop-by-hop.
+/// Returns the header names that a `Connection` header declares to be hop-by-hop.
 fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     let mut names = Vec::new();
     for value in headers.get_all(CONNECTION) {
@@ -110,8 +111,8 @@ pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     }
 }
 
-/// True for headers of an answer by which a server instructs a browser, or a proxy in front of the router, about the
-/// whole server; engines may not set these.
+/// True for headers of an answer that instruct a browser, or a proxy in front of the router, about the whole server.
+/// Engines may not set these headers.
 fn is_for_the_server(name: &HeaderName) -> bool {
     let name = name.as_str();
     let beginnings = ["access-control-", "cross-origin-", "content-security-policy", "x-sendfile"];
@@ -175,8 +176,8 @@ fn is_for_the_server(name: &HeaderName) -> bool {
     )
 }
 
-/// Removes and adds headers so that an engine's answer is harmless when a browser displays it, as it comes from the
-/// same origin as the router's own page.
+/// Removes and adds headers so that a browser can display an engine's answer without harm. Protection is needed as the
+/// answer comes from the same origin as the router's own web page.
 fn make_harmless(headers: &mut HeaderMap) {
     let unwanted: Vec<HeaderName> = headers.keys().filter(|name| is_for_the_server(name)).cloned().collect();
     for name in unwanted {
@@ -195,7 +196,7 @@ fn make_harmless(headers: &mut HeaderMap) {
     }
 }
 
-/// True for content types that no browser displays as a page.
+/// True for content types that browsers do not display as a page.
 fn is_data(kind: &[u8]) -> bool {
     // Of several types, browsers take the last.
     if kind.contains(&b',') {
@@ -205,7 +206,7 @@ fn is_data(kind: &[u8]) -> bool {
     kind.eq_ignore_ascii_case(b"application/json") || kind.eq_ignore_ascii_case(b"text/event-stream")
 }
 
-/// Removes hop-by-hop headers from an answer, and those that only the router may set.
+/// Removes hop-by-hop headers from an answer, and the headers that only the router may set.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     make_harmless(headers);
     if headers.contains_key(CONNECTION) {
@@ -219,20 +220,20 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// A request to an engine, without its body.
+/// Head of a request to an engine.
 pub(crate) struct EngineRequest<'a> {
     pub(crate) method: &'a Method,
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
-    /// Request id to add; None if the client has sent one.
+    /// Request id that the router adds as a header; None if the client has sent an id.
     pub(crate) id: Option<&'a HeaderValue>,
-    /// True if the answer's body must not be compressed.
+    /// True to request an answer without compression.
     pub(crate) plain: bool,
 }
 
 impl EngineRequest<'_> {
-    /// Writes the request's head. `rank`: the engine's rank to name in a header; `body`: size of the body in bytes;
-    /// `trace`: header lines with a trace context, which replace the client's.
+    /// Writes the request's head. `rank`: rank of the engine, which a header selects; `body`: size of the body in
+    /// bytes; `trace`: header lines with a trace context, which replace the client's.
     pub(crate) fn write(
         &self,
         engine: &Engine,

@@ -1,9 +1,8 @@
-//! Routes of an engine at which the router asks about prompts, such as `/tokenize`, and whether they are usable at
-//! present.
+//! Routes of an engine for questions about prompts, such as `/tokenize`, and their present usability.
 //!
 //! Engines need not have these routes: a missing flag disables them, an old version lacks them, a proxy may answer with
-//! a page, and all of that may change with a restart. So a route that failed is not used for a while, and then tested
-//! beside the requests.
+//! a page, and each of these may change with a restart. A route that failed is therefore not used for a while, and then
+//! tested in the background, independently of requests.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -13,22 +12,23 @@ use memchr::memmem;
 
 use crate::clock::millis;
 
-/// Time, in milliseconds, after which a failed route is tested again.
+/// Time, in milliseconds, from a route's failure to its next test.
 const PAUSE: u64 = 10_000;
 
-/// Number of successive answers without tokens, each possibly by chance, after which a route is no longer used.
+/// Number of successive answers without tokens after which a route is no longer used. Fewer may have happened by
+/// chance.
 const CHANCES: u64 = 3;
 
-/// Names of the outcomes of requests to a side route, in the metrics.
+/// Names, in the metrics, of the outcomes of questions about prompts to an engine.
 pub(crate) const OUTCOMES: [&str; 5] = ["tokens", "refused", "rejected", "failed", "late"];
 
-/// Outcome of a request to a side route, in the order of [`OUTCOMES`].
+/// Outcome of a question about a prompt to an engine, in the order of [`OUTCOMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Tokens,
-    /// The engine lacks the route, refuses it, or answers with something other than tokens.
+    /// The engine lacks the route, refuses access, or answers with something other than tokens.
     Refused,
-    /// The engine rejects this request, which says nothing about the route.
+    /// The engine rejects the particular request, which is no evidence against the route.
     Rejected,
     /// The engine failed or is busy.
     Failed,
@@ -36,29 +36,29 @@ pub(crate) enum Outcome {
     Late,
 }
 
-/// Answer to whether a side route is to be used now.
+/// Permission to use a route of an engine for a question about a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The route works and can be used now.
     Now,
-    /// The route failed before and is due for a test, which the caller makes.
+    /// The route failed before and is due for a test, which the caller has to make.
     Trial,
     No,
 }
 
-/// A route of an engine at which the router asks about prompts.
+/// Route of an engine for questions about prompts, such as `/tokenize`.
 #[derive(Debug)]
 pub(crate) struct SideRoute {
     /// Time of the next test, in milliseconds of the router's clock; 0 while the route works.
     again_at: AtomicU64,
-    /// Number of successive answers without tokens that may have been chance.
+    /// Number of successive answers without tokens, which may have happened by chance.
     misses: AtomicU64,
-    /// Number of answers without tokens after which the route is no longer used.
+    /// Number of successive answers without tokens after which the route is no longer used.
     chances: u64,
     outcomes: [AtomicU64; OUTCOMES.len()],
 }
 
-/// All routes of an engine at which the router asks about prompts.
+/// All routes of an engine for questions about prompts.
 #[derive(Debug)]
 pub(crate) struct SideRoutes {
     tokenize: SideRoute,
@@ -75,7 +75,7 @@ impl Default for SideRoutes {
 }
 
 impl SideRoutes {
-    /// The route at this path.
+    /// Returns the route at the path `path`.
     pub(crate) fn of(&self, path: &str) -> &SideRoute {
         match path {
             MESSAGES_RENDER_PATH => &self.messages,
@@ -84,12 +84,12 @@ impl SideRoutes {
         }
     }
 
-    /// All routes, each with its path.
+    /// Returns all routes, each with its path.
     pub(crate) fn all(&self) -> [(&'static str, &SideRoute); 3] {
         [TOKENIZE_PATH, MESSAGES_RENDER_PATH, RESPONSES_RENDER_PATH].map(|path| (path, self.of(path)))
     }
 
-    /// Drops all findings about the routes, as the engine may be another one now.
+    /// Resets the state of all routes to usable, as another engine or version may be running now.
     pub(crate) fn forget(&self) {
         for (_, route) in self.all() {
             route.again_at.store(0, Relaxed);
@@ -99,7 +99,7 @@ impl SideRoutes {
 }
 
 impl SideRoute {
-    /// Returns whether the route is to be used now. When a test is due, only one caller gets [`Turn::Trial`].
+    /// Returns whether the caller may use the route now. When a test is due, only one caller gets [`Turn::Trial`].
     pub(crate) fn turn(&self) -> Turn {
         let (again_at, now) = (self.again_at.load(Relaxed), millis());
         match again_at {
@@ -112,7 +112,7 @@ impl SideRoute {
         }
     }
 
-    /// Records the outcome of a request to the route. True if the route is not used from now on.
+    /// Records the outcome of a request to the route. True if the outcome makes the route unusable.
     pub(crate) fn note(&self, outcome: Outcome) -> bool {
         self.outcomes[outcome as usize].fetch_add(1, Relaxed);
         let misses = match outcome {
@@ -130,14 +130,14 @@ impl SideRoute {
         misses >= self.chances && self.again_at.swap(millis() + PAUSE, AcqRel) == 0
     }
 
-    /// Number of requests to the route by outcome, each with its name in [`OUTCOMES`].
+    /// Returns the number of requests to the route for each outcome, with the outcome's name in [`OUTCOMES`].
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = (&'static str, u64)> {
         OUTCOMES.into_iter().zip(self.outcomes.each_ref().map(|count| count.load(Relaxed)))
     }
 }
 
 impl Outcome {
-    /// The outcome for an answer without tokens, by the status and the body.
+    /// Returns the outcome for an answer that has no tokens, by the answer's status and body.
     pub(crate) fn without_tokens(status: u16, body: &[u8]) -> Self {
         match status {
             // A model or an adapter that the engine does not have is not a route that it does not have.

@@ -1,49 +1,50 @@
-//! Comparison of engines' speeds: the factor by which one is slower than the median of its peers.
+//! Comparison of the speeds of engines: an engine is slow if it takes a multiple of the median time of its peers.
 
 use std::collections::BTreeMap;
 
-/// Factor from which an engine counts as slow.
+/// Threshold for slowness: an engine slower than the median of its peers by this factor is considered slow.
 const SLOW: f64 = 3.0;
-/// Factor below which a slow engine no longer counts as slow.
+/// Threshold for recovery: a slow engine is considered normal again below this factor over the median of its peers.
 const WELL: f64 = 2.0;
 
 /// Minimum number of requests sent to an engine for its speed to be compared.
 const LEAST_REQUESTS: u64 = 5;
 
-/// Minimum wait for the first token of the current prompt, in seconds, for the engine to count as slow before it has
-/// answered.
+/// Minimum wait for the first token of the current prompt, in seconds, after which an engine can be considered slow
+/// before it has answered.
 const LATE_AFTER: f64 = 2.0;
-/// Minimum wait for the first token, as a multiple of the time that the engine's peers need for the current prompt, for
-/// the engine to count as slow before it has answered.
+/// Minimum wait for the first token of the current prompt after which an engine can be considered slow before it has
+/// answered, as a multiple of the time that the engine's peers need for this prompt.
 const LATE: f64 = 10.0;
-/// Minimum number of tokens that a prompt is taken to have, so that short prompts prove nothing.
+/// Minimum number of tokens assumed for a prompt in the comparison, so that short prompts prove nothing.
 const SHORT: f64 = 256.0;
-/// Share of the cache in use from which a prompt may be waiting for room.
+/// Share of the cache in use above which a prompt may be waiting for free cache space, so that its lateness proves
+/// nothing.
 const FULL: f64 = 0.9;
-/// Time, in milliseconds, for which a late prompt makes its engine count as slow.
+/// Time, in milliseconds, for which an engine is considered slow because of one late prompt.
 const COUNTS_FOR: u64 = 60_000;
 
 /// Observed speed of an engine, for comparison with its peers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SeenSpeed {
-    /// Role and models of the engine as text; engines with equal texts are peers.
+    /// Role and models of the engine as text; engines with equal texts are compared with each other.
     pub(crate) kind: String,
-    /// Prompt tokens computed a second, divided by the engine's weight.
+    /// Number of prompt tokens that the engine computes a second, divided by the engine's weight.
     pub(crate) prefill_rate: f64,
     /// Duration of a decoding step in seconds, multiplied by the engine's weight.
     pub(crate) step_time: f64,
     /// Number of requests sent to the engine.
     pub(crate) requests: u64,
-    /// The prompt that the engine is computing; None if there is none.
+    /// Prompt that the engine is computing now; None if the engine computes none.
     pub(crate) current: Option<CurrentPrompt>,
 }
 
-/// A prompt that an engine is computing: its first token has not come yet.
+/// Prompt that an engine is computing, whose first output token has not arrived.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CurrentPrompt {
     /// Number of prompt tokens that are not in the engine's cache.
     pub(crate) tokens: f64,
-    /// Seconds since the engine could begin with the prompt.
+    /// Seconds since the engine was free to begin with the prompt.
     pub(crate) elapsed: f64,
     /// Share of the cache in use, from the engine's metrics; `NAN` if unknown.
     pub(crate) kv_usage: f64,
@@ -55,17 +56,17 @@ pub(crate) struct SpeedGap {
     pub(crate) factor: f64,
     pub(crate) peers: usize,
     pub(crate) of_prompts: bool,
-    /// The late prompt that shows the slowness; None if the average speed shows it.
+    /// Late prompt that shows the slowness; None if the average speed shows it.
     pub(crate) late: Option<LatePrompt>,
 }
 
-/// A prompt whose first token is late compared with what the engine's peers need.
+/// Prompt whose first token is late compared with the time that the engine's peers need.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LatePrompt {
     tokens: f64,
-    /// Seconds that the prompt had taken when last seen.
+    /// Seconds that the prompt had taken at the last comparison.
     elapsed: f64,
-    /// Seconds that peers need for the prompt.
+    /// Seconds that the engine's peers need for a prompt of this length.
     usual: f64,
     /// Time at which the prompt was first seen to be late, in milliseconds of the router's clock.
     pub(crate) since: u64,
@@ -74,8 +75,8 @@ pub(crate) struct LatePrompt {
 }
 
 impl SpeedGap {
-    /// Returns the gap to report: `found`, seen now, or else a prompt that was late recently. `before`: the gap
-    /// reported so far; `now`: time in milliseconds.
+    /// Returns the slowness to report: `found`, which is observed now, or else a late prompt observed recently.
+    /// `before`: the slowness reported so far; `now`: time in milliseconds.
     pub(crate) fn going_on(found: Option<Self>, before: Option<Self>, now: u64) -> Option<Self> {
         let kept = before.filter(|gap| gap.late.is_some_and(|late| now.saturating_sub(late.seen) < COUNTS_FOR));
         match (found, kept) {
@@ -87,7 +88,7 @@ impl SpeedGap {
         }
     }
 
-    /// The reason for counting as slow, as text.
+    /// Returns the reason for considering the engine slow, as text.
     pub(crate) fn reason(&self) -> String {
         if let Some(LatePrompt { tokens, elapsed, usual, .. }) = self.late {
             return format!(
@@ -102,8 +103,8 @@ impl SpeedGap {
     }
 }
 
-/// Returns the slow engines, by their position in `speeds`. `was`: whether each was slow before; `now`: time in
-/// milliseconds.
+/// Returns the slow engines, by their position in `speeds`. `was`: for each engine, true if it was slow before; `now`:
+/// time in milliseconds.
 pub(crate) fn slow_ones(speeds: &[SeenSpeed], was: &[bool], now: u64) -> BTreeMap<usize, SpeedGap> {
     let mut slow = BTreeMap::new();
     for (at, own) in speeds.iter().enumerate() {
@@ -133,7 +134,8 @@ pub(crate) fn slow_ones(speeds: &[SeenSpeed], was: &[bool], now: u64) -> BTreeMa
 }
 
 impl SeenSpeed {
-    /// The current prompt, if it takes much longer than at peers that compute `rate` tokens a second; None otherwise.
+    /// Returns the current prompt if it takes much longer than at peers that compute `rate` tokens a second; None
+    /// otherwise.
     fn late(&self, rate: f64, now: u64) -> Option<LatePrompt> {
         let CurrentPrompt { tokens, elapsed, kv_usage } = self.current?;
         let usual = tokens.max(SHORT) / rate;

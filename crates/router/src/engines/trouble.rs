@@ -1,5 +1,5 @@
-//! Kinds of conditions that an engine can have, with text and advice for each; and the state of an engine's event
-//! streams, with their worst condition.
+//! Faults that an engine can have (its conditions), with text and advice for each; and the state of an engine's event
+//! streams, with their worst fault.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::Engine;
 use super::diagnosis::EventsState;
 
-/// Base URL of the runbooks, which have a page for each condition, by its name.
+/// Base URL of the runbooks, which are pages for operators, one for each kind of fault, by its name.
 const RUNBOOKS: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/runbooks";
 
-/// Time for which refused events count as a condition.
+/// Time for which events that the index refused are reported as a fault of the engine.
 const REFUSED_LATELY: Duration = Duration::from_secs(600);
 
-/// Kinds of conditions that an engine can have, the worst first.
+/// Kinds of faults that an engine can have, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trouble {
     Down,
@@ -38,22 +38,22 @@ pub(crate) enum Trouble {
     Partial,
 }
 
-/// The worst known condition of an engine.
+/// Worst known fault of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) ill: Trouble,
-    /// Reason for the condition as text, with figures.
+    /// Reason for the fault's report as text, with figures.
     pub(crate) reason: String,
-    /// Time since which the engine has had the condition.
+    /// Time at which the fault began.
     pub(crate) since: SystemTime,
 }
 
-/// Number of an engine's events that were refused so far, and the time of the last increase.
+/// Number of an engine's events that the index refused so far, and the time of the last increase.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {
-    /// All kinds of conditions, the worst first.
+    /// All kinds of faults, the worst first.
     pub(crate) const ALL: [Self; 15] = [
         Self::Down,
         Self::Asleep,
@@ -72,7 +72,7 @@ impl Trouble {
         Self::Partial,
     ];
 
-    /// Name of the condition in answers, metrics and logs, and of its runbook.
+    /// Returns the name of the fault in answers, metrics and logs, which is also the name of its runbook.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Down => "down",
@@ -93,7 +93,7 @@ impl Trouble {
         }
     }
 
-    /// The condition as the end of the sentence "the engine is …".
+    /// Returns the fault as the end of the sentence "the engine is …".
     pub(crate) fn phrase(self) -> &'static str {
         match self {
             Self::NoEvents => "without events",
@@ -102,7 +102,7 @@ impl Trouble {
         }
     }
 
-    /// Advice to the operator about the condition.
+    /// Returns advice to the operator about the fault.
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::Down => "check that the engine runs and that the router reaches it; it is used again when it answers",
@@ -144,12 +144,12 @@ impl Trouble {
 }
 
 impl Condition {
-    /// Makes a condition that begins now. `reason`: text with figures.
+    /// Makes a record of a fault that begins now. `reason`: text with figures.
     pub(crate) fn new(ill: Trouble, reason: impl Into<String>) -> Self {
         Self { ill, reason: reason.into(), since: SystemTime::now() }
     }
 
-    /// Returns the condition as JSON for answers of the router.
+    /// Returns the fault as JSON for answers of the router.
     pub(crate) fn to_json(&self) -> Value {
         let name = self.ill.name();
         json!({
@@ -164,7 +164,7 @@ impl Condition {
 }
 
 impl RefusedEvents {
-    /// Takes over the number of refused events; true if it has grown within [`REFUSED_LATELY`].
+    /// Updates the number of refused events to `refused`; true if it has grown within [`REFUSED_LATELY`].
     pub(crate) fn is_new(&mut self, refused: u64) -> bool {
         if refused > self.0 {
             *self = Self(refused, Some(Instant::now()));
@@ -173,10 +173,10 @@ impl RefusedEvents {
     }
 }
 
-/// Time that discovery has to register a new engine before the engine counts as not followed.
+/// Time allowed to discovery for registering a new engine before the engine is reported as not followed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// States of a stream, the worst first; an engine has the worst state of its streams.
+/// States of an event stream, the worst first. The worst state of an engine's streams is the engine's.
 const STATES: [State; 9] = [
     State::Stale,
     State::Conflict,
@@ -189,7 +189,7 @@ const STATES: [State; 9] = [
     State::Live,
 ];
 
-/// Returns the state of an engine's event streams, and their worst condition; None if all is well.
+/// Returns the state of an engine's event streams, and their worst fault; None for no fault.
 pub(super) fn look(service: &Follower, engine: &Engine) -> (EventsState, Option<Condition>) {
     let said = |ill, reason: String| Some(Condition::new(ill, reason));
     let reported = registration(service, engine);
@@ -217,7 +217,8 @@ pub(super) fn look(service: &Follower, engine: &Engine) -> (EventsState, Option<
     (state(name), lost.or_else(|| of_contents(service, engine, keyspace)).or_else(|| overdue(service, &streams)))
 }
 
-/// Returns the state and the reason, as text, of an engine that discovery could not register; None if it is registered.
+/// Returns the state of an engine that discovery could not register, and the reason as text; None for a registered
+/// engine.
 fn registration(service: &Follower, engine: &Engine) -> Option<(EngineState, String)> {
     let views = service.fleet().engines();
     let is_of = |view: &&kvatlas_follow::fleet::EngineView| *view.worker == *engine.name;
@@ -229,7 +230,7 @@ fn registration(service: &Follower, engine: &Engine) -> Option<(EngineState, Str
     Some((view.state, view.reason.as_deref().map_or_else(default, str::to_owned)))
 }
 
-/// Returns the condition of a stream that delivers nothing usable now; None if it does.
+/// Returns the fault of a stream that delivers no usable events now; None for a stream that delivers events.
 fn without_events(service: &Follower, stream: &Stream) -> Option<Condition> {
     let error = stream.status.last_error();
     let with = |words: &str| match &error {
@@ -255,15 +256,14 @@ fn without_events(service: &Follower, stream: &Stream) -> Option<Condition> {
     }
 }
 
-/// Returns the condition of an engine that is late to answer at its replay socket, but not yet given up; None
-/// otherwise.
+/// Returns the fault of an engine whose replay socket is late to answer, but still being waited for; None otherwise.
 fn overdue(service: &Follower, streams: &[(u32, std::sync::Arc<Stream>)]) -> Option<Condition> {
     let late = |(_, stream): &(u32, std::sync::Arc<Stream>)| service.fleet().overdue(stream).is_some();
     let is_late = streams.iter().any(late);
     is_late.then(|| Condition::new(Trouble::Overdue, "it has not answered at its replay socket in time"))
 }
 
-/// Returns the condition caused by the contents of an engine's events; None if all is well.
+/// Returns the fault in the contents of an engine's events; None for correct events.
 fn of_contents(service: &Follower, engine: &Engine, keyspace: &Keyspace) -> Option<Condition> {
     let (mut refused, mut wrong_size, mut lost, mut is_partial) = (0, 0, 0, false);
     let (mut other_size, mut is_other_size, mut other_topics) = (None, false, 0);
@@ -310,8 +310,8 @@ fn of_contents(service: &Follower, engine: &Engine, keyspace: &Keyspace) -> Opti
     is_partial.then(|| Condition::new(Trouble::Partial, reason))
 }
 
-/// True if another stream has the same address and a topic of its own; then batches that this stream skips belong to
-/// that one.
+/// True if another stream has the same address and a topic of its own. Batches that this stream skips then belong to
+/// the other stream.
 fn shares_address(service: &Follower, stream: &Stream) -> bool {
     let its = &stream.registration;
     let workers = service.fleet().workers();
