@@ -1,59 +1,59 @@
-//! Errors when a router is started or its fleet is changed.
+//! Errors of starting a router and of changing its fleet of engines.
 
-/// Error with a message that says what was wrong, and what would be right.
+/// Error of starting a router or changing its fleet. The message states what was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A setting cannot be used.
+    /// Unusable value of a setting.
     #[error("{message}")]
     Config {
-        /// Text that says what is wrong with the setting.
+        /// Description of the fault in the setting.
         message: String,
     },
-    /// The router cannot be started.
+    /// Failure to start the router.
     #[error("{message}")]
     Start {
-        /// The reason, as text.
+        /// Reason for the failure, as text.
         message: String,
     },
-    /// The fleet has no engine of this name.
+    /// Unknown engine: the fleet has none of this name.
     #[error("there is no engine of the name {name:?}")]
     Unknown {
-        /// The unknown name.
+        /// Name of the engine that is not in the fleet.
         name: String,
     },
-    /// A client adds an engine under the name of another one.
+    /// Refusal of an engine that a client adds under the name of another engine.
     #[error("there is an engine of the name {name:?} at {url}: choose another name, or remove that engine first")]
     Taken {
-        /// The name.
+        /// Name that another engine has.
         name: String,
-        /// URL of the engine that has the name.
+        /// URL of the engine that already has the name.
         url: String,
     },
-    /// More ranks than clients may add over HTTP.
+    /// Refusal of an engine that a client adds over HTTP, because the fleet would have too many ranks.
     #[error("with {ranks} ranks the fleet would be larger than POST /engines may make it: {most} (router.max_ranks)")]
     Full {
-        /// Number of ranks that the fleet would have.
+        /// Number of ranks that the fleet would have with the new engine.
         ranks: usize,
         /// Maximum number of ranks of the fleet.
         most: usize,
     },
-    /// The router has been stopped.
+    /// Change of a router that has already been stopped.
     #[error("the router is closed")]
     Closed,
 }
 
 impl Error {
-    /// Makes an error about a setting that cannot be used.
+    /// Makes an error about an unusable value of a setting.
     pub fn config(message: impl Into<String>) -> Self {
         Self::Config { message: message.into() }
     }
 
-    /// Makes an error about the start of the router.
+    /// Makes an error about a failure to start the router.
     pub fn start(message: impl Into<String>) -> Self {
         Self::Start { message: message.into() }
     }
 
-    /// Returns the error's code for programs, which never changes.
+    /// Returns the stable error code, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

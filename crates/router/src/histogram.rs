@@ -1,4 +1,4 @@
-//! Histograms of durations.
+//! Histograms of durations, for metrics.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,15 +8,15 @@ use std::time::Duration;
 pub(crate) const SECONDS: [f64; 16] =
     [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 16.0, 64.0];
 
-/// Upper bounds of the buckets for durations of whole requests, in seconds: OpenTelemetry's for generative AI, and
-/// longer ones.
+/// Upper bounds of the buckets for durations of whole requests, in seconds. The bounds are OpenTelemetry's for
+/// generative AI, with longer ones added.
 pub(crate) const REQUEST_SECONDS: [f64; 16] =
     [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68];
 
-/// Upper bounds of the buckets for durations of decisions, in seconds.
+/// Upper bounds of the buckets for durations of choices of an engine, in seconds.
 pub(crate) const DECISION_SECONDS: [f64; 12] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 5e-2];
 
-/// Histogram of durations, with `N` bounded buckets.
+/// Histogram of durations, with `N` buckets that have an upper bound and one for longer durations.
 #[derive(Debug)]
 pub(crate) struct Histogram<const N: usize> {
     bounds: &'static [f64; N],
@@ -37,7 +37,8 @@ impl<const N: usize> Histogram<N> {
         self.micros.fetch_add(took.as_micros() as u64, Relaxed);
     }
 
-    /// Quantile of the durations, interpolated linearly within its bucket; None with fewer than `least` samples.
+    /// Returns a quantile of the durations, interpolated linearly within its bucket; None with fewer than `least`
+    /// samples.
     pub(crate) fn quantile(&self, quantile: f64, least: u64) -> Option<Duration> {
         let counts = self.buckets.each_ref().map(|count| count.load(Relaxed));
         let all = counts.iter().sum::<u64>() + self.beyond.load(Relaxed);

@@ -1,8 +1,9 @@
-//! The keeper of the fleet: it applies changes of the fleet requested by clients, and remembers them.
+//! Interface to the keeper of the fleet: code outside this crate that applies and stores the changes of the fleet
+//! requested by clients.
 //!
-//! Engines come from several sources, which the program around this crate reads and follows. Clients are one more
-//! source: the same code parses the settings of an engine that a client adds, follows the engine's events and stores
-//! the change.
+//! Engines come from several sources, such as a file or Kubernetes, which the program around this crate reads. Clients
+//! are one more source: the same code then parses the settings of an engine that a client adds, follows the engine's
+//! events and stores the change.
 
 use std::sync::Arc;
 
@@ -13,25 +14,26 @@ use serde_json::Value;
 use crate::answers::refusal::Refusal;
 use crate::requests::long_work::LongWork;
 
-/// Maximum number of changes applied at once; others wait. Each one may take long, as it may be sent to other routers.
+/// Maximum number of changes of the fleet that are applied concurrently; further ones wait. A change may take long, as
+/// it may be sent to other routers.
 const AT_ONCE: usize = 8;
 
-/// Request of a client to change the fleet, or to list the changes.
+/// Request of a client to change the fleet of engines, or to list the changes in force.
 #[derive(Debug, Clone, Serialize)]
 pub struct FleetRequest {
-    /// The change: `add`, `remove`, `drain` or `undrain`; or `list` to list the changes in force.
+    /// Name of the action: `add`, `remove`, `drain` or `undrain` of an engine, or `list` of the changes in force.
     pub action: &'static str,
-    /// Name of the engine in the request's path; None if the path names none.
+    /// Name of the engine in the request's path; None for a path without an engine.
     pub name: Option<String>,
-    /// The request's body; for `add`, the engine's settings as JSON.
+    /// Body of the HTTP request; for `add`, the engine's settings as JSON.
     pub body: String,
-    /// True if the client has sent the key that permits changes.
+    /// True if the client has sent the key that permits changes of the fleet.
     pub is_known: bool,
-    /// True if the other routers of the group shall make the change as well.
+    /// True if the other routers in front of the same engines must make the change as well.
     pub at_peers: bool,
 }
 
-/// A keeper's answer to a request about the fleet.
+/// Answer of the keeper to a request about the fleet.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetAnswer {
@@ -43,19 +45,19 @@ pub struct FleetAnswer {
     pub message: Option<String>,
     /// Name of the changed engine.
     pub name: Option<String>,
-    /// Outcome at each router, if the change was sent to others.
+    /// Outcome of the change at each router, if the change was sent to other routers.
     pub routers: Option<Value>,
-    /// The list of changes, for `list`.
+    /// List of the changes in force, in the answer to `list`.
     pub body: Option<Value>,
 }
 
-/// Applies changes of the fleet. Calls may block.
+/// Executor of changes of the fleet that clients request. Calls may block.
 pub trait FleetKeeper: Send + Sync + 'static {
-    /// Makes a change, or returns a refusal.
+    /// Makes the requested change, or returns a refusal.
     fn answer(&self, request: &FleetRequest) -> FleetAnswer;
 }
 
-/// The keeper of a router's fleet, if it has one, and the threads on which it is called.
+/// Access to the keeper of a router's fleet, if the router has one, on a limited number of threads.
 pub(crate) struct FleetChanges {
     keeper: Mutex<Option<Arc<dyn FleetKeeper>>>,
     threads: LongWork,
@@ -66,12 +68,13 @@ impl FleetChanges {
         Self { keeper: Mutex::new(keeper), threads: LongWork::new(AT_ONCE) }
     }
 
-    /// Releases the keeper.
+    /// Drops the reference to the keeper, so that later requests find none.
     pub(crate) fn end(&self) {
         *self.keeper.lock() = None;
     }
 
-    /// Lets the keeper answer a request about the fleet; None if there is no keeper.
+    /// Passes a request about the fleet to the keeper and returns the keeper's answer; None if the router has no
+    /// keeper.
     pub(crate) async fn ask(&self, request: FleetRequest) -> Result<Option<FleetAnswer>, Refusal> {
         let Some(keeper) = self.keeper.lock().clone() else { return Ok(None) };
         self.threads.run(move || keeper.answer(&request)).await.map(Some)

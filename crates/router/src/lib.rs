@@ -1,4 +1,5 @@
-//! The router: an HTTP server that forwards clients' requests to inference engines.
+//! Router in front of inference engines: an HTTP server that forwards each client's request to the engine chosen for
+//! it.
 //!
 //! | folder | contents |
 //! |---|---|
@@ -11,10 +12,11 @@
 //! | `placing` | choice of the engine for each request, and the record of these decisions |
 //! | `proxy` | forwarding of a request to an engine, and of the answer to the client |
 //! | `picking` | choice of engines for requests that a gateway forwards |
-//! | `reports` | metrics, the page, the state as JSON, changes by operators |
+//! | `reports` | metrics, the web page, the state as JSON, changes by operators |
 //!
-//! A folder uses only those above it in this table. Of the files beside the folders, `dispatch` receives requests and
-//! finds the function that answers each, `control` watches over the engines, and `app` holds the shared state.
+//! A folder uses only the folders above it in this table. Of the files beside the folders, `dispatch` receives requests
+//! and finds the function that answers each one, `control` makes the periodic checks of the engines, and `app` has the
+//! shared state.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Counters of requests by model, and the assignment of requests to models.
 //!
 //! Clients can send any name of a model, so only models that engines list get counters of their own, up to a limit.
-//! Requests for an adapter count for its base model.
+//! Requests for a LoRA adapter are counted for its base model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,25 +15,26 @@ use crate::engines::FAULTS;
 /// Maximum number of models with counters of their own.
 const MOST_MODELS: usize = 128;
 
-/// Maximum number of names of models and adapters that are remembered; other names are looked up each time.
+/// Maximum number of names of models and adapters whose counters are cached; other names are looked up for each
+/// request.
 const MOST_NAMES: usize = 4096;
 
-/// Name in the metrics of all models that no engine lists, and of those beyond [`MOST_MODELS`].
+/// Label in the metrics for all models that no engine lists, and for those beyond [`MOST_MODELS`].
 const OTHER: &str = "other";
 
-/// Name in the metrics of requests without a model.
+/// Label in the metrics for requests without a model.
 const NONE: &str = "none";
 
-/// Classes of the HTTP statuses sent to clients; `none` if the client left before an answer.
+/// Classes of the HTTP statuses sent to clients; `none` if the client left before the answer.
 pub(crate) const STATUSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
 
-/// Reasons why a failed request is not sent again, in the order of `LastAttempt`.
+/// Reasons why a failed request is not retried, in the order of `LastAttempt`.
 pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retries_left", "no_other_engine"];
 
-/// Upper bounds of the buckets for the error of predicted cached tokens, in tokens.
+/// Upper bounds of the buckets for the difference between expected and reported cached tokens, in tokens.
 pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
 
-/// Reasons why an engine's cached tokens differ from the expected ones.
+/// Reasons for a difference between the cached tokens that an engine reports and those that the router expected.
 pub(crate) const OFF_WHY: [&str; 6] = [
     "as_expected",
     "evicted_meanwhile",
@@ -50,22 +51,22 @@ pub(crate) struct ModelCounts {
     pub(crate) name: Arc<str>,
     /// Number of requests forwarded to engines, by the class of the status sent to the client ([`STATUSES`]).
     pub(crate) requests: [AtomicU64; STATUSES.len()],
-    /// Number of times a request was sent again, by the fault of the attempt before.
+    /// Number of retries, by the fault of the preceding attempt.
     pub(crate) retries: [AtomicU64; FAULTS.len()],
-    /// Number of requests that got no answer and were not sent again, by the reason ([`GIVEN_UP`]).
+    /// Number of requests that got no answer and were not retried, by the reason ([`GIVEN_UP`]).
     pub(crate) given_up: [AtomicU64; GIVEN_UP.len()],
-    /// Number of requests placed at an engine, by the reason for the choice ([`ChoiceReason::ALL`]).
+    /// Number of requests for which an engine was chosen, by the reason for the choice ([`ChoiceReason::ALL`]).
     pub(crate) placed: [AtomicU64; ChoiceReason::ALL.len()],
-    /// Number of requests that could not be placed, by the reason ([`Refusal::ALL`]).
+    /// Number of requests for which no engine could be chosen, by the reason ([`Refusal::ALL`]).
     pub(crate) not_placed: [AtomicU64; Refusal::ALL.len()],
-    /// Number of requests that waited in the router's queue.
+    /// Number of requests that waited in the router's queue for a free engine.
     pub(crate) waited: AtomicU64,
-    /// Number of prompt tokens expected in caches, over requests whose engine reported cached tokens.
+    /// Number of prompt tokens that the router expected in caches, over requests whose engine reported cached tokens.
     pub(crate) expected_cached: AtomicU64,
     /// Number of prompt tokens that engines reported as cached.
     pub(crate) reported_cached: AtomicU64,
-    /// Number of finished requests with reported cached tokens, by the reason for a difference ([`OFF_WHY`]) and the
-    /// bucket of its size ([`OFF_BY`], and one for larger differences).
+    /// Number of finished requests with reported cached tokens, by the reason for the difference from the expectation
+    /// ([`OFF_WHY`]) and the bucket of its size ([`OFF_BY`], with a last bucket for larger differences).
     pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
 }
 
@@ -85,14 +86,14 @@ impl ModelCounts {
         }
     }
 
-    /// Counts a request that could not be placed.
+    /// Counts a request for which no engine could be chosen.
     pub(crate) fn note_not_placed(&self, why: Refusal) {
         if let Some(at) = Refusal::ALL.iter().position(|other| *other == why) {
             self.not_placed[at].fetch_add(1, Relaxed);
         }
     }
 
-    /// Counts a request that was placed at an engine.
+    /// Counts a request for which an engine was chosen.
     pub(crate) fn note_placed(&self, why: ChoiceReason) {
         if let Some(at) = ChoiceReason::ALL.iter().position(|other| *other == why) {
             self.placed[at].fetch_add(1, Relaxed);
@@ -100,7 +101,7 @@ impl ModelCounts {
     }
 }
 
-/// The counters of all models.
+/// Counters of requests for all models.
 #[derive(Debug)]
 pub(crate) struct ModelTable {
     known: ArcSwap<KnownModels>,
@@ -123,13 +124,13 @@ impl Default for ModelTable {
 }
 
 impl ModelTable {
-    /// The counters of requests that name no model, or whose body has not been read.
+    /// Returns the counters of requests that name no model, or whose body has not been read.
     pub(crate) fn none(&self) -> &Arc<ModelCounts> {
         &self.none
     }
 
-    /// Returns the counters for a request with the model `name`. `listed`: returns the model that engines list under a
-    /// name, or the base model of an adapter.
+    /// Returns the counters for a request with the model `name`. The function `listed` returns the model that engines
+    /// list under a name, or the base model of an adapter.
     pub(crate) fn of(&self, name: Option<&str>, listed: impl FnOnce(&str) -> Option<String>) -> Arc<ModelCounts> {
         let Some(name) = name else { return self.none.clone() };
         if let Some(known) = self.known.load().by_name.get(name) {
@@ -145,13 +146,13 @@ impl ModelTable {
         known.by_name.get(name).or_else(|| known.models.get(&*model)).unwrap_or(&self.other).clone()
     }
 
-    /// All counters, first those for requests without a model and for unlisted models.
+    /// Returns the counters of all models, first those for requests without a model and for unlisted models.
     pub(crate) fn all(&self) -> Vec<Arc<ModelCounts>> {
         let named = self.known.load();
         [&self.none, &self.other].into_iter().chain(named.models.values()).cloned().collect()
     }
 
-    /// Returns the sum of some counters over all models.
+    /// Adds up an array of counters over all models; `of` selects the array.
     pub(crate) fn total<const N: usize>(&self, of: impl Fn(&ModelCounts) -> &[AtomicU64; N]) -> u64 {
         self.all().iter().flat_map(|model| of(model)).map(|count| count.load(Relaxed)).sum()
     }

@@ -1,8 +1,8 @@
-//! Connections of gateways to the picker: accepted, limited in number, distributed over threads, and secured with TLS
-//! if configured.
+//! Connections of gateways to the Endpoint Picker: accepting, limiting their number, distributing them over threads,
+//! and TLS if configured.
 //!
-//! Gateways use TLS towards a picker by default, and mostly do not verify its certificate. So a certificate created at
-//! the start is sufficient if no file is configured.
+//! Gateways use TLS towards a picker by default, and mostly do not verify its certificate. If no certificate is
+//! configured, one that the router creates at its start is therefore sufficient.
 
 use std::io;
 use std::net::TcpStream as StdStream;
@@ -27,26 +27,26 @@ use crate::error::Error;
 /// Time limit for the TLS handshake of a gateway.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Pause after a failure to accept a connection, such as for lack of file descriptors.
+/// Pause after a failure to accept a connection, for example for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
 trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// A connection of a gateway to the picker, with or without TLS; counted until dropped.
+/// Connection of a gateway to the Endpoint Picker, with or without TLS, counted until dropped.
 pub(super) struct GatewayConnection {
     stream: Box<dyn Duplex>,
     _counted: ConnectionCount,
 }
 
-/// An accepted connection on its way to the thread that serves it.
+/// Accepted connection that is being passed to the thread that serves it.
 pub(super) struct NewConnection {
     stream: StdStream,
     counted: ConnectionCount,
 }
 
-/// Count of a connection, in total and for its thread, until dropped.
+/// Guard by which a connection is counted, in total and for its thread, until dropped.
 struct ConnectionCount {
     _place: OwnedSemaphorePermit,
     _at_thread: Arc<()>,
@@ -55,7 +55,7 @@ struct ConnectionCount {
 /// Handle of a thread that serves connections, for the task that accepts them.
 pub(super) struct ServingThread {
     to: mpsc::UnboundedSender<NewConnection>,
-    /// Counter of the thread's connections, as each holds one further strong reference.
+    /// Counter of the thread's connections: each connection holds one more strong reference.
     load: Arc<()>,
 }
 
@@ -67,7 +67,8 @@ impl ServingThread {
     }
 }
 
-/// Accepts connections until `stop` is ready, at most `most` at a time, and gives each to the thread with the fewest.
+/// Accepts connections until `stop` is ready, at most `most` at a time, and passes each one to the thread with the
+/// fewest connections.
 pub(super) async fn accept(
     listener: TcpListener,
     most: usize,
@@ -100,7 +101,7 @@ pub(super) async fn accept(
     }
 }
 
-/// Makes the TLS handshakes of a thread's new connections, if TLS is configured, and passes the connections on to `to`.
+/// Makes the TLS handshakes of a thread's new connections, if TLS is configured, and sends the connections to `to`.
 pub(super) async fn open_all(
     mut incoming: mpsc::UnboundedReceiver<NewConnection>,
     tls: Option<Arc<GatewayTls>>,
@@ -175,16 +176,16 @@ impl AsyncWrite for GatewayConnection {
 /// ALPN name of the protocol that gRPC uses.
 const ALPN: &str = "h2";
 
-/// The TLS certificate of the server for gateways.
+/// TLS certificate of the gRPC server for gateways.
 pub(super) enum GatewayTls {
-    /// A self-signed certificate made at the start.
+    /// Self-signed certificate made at the start.
     Own(Arc<TlsAcceptor>),
-    /// A certificate from files, which are read again when they change.
+    /// Certificate from files, which are read again when they change.
     Files(Arc<Gate>),
 }
 
 impl GatewayTls {
-    /// Loads or makes the certificate; None if TLS is not configured.
+    /// Loads the configured certificate, or makes one; None if TLS is not configured.
     ///
     /// # Errors
     /// [`Error::Start`] if a file cannot be used.
@@ -208,7 +209,7 @@ impl GatewayTls {
         Ok(Some(Self::Files(Arc::new(Gate::new(&files, &[ALPN])?))))
     }
 
-    /// The TLS acceptor for new connections.
+    /// Returns the TLS acceptor for new connections.
     pub(super) fn acceptor(&self) -> Option<Arc<TlsAcceptor>> {
         match self {
             Self::Own(acceptor) => Some(acceptor.clone()),
@@ -216,14 +217,15 @@ impl GatewayTls {
         }
     }
 
-    /// Reads the certificate's files again whenever they change, without end; returns at once if there are no files.
+    /// Reads the certificate's files again whenever they change, in an endless loop; returns at once if the certificate
+    /// is not from files.
     pub(super) async fn watch(&self) {
         if let Self::Files(gate) = self {
             gate.watch().await;
         }
     }
 
-    /// Reads the files again.
+    /// Reads the certificate's files again.
     ///
     /// # Errors
     /// [`Error::Start`] if a file cannot be used; the previous certificate stays in use.
@@ -235,7 +237,7 @@ impl GatewayTls {
     }
 }
 
-/// Makes a self-signed certificate and its key, which are kept only in memory.
+/// Makes a self-signed certificate and its key, which are stored only in memory.
 fn own() -> Result<TlsAcceptor, Error> {
     let failed =
         |error: &dyn std::fmt::Display| Error::start(format!("cannot make a certificate for gateways: {error}"));

@@ -1,4 +1,4 @@
-//! Endpoint picker for gateways: a gateway asks over gRPC for an engine and forwards the request itself.
+//! Endpoint Picker for gateways: a gateway asks the router over gRPC for an engine, and forwards the request itself.
 //!
 //! Routing, access control, parsing of bodies, decisions and counts are the same as for requests that the router
 //! forwards. The router's changes to a request (other model names, ids for images, retries, prefill engines) are not
@@ -37,13 +37,13 @@ use crate::requests::reserved;
 use crate::requests::routes::{self, ForwardRule, Responder, Route, RouteMatch};
 use crate::requests::task::Task;
 
-/// Maximum number of fallback engines for a gateway, after the first one.
+/// Maximum number of fallback engines returned to a gateway, after the chosen engine.
 const FALL_BACKS: usize = 2;
 
-/// Number of fallback engines that a decision names: more than a gateway is given, as it may not reach all of them.
+/// Number of fallback engines that a routing decision lists: more than a gateway gets, as it may not reach all of them.
 const NAMED: usize = 8;
 
-/// Picks engines for a gateway, by the same decisions as for forwarded requests.
+/// Endpoint Picker that chooses engines for a gateway by the same decisions as for forwarded requests.
 pub(crate) struct EnginePicker {
     app: Arc<App>,
 }
@@ -139,8 +139,8 @@ impl EnginePicker {
         Ok(Pick { endpoints, headers, body, watcher: Some(Box::new(FlightWatcher::new(flight, reading))) })
     }
 
-    /// Chooses an engine that the gateway can reach. While none is up, the request waits for one, and the gateway waits
-    /// for the picker.
+    /// Chooses an engine that the gateway can reach. While no engine is up, the request waits, and the gateway waits
+    /// for the answer.
     async fn choose_engine(
         &self,
         request: &RequestToPick,
@@ -186,8 +186,8 @@ impl EnginePicker {
     }
 }
 
-/// Builds a request's head from the headers and pseudo-headers sent by the gateway. The host is left out, as it is the
-/// gateway's.
+/// Builds a request's head from the headers and pseudo-headers sent by the gateway. The host is omitted, as it is the
+/// gateway's own.
 fn head_of(request: &RequestToPick) -> Result<Request<()>, Refusal> {
     let text = |name: &str| request.header(name).unwrap_or_default();
     let mut head = Request::new(());
@@ -206,8 +206,8 @@ fn wrong(what: &str) -> Refusal {
     Refusal::bad("malformed_request", format!("the gateway shows no usable {what}"))
 }
 
-/// Finds the route of a request to an engine. The path may have a prefix, by which gateways select their route and
-/// which they remove after the pick; it is removed from `head`.
+/// Finds the route of a request to an engine. The path may have a prefix, by which gateways select a route and which
+/// they remove after the pick; the prefix is removed from `head`.
 fn find_below(head: &mut Request<()>, listed: &[String]) -> Result<(&'static Route, ForwardRule), Refusal> {
     let (path, method) = (head.uri().path().to_owned(), head.method().clone());
     let unknown = match find(&method, &path, listed) {
@@ -225,7 +225,7 @@ fn find_below(head: &mut Request<()>, listed: &[String]) -> Result<(&'static Rou
     Err(unknown)
 }
 
-/// Finds the route of a request to an engine; an error if the router itself answers the path.
+/// Finds the route of a request to an engine; an error for a path that the router itself answers.
 fn find(method: &Method, path: &str, listed: &[String]) -> Result<(&'static Route, ForwardRule), Refusal> {
     match routes::find(method, path, listed) {
         RouteMatch::Route(route) => match route.to {
@@ -242,7 +242,7 @@ fn find(method: &Method, path: &str, listed: &[String]) -> Result<(&'static Rout
     }
 }
 
-/// True if an engine accepts a request as the client sent it, and is among the gateway's endpoints.
+/// True if an engine accepts a request as sent by the client, and is among the gateway's endpoints.
 fn may_take(engine: &Engine, facts: &RequestFacts, request: &RequestToPick) -> bool {
     let is_renamed = || {
         let name = facts.body.model.as_deref().filter(|_| !engine.config.aliases.is_empty());
@@ -251,13 +251,14 @@ fn may_take(engine: &Engine, facts: &RequestFacts, request: &RequestToPick) -> b
     endpoint_of(engine).is_some_and(|endpoint| request.allows(&endpoint)) && !is_renamed()
 }
 
-/// The engine's address as a gateway names it, `IP:port`; None if the URL has a host name or a path.
+/// Returns the engine's address in the form that gateways use, `IP:port`; None if the engine's URL has a host name or a
+/// path.
 fn endpoint_of(engine: &Engine) -> Option<String> {
     let ip: IpAddr = engine.address.host.parse().ok().filter(|_| engine.address.base.is_empty())?;
     Some(SocketAddr::new(ip, engine.address.port).to_string())
 }
 
-/// Headers that the gateway must add for the engine.
+/// Returns the headers that the gateway must add to the request for the engine.
 fn headers_for(placement: &Placement, is_prompt: bool) -> Vec<(String, String)> {
     let mut headers = Vec::new();
     if let Some(rank) = placement.rank {
@@ -273,21 +274,21 @@ fn headers_for(placement: &Placement, is_prompt: bool) -> Vec<(String, String)> 
     headers
 }
 
-/// Refusal of a request whose body the gateway did not send.
+/// Makes the refusal of a request whose body the gateway did not send.
 fn no_body() -> Refusal {
     let message = "the gateway asks for an engine before it shows the body: set its request_body_mode to \
                    FULL_DUPLEX_STREAMED, or to BUFFERED with room for the whole body";
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "body_not_shown", message)
 }
 
-/// Refusal of a request that only an engine not among the gateway's endpoints could answer.
+/// Makes the refusal of a request that only an engine outside the gateway's endpoints could answer.
 fn out_of_reach(engine: &Engine) -> Refusal {
     let message =
         format!("engine {} has what the request continues, and is not among the gateway's endpoints", engine.name);
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_worker", message).again_after(Duration::from_secs(1))
 }
 
-/// Converts a refusal into the answer that the gateway sends to the client.
+/// Converts a refusal into the answer that the gateway sends to the client, in the error format of the API `dialect`.
 fn show(refusal: &Refusal, dialect: Dialect) -> PickRefusal {
     let response = refusal.response(dialect);
     let is_sent = |name: &HeaderName| *name != hyper::header::CONTENT_TYPE && *name != hyper::header::CONNECTION;
@@ -301,7 +302,7 @@ fn show(refusal: &Refusal, dialect: Dialect) -> PickRefusal {
     PickRefusal { status: refusal.status.as_u16(), headers, body }
 }
 
-/// Memory reserved for the body of one request.
+/// Memory reserved for the body of one request that a gateway sends.
 pub(crate) struct GatewayRoom {
     app: Arc<App>,
     dialect: Dialect,
@@ -341,8 +342,8 @@ impl BodyRoom for GatewayRoom {
     }
 }
 
-/// Records an engine's answer as if the router had passed it on. If dropped before the answer's end, the request counts
-/// as cancelled by the client.
+/// Observer of an engine's answer that a gateway forwards, which counts the answer as if the router had forwarded it.
+/// If dropped before the answer's end, the request is counted as cancelled by the client.
 struct FlightWatcher {
     flight: Flight,
     reading: AnswerFormat,

@@ -1,4 +1,4 @@
-//! [`PickerServer`]: the gRPC servers for gateways and for their health probes, on separate threads.
+//! The gRPC servers for gateways and for their health probes ([`PickerServer`]), on separate threads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,41 +20,41 @@ use super::connections::{GatewayTls, NewConnection, ServingThread, accept, open_
 use crate::app::App;
 use crate::error::Error;
 
-/// Time after the start from which the picker takes requests even if not all engines are known, as health probes would
-/// otherwise restart it.
+/// Time after the start from which the picker is reported as ready even if not all engines are known, as failed health
+/// probes would otherwise restart the router.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Interval for updating the health service.
+/// Interval between updates of the gRPC health service's state.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Maximum number of new connections of a serving thread that wait to be served.
+/// Maximum number of accepted connections of a thread that wait to be served.
 const CONNECTIONS: usize = 16;
 
-/// The running gRPC server for gateways.
+/// Running gRPC server for gateways.
 pub(crate) struct PickerServer {
     address: SocketAddr,
     tls: Option<Arc<GatewayTls>>,
-    /// Runtime that accepts connections and answers health probes.
+    /// Separate runtime that accepts connections and answers health probes.
     aside: Runtime,
     /// Threads that serve gateways, each with its own runtime, so that a request never wakes another thread.
     threads: Vec<JoinHandle<()>>,
-    /// Disconnected when all serving threads have ended.
+    /// Channel that is disconnected when all serving threads have ended.
     ended: Receiver<()>,
     stage: watch::Sender<ServingStage>,
 }
 
-/// Instruction to the serving threads.
+/// Instruction to the serving threads: continue, finish or end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ServingStage {
     Serve,
-    /// Accept no more streams, and finish the open ones.
+    /// Accept no more streams, but finish the open ones.
     Finish,
-    /// End at once.
+    /// End at once, with streams still open.
     End,
 }
 
 impl PickerServer {
-    /// Starts the servers.
+    /// Starts the gRPC servers for gateways and for health probes.
     ///
     /// # Errors
     /// [`Error::Start`] if an address cannot be bound, a certificate cannot be used, or a thread cannot be started.
@@ -131,12 +131,12 @@ impl PickerServer {
         Ok(Self { address, tls, aside, threads, ended, stage })
     }
 
-    /// Address at which the server for gateways listens.
+    /// Returns the address at which the server for gateways listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Reads the TLS certificate again.
+    /// Reads the TLS certificate's files again.
     ///
     /// # Errors
     /// [`Error::Start`] if the certificate cannot be used; the previous one stays in use.
@@ -144,8 +144,8 @@ impl PickerServer {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }
 
-    /// Accepts no more streams, and finishes the open ones. False if that took longer than `timeout`. `end`: time limit
-    /// for stopping the runtime.
+    /// Shuts the server down: accepts no more streams, and finishes the open ones. False if they did not finish within
+    /// `timeout`. `end`: time limit for stopping the runtime.
     pub(crate) fn drain(self, timeout: Duration, end: Duration) -> bool {
         self.stage.send_replace(ServingStage::Finish);
         let in_time = matches!(self.ended.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected));
@@ -158,7 +158,7 @@ impl PickerServer {
     }
 }
 
-/// Everything that a serving thread works with.
+/// State that a serving thread needs: the picker, settings and its new connections.
 struct ServingWork {
     incoming: mpsc::UnboundedReceiver<NewConnection>,
     tls: Option<Arc<GatewayTls>>,
@@ -189,8 +189,8 @@ impl ServingWork {
     }
 }
 
-/// Keeps the health service up to date with the router's stage. Once it is ready, engines that come or go change
-/// nothing, as requests wait for engines.
+/// Updates the gRPC health service from the router's state. Once ready, the service stays ready when engines come or
+/// go, as requests wait for engines.
 async fn report(app: Arc<App>, health: PickerHealth) {
     let began = Instant::now();
     let mut stage = HealthStage::Starting;

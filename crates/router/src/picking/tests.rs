@@ -1,4 +1,4 @@
-//! Tests of the picker, in a router in front of simulated engines.
+//! Tests of the Endpoint Picker, in a router in front of simulated engines.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Selection of the engines that may take a request, and lookup of its prompt's blocks in this process's index.
+//! Selection of the engines that are eligible for a request, and lookup of the prompt's blocks in this process's index.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,8 @@ use crate::engines::{Engine, HealthState, Serving};
 use crate::requests::facts::{DialectBlocks, RequestFacts};
 use crate::requests::task::Task;
 
-/// Returns the ranks that may take a request, at least one. `tried`: engines that are left out.
+/// Returns the ranks of all engines that are eligible for a request, at least one; an error if there are none. `tried`:
+/// engines that are excluded because they failed.
 pub(super) fn candidates(
     fleet: &Fleet,
     facts: &RequestFacts,
@@ -100,7 +101,7 @@ pub(super) fn candidates(
     Err(refused(core::Refusal::NoWorker).again_after(pause.unwrap_or(Duration::from_secs(1))))
 }
 
-/// True if an engine other than `asked` may serve the request's model.
+/// True if an engine that is not in `asked` may serve the request's model.
 pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, facts: &RequestFacts, task: Task, asked: &[&Arc<Engine>]) -> bool {
     let (Some(model), None) = (facts.body.model.as_deref(), &facts.hints.only_engine) else { return false };
     fleet.engines().iter().any(|engine| {
@@ -113,7 +114,8 @@ pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, facts: &RequestFacts, task:
     })
 }
 
-/// Refusal of a request that fits into no engine's context; `most` is the longest context, in tokens.
+/// Makes the refusal of a request that is too long for every engine's context; `most` is the longest context, in
+/// tokens.
 fn too_long(facts: &RequestFacts, task: Task, most: u32) -> Refusal {
     let (prompt, answer) = (facts.prompt.tokens, facts.room(task.is_prefill()) - facts.prompt.tokens);
     // The words by which clients of both APIs know it, and shorten the prompt or the answer.
@@ -133,7 +135,8 @@ fn too_long(facts: &RequestFacts, task: Task, most: u32) -> Refusal {
     Refusal::bad("context_length_exceeded", message).about(facts.body.prompt_field)
 }
 
-/// Returns a rank of the only engine that can take the request, if it is draining; None otherwise.
+/// Returns a rank of the engine that stores an item which the request names, if this engine is draining and therefore
+/// not among the candidates; None otherwise.
 pub(super) fn keeper(fleet: &Fleet, facts: &RequestFacts) -> Option<core::WorkerId> {
     let engine = fleet.engine(facts.hints.only_engine.as_deref()?)?;
     if engine.health.standing() != HealthState::Draining {
@@ -142,7 +145,7 @@ pub(super) fn keeper(fleet: &Fleet, facts: &RequestFacts) -> Option<core::Worker
     engine.ids.get()?.first().copied()
 }
 
-/// Makes the refusal of a request that SGLang's pairs of prefill and decode engines cannot handle.
+/// Makes the refusal of a request that cannot be split between SGLang's prefill and decode engines.
 fn cannot_be_split() -> Refusal {
     let message = "the engines are pairs of SGLang's, which compute only what a prefill and a decode engine can share: \
                    chats, completions, Messages, Responses and /generate, as uncompressed JSON with the whole \
@@ -150,7 +153,7 @@ fn cannot_be_split() -> Refusal {
     Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message)
 }
 
-/// Makes the refusal of a request that the decision core did not place.
+/// Makes the refusal of a request for which no engine was chosen, or whose place in the queue was lost.
 pub(super) fn refused(why: core::Refusal) -> Refusal {
     let message = match why {
         core::Refusal::NoWorker => "no engine takes requests at present",
@@ -163,8 +166,8 @@ pub(super) fn refused(why: core::Refusal) -> Refusal {
     Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
 }
 
-/// Looks up how many leading blocks of a prompt each rank holds. For an engine whose dialect is among `others`, the
-/// blocks of the prompt in that dialect are looked up.
+/// Looks up the number of leading blocks of a prompt that each rank holds. For an engine with a dialect in `others`
+/// (another way of rendering chats), the blocks of the prompt in that dialect are looked up.
 pub(super) fn look_up(
     keyspace: &Keyspace,
     hashes: &[u64],
@@ -189,30 +192,32 @@ pub(super) fn look_up(
     }
 }
 
-/// The blocks of a prompt that an engine held at one moment, and a counter of the blocks lost by then.
+/// Number of blocks of a prompt that an engine held at one moment, with a counter that later shows whether the engine
+/// lost blocks since.
 pub(super) struct HeldThen {
     stream: Arc<Stream>,
     lost: u64,
-    /// Number of blocks held that the engine can take from its cache; None if not comparable with what it will report.
+    /// Number of held blocks that the engine can reuse from its cache; None if not comparable with the engine's later
+    /// report.
     pub(super) blocks: Option<u32>,
 }
 
 impl HeldThen {
-    /// Records the blocks held now; None if the rank's events are not followed, or its stream is not trusted.
+    /// Records the number of blocks held now; None if the rank's events are not followed, or its stream is not trusted.
     pub(super) fn new(keyspace: &Keyspace, worker: &str, rank: u32, blocks: Option<u32>) -> Option<Self> {
         let stream = keyspace.stream(worker, rank).filter(|stream| stream.status.is_trusted())?;
         let blocks = blocks.filter(|_| !stream.status.upper_bound.load(Relaxed));
         Some(Self { lost: lost(&stream), stream, blocks })
     }
 
-    /// True if the engine may have lost blocks since then.
+    /// True if the engine may have lost blocks since the record was made.
     pub(super) fn may_be_gone(&self) -> bool {
         lost(&self.stream) != self.lost || !self.stream.status.is_trusted()
     }
 }
 
-/// A number that changes whenever the engine of a stream loses blocks, or may have lost some. Events of other cache
-/// groups count too, as it is unclear which prompts they shorten.
+/// Returns a number that changes whenever the engine of a stream loses blocks, or may have lost some. Losses in other
+/// cache groups (layers with a cache of their own) count too, as the affected prompts are unknown.
 fn lost(stream: &Stream) -> u64 {
     let (status, counters) = (&stream.status, &stream.status.counters);
     let all = [&counters.removed_blocks, &counters.clears, &counters.resets, &counters.group_events, &status.epoch];

@@ -1,4 +1,5 @@
-//! Choice of an engine for a request: lookup of the prompt's blocks, decision, and reservation in one step.
+//! Choice of an engine for a request: lookup of the prompt's blocks, decision, and reservation of the engine in one
+//! step.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,27 +28,27 @@ use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
 thread_local! {
-    /// Buffer for the results of a lookup, reused to avoid allocation.
+    /// Thread's buffer for the results of a lookup, reused to avoid allocation.
     static HELD: RefCell<Vec<RankDepths>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Maximum number of attempts to place a request when the chosen engine has just been removed.
+/// Maximum number of attempts to choose an engine for a request when the chosen one has just been removed.
 const TRIES: usize = 5;
-/// Pause before the next attempt to place a request.
+/// Pause before the next attempt to choose an engine.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A decision with its explanation, bounds and warm-up.
+/// Choice of an engine with data to explain it, and with a request to another engine that follows from it.
 struct ExplainedDecision {
     decision: core::Decision,
-    /// Terms that were weighed for it.
+    /// Candidates and cost terms that were compared for the choice; None if not recorded.
     terms: Option<Box<Explanation>>,
-    /// Bounds that the service above sites gave.
+    /// Bounds on cached tokens, as reported by the service that indexes many sites; None without this service.
     bounds: Option<Arc<Bounds>>,
-    /// Request to another engine, made of this one.
+    /// Request that makes another engine load this prompt's blocks in advance (a warm-up); None for no such request.
     warm_up: Option<Box<WarmUp>>,
 }
 
-/// Explanation of the candidates for a request.
+/// Comparison of the candidates for a request, computed to explain and not to choose.
 pub(crate) struct Outlook {
     pub(crate) explained: Explanation,
     /// Number of blocks that each candidate holds; None without an index.
@@ -56,14 +57,14 @@ pub(crate) struct Outlook {
     pub(crate) bounds: Option<Arc<Bounds>>,
 }
 
-/// Result of the attempt to choose an engine.
+/// Outcome of an attempt to choose an engine: chosen, waiting in the queue, or no engine.
 enum ChoiceResult {
     Placed(ExplainedDecision),
     Waits(core::RequestId, mpsc::UnboundedReceiver<WaitUpdate>),
     NoWorker,
 }
 
-/// Place in the queue of a request that waits in the router; freed when dropped.
+/// Guard of a waiting request's place in the router's queue, which frees the place when dropped.
 struct Ticket<'a> {
     places: &'a Places,
     id: Option<core::RequestId>,
@@ -80,7 +81,8 @@ impl Drop for Ticket<'_> {
 }
 
 impl Places {
-    /// Chooses an engine for a request, and reserves a place there. `tried`: engines that are left out.
+    /// Chooses an engine for a request, and reserves capacity there. `tried`: engines that are excluded because they
+    /// failed.
     pub(crate) async fn choose(
         &self,
         shard: usize,
@@ -124,8 +126,8 @@ impl Places {
         Err(not_placed(facts, core::Refusal::NoWorker))
     }
 
-    /// Places a request at a draining engine that stores what the request continues; None if the engine has just been
-    /// removed.
+    /// Assigns a request to the rank `rank` of a draining engine, because this engine stores an item that the request
+    /// continues; None if the engine has just been removed.
     fn place_at(&self, facts: &RequestFacts, task: Task, rank: core::WorkerId) -> Option<core::Decision> {
         HELD.with_borrow_mut(|held| {
             let looked = self.look_up(facts, held);
@@ -159,8 +161,8 @@ impl Places {
         }
     }
 
-    /// Waits in the queue until an engine has room; the place is freed if the client leaves. None: all candidates were
-    /// removed before new ones could be determined.
+    /// Waits in the queue until an engine has capacity for the request; the place in the queue is freed if the client
+    /// leaves. None if all candidates were removed before new ones could be determined.
     async fn wait(
         &self,
         facts: &RequestFacts,
@@ -201,7 +203,8 @@ impl Places {
         }
     }
 
-    /// Looks up how many blocks of a prompt each rank holds. True if there is an index for the request's model.
+    /// Looks up the number of leading blocks of a prompt that each rank holds. True if there is an index for the
+    /// request's model.
     fn look_up(&self, facts: &RequestFacts, held: &mut Vec<RankDepths>) -> bool {
         let Some(keyspace) = facts.prompt.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
         let engines = self.fleet.engines();
@@ -271,7 +274,7 @@ impl Places {
         }
     }
 
-    /// Explains how the candidates for a request compare, without placing it.
+    /// Compares the candidates for a request without choosing one, to explain decisions.
     pub(crate) async fn explain(&self, shard: usize, facts: &RequestFacts) -> Result<Outlook, Refusal> {
         let allowed = candidates(&self.fleet, facts, Task::Generate, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
@@ -298,7 +301,8 @@ impl Places {
         Ok(Outlook { explained: named(router, found), held, bounds })
     }
 
-    /// Makes the placement for a decision. None if the engine has been removed meanwhile.
+    /// Makes the record of a request's assignment to an engine from a decision. None if the engine has been removed in
+    /// the meantime.
     fn placement(
         &self,
         ExplainedDecision { decision, terms, bounds: said, warm_up }: ExplainedDecision,
@@ -389,13 +393,13 @@ impl Places {
     }
 }
 
-/// Counts a request that could not be placed, and makes its refusal.
+/// Counts a request for which no engine could be chosen, and makes its refusal.
 fn not_placed(facts: &RequestFacts, why: core::Refusal) -> Refusal {
     facts.model.note_not_placed(why);
     refused(why)
 }
 
-/// Queries an index in another process for the blocks of a prompt that engines hold; None without an answer.
+/// Queries an index in another process for the blocks of a prompt that engines hold; None if it does not answer.
 async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &RequestFacts) -> Option<LookupResult> {
     let engines = fleet.engines().clone();
     let model = facts.body.model.as_deref().unwrap_or_default();
@@ -403,7 +407,8 @@ async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &Req
     elsewhere.look_up(shard, question, &engines).await
 }
 
-/// Converts the depths found by the index to the decision core's form; they are unknown if `held` is None.
+/// Converts the depths (numbers of leading blocks held) found by the index to the form for decisions. The depths are
+/// unknown if `held` is None.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();
@@ -426,14 +431,14 @@ fn explain(
     named(router, found)
 }
 
-/// Converts an explanation of the decision core: candidates' numbers become names and ranks.
+/// Converts an explanation for display: the candidates' numbers are replaced by engine names and ranks.
 fn named(router: &core::Router, found: core::Explanation) -> Explanation {
     let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
     let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
     Explanation { workers, cached_tokens: found.cached_tokens, transfers: found.transfers, terms: found.terms }
 }
 
-/// Updates the decision core and the predicted blocks for a request that was placed at an engine.
+/// Updates the state of decisions and the predicted blocks after a request was assigned to an engine.
 fn placed(
     router: &mut core::Router,
     unheard: Option<&mut core::PredictedIndex>,

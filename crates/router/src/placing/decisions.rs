@@ -1,4 +1,4 @@
-//! The most recent decisions, for operators.
+//! Store of the most recent routing decisions, for operators.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,13 +13,13 @@ use crate::answers::observe::Stop;
 use crate::clock::millis;
 use crate::requests::sessions::Turn;
 
-/// Time after operators last viewed decisions for which the terms of new decisions are recorded.
+/// Time after an operator's last view of decisions for which the cost terms of new decisions are recorded.
 const WATCHED: Duration = Duration::from_secs(10);
 
-/// One decision, and the outcome of the request.
+/// Record of one routing decision, and of the outcome of its request.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// Number of the request in the decision core.
+    /// Number that identifies the request in routing decisions.
     pub number: u64,
     /// Time of the decision, in seconds since 1970.
     pub at: f64,
@@ -35,12 +35,12 @@ pub(crate) struct Record {
     pub worker: Arc<str>,
     /// Data-parallel rank of the chosen engine.
     pub rank: u32,
-    /// Number of prompt tokens expected in the engine's cache.
+    /// Number of prompt tokens expected in the chosen engine's cache.
     pub cached: u32,
-    /// Number of tokens of `cached` that are predicted and not in the index.
+    /// Number of tokens of `cached` that are predicted from requests and not recorded in the index.
     pub predicted: u32,
-    /// Parts of the prompt that the engine was to load from host memory or to pull from another engine; None if it was
-    /// not told to.
+    /// Parts of the prompt that the engine was told to load from host memory or to pull from another engine; None for
+    /// none.
     pub transfer: Option<Transfer>,
     /// Name of the reason for the choice.
     pub why: &'static str,
@@ -49,48 +49,48 @@ pub(crate) struct Record {
     /// Minimum and maximum number of prompt tokens cached at the chosen site, as reported by the service that indexes
     /// many sites; None without it.
     pub bounds: Option<(u32, u32)>,
-    /// Candidates with their terms; None unless operators had viewed decisions lately.
+    /// Candidates with their cost terms; None if no operator had viewed decisions lately.
     pub terms: Option<Explanation>,
-    /// Position of the request in its session; None if unknown.
+    /// Position of the request in its session (conversation of several requests); None if unknown.
     pub(crate) turn: Option<Arc<Turn>>,
     /// Outcome of the request, once it has ended.
     pub ended: OnceLock<Outcome>,
 }
 
-/// The candidates of a decision, and the terms by which they were compared.
+/// Candidates of a decision, and the cost terms by which they were compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Explanation {
     /// Name and rank of each candidate.
     pub workers: Vec<(Arc<str>, u32)>,
     /// Number of prompt tokens expected in the cache of each candidate.
     pub cached_tokens: Vec<u32>,
-    /// Parts of the prompt that each candidate would load and pull; empty if no candidate would.
+    /// Parts of the prompt that each candidate would load or pull; empty if no candidate would load or pull any.
     pub transfers: Vec<Option<Transfer>>,
-    /// Terms of the policy for each candidate; None if the policy has none.
+    /// Cost terms of the policy for each candidate; None if the policy has no terms.
     pub terms: Option<Terms>,
 }
 
-/// Outcome of a request.
+/// Outcome of a request at an engine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
-    /// Kind of end: `finished`, `failed` or `cancelled`.
+    /// Kind of the request's end: `finished`, `failed` or `cancelled`.
     pub how: &'static str,
     /// Number of cached prompt tokens, as reported by the engine; None if not reported.
     pub cached: Option<u32>,
-    /// Number of prompt tokens as counted by the engine, if this proves that it tokenizes differently from the router;
-    /// None otherwise.
+    /// Number of prompt tokens as counted by the engine, if this number proves that the engine tokenizes differently
+    /// from the router; None otherwise.
     pub counted: Option<u32>,
     /// Number of generated tokens; None if not reported.
     pub output: Option<u32>,
-    /// Reason for the answer's end; None if not stated.
+    /// Reason for the answer's end (finish reason); None if not stated.
     pub(crate) stop: Option<Stop>,
-    /// Seconds from the decision to the first token of a streamed answer; None if there was none.
+    /// Seconds from the decision to the first token of a streamed answer; None if no token was streamed.
     pub first_token: Option<f64>,
     /// Seconds from the decision to the request's end.
     pub took: f64,
 }
 
-/// The most recent decisions.
+/// Store of the most recent routing decisions.
 pub(crate) struct Decisions {
     most: usize,
     ring: Mutex<VecDeque<Arc<Record>>>,
@@ -102,7 +102,7 @@ impl Decisions {
         Self { most, ring: Mutex::default(), watched_until: AtomicU64::new(0) }
     }
 
-    /// True if decisions are recorded at all.
+    /// True if routing decisions are recorded at all.
     pub(crate) fn are_kept(&self) -> bool {
         self.most > 0
     }
@@ -122,8 +122,8 @@ impl Decisions {
         ring.push_back(record);
     }
 
-    /// Returns up to `most` recent decisions, the newest first. For a while from now on, the terms of new decisions are
-    /// recorded too.
+    /// Returns up to `most` recent decisions, the newest first. For the next [`WATCHED`], the cost terms of new
+    /// decisions are recorded too.
     #[must_use]
     pub(crate) fn last(&self, most: usize) -> Vec<Arc<Record>> {
         self.watched_until.store(millis() + WATCHED.as_millis() as u64, Relaxed);
@@ -132,7 +132,7 @@ impl Decisions {
 }
 
 impl Record {
-    /// Returns the decision as JSON, for programs and pages.
+    /// Returns the decision as JSON, for programs and web pages.
     #[must_use]
     pub(crate) fn to_json(&self) -> Value {
         let ended = self.ended.get().map(|ended| {
@@ -168,13 +168,13 @@ impl Record {
 }
 
 impl Explanation {
-    /// Names of the terms, in their order; the last one is the total by which candidates were compared.
+    /// Names of the cost terms, in their order; the last one is the total by which candidates were compared.
     #[must_use]
     pub(crate) fn term_names(&self) -> &[&'static str] {
         self.terms.as_ref().map(|terms| &*terms.names).unwrap_or_default()
     }
 
-    /// Returns a JSON list with an object for each candidate, its terms by name.
+    /// Returns a JSON list with an object for each candidate, with its cost terms by name.
     #[must_use]
     pub(crate) fn to_json(&self) -> Value {
         let rows = self.workers.iter().zip(&self.cached_tokens).enumerate();
@@ -210,7 +210,7 @@ fn transfer_json(transfer: &Transfer) -> Value {
     })
 }
 
-/// Seconds since 1970, now.
+/// Returns the present time in seconds since 1970.
 pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

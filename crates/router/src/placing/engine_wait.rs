@@ -1,4 +1,4 @@
-//! Waiting of a request while no engine is up, and its refusal after waiting in vain.
+//! Waiting of a request while no engine is up, and its refusal after the longest permitted wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,20 +17,20 @@ use crate::engines::{Engine, HealthState};
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
-/// Delay after which a client may retry when its request waited in vain.
+/// Value of `Retry-After` in the refusal of a request for which no engine came up in time.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// Maximum number of engines named in a refusal.
 const NAMED: usize = 4;
 
 impl Places {
-    /// True if requests may wait for an engine.
+    /// True if the configuration permits requests to wait for an engine.
     pub(crate) fn may_wait(&self) -> bool {
         !self.no_engine.patience.is_zero()
     }
 
-    /// Makes the refusal of a request if all engines that could take it, except `excluded`, show no sign of life; None
-    /// if one does, or if there are no such engines.
+    /// Makes the refusal of a request if all engines that could serve it, except `excluded`, show no sign of life; None
+    /// if an engine does, or if there are no such engines.
     pub(crate) fn all_down(&self, facts: &RequestFacts, task: Task, excluded: &[Arc<Engine>]) -> Option<Refusal> {
         let engines = self.fleet.engines();
         let is_reached = |engine: &Arc<Engine>| !excluded.iter().any(|other| Arc::ptr_eq(engine, other));
@@ -47,9 +47,9 @@ impl Places {
             .then(|| refused(core::Refusal::NoWorker))
     }
 
-    /// Waits until an engine may take a request. `place`: place in the queue, assigned by the first call; `tried`:
-    /// engines that failed; `may_scout`: whether the request may be tried at an engine that is down or failing; `why`:
-    /// the refusal if the request does not wait.
+    /// Waits until an engine is available for a request. `place`: place in the queue, assigned by the first call;
+    /// `tried`: engines that failed; `may_scout`: true if the request may be tried at an engine that is down or
+    /// failing; `why`: the refusal if the request does not wait.
     ///
     /// # Errors
     /// The refusal, if the request may not wait, or has waited for the longest permitted time.
@@ -112,8 +112,8 @@ impl Places {
     }
 }
 
-/// Makes the refusal of a request for which no engine is available, with the state of each engine. `more`: further text
-/// for the message.
+/// Makes the refusal of a request for which no engine is available, with the state of each engine. `more`: text
+/// appended to the message.
 fn refusal(fleet: &Fleet, facts: &RequestFacts, task: Task, more: &str) -> Refusal {
     let (code, message) = match states(fleet, facts, task) {
         None => ("no_engines", format!("the router has no engines{more}")),
@@ -125,7 +125,7 @@ fn refusal(fleet: &Fleet, facts: &RequestFacts, task: Task, more: &str) -> Refus
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, code, message).again_after(AGAIN)
 }
 
-/// Describes the states of the engines that could take a request, as text; None if there are none.
+/// Describes the states of the engines that could serve a request, as text; None if there are no such engines.
 fn states(fleet: &Fleet, facts: &RequestFacts, task: Task) -> Option<String> {
     let engines = fleet.engines();
     let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, facts, task)).collect();
@@ -153,20 +153,20 @@ fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
     serving.peek().is_some() && serving.all(|engine| engine.health.standing() == HealthState::Asleep)
 }
 
-/// Best availability among the engines that could take a request.
+/// Best availability among the engines that could serve a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// Some engine is up.
+    /// At least one engine is up.
     Up,
-    /// All engines are down or failing; one may be back.
+    /// All engines are down or failing, but one of them may work again.
     Doubtful,
-    /// All engines asked for a pause.
+    /// All engines that work have requested a pause.
     Paused,
-    /// No engine takes requests.
+    /// No engine accepts requests.
     None,
 }
 
-/// Returns the best availability among the engines that could take a request, except `tried`.
+/// Returns the best availability among the engines that could serve a request, except those in `tried`.
 fn availability(fleet: &Fleet, facts: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
     let engines = fleet.engines();
     let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));

@@ -1,4 +1,5 @@
-//! Changes of the fleet in the decision core, load reports of engines, and requests reported by other routers.
+//! Changes of the fleet in the state of routing decisions, load reports of engines, and requests reported by other
+//! routers.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
 
 impl Places {
-    /// Adds an engine, or replaces the one of the same name.
+    /// Adds an engine to the fleet, or replaces the engine of the same name.
     pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adder) -> Result<Arc<Engine>, Error> {
         // The decision core knows it before requests can find it: at no moment is there nobody of its name.
         let changed = self.fleet.set(config, adds, |replaced, added| self.add(replaced, added))?;
@@ -26,15 +27,15 @@ impl Places {
         Ok(changed.added)
     }
 
-    /// Removes an engine. Requests that run there continue.
+    /// Removes an engine from the fleet. Requests that the engine is processing continue.
     pub(crate) fn remove_engine(&self, name: &str) -> Result<Arc<Engine>, Error> {
         let removed = self.fleet.remove(name)?;
         self.remove(&removed);
         Ok(removed)
     }
 
-    /// Drains an engine, so that it gets no new requests, or ends the draining by one party; new requests come again
-    /// when no party drains it.
+    /// Drains an engine on behalf of the party `by`, so that it gets no new requests, or ends this draining. The engine
+    /// gets new requests again when no party drains it.
     pub(crate) fn drain_engine(&self, name: &str, by: DrainedBy, drain: bool) -> Result<Arc<Engine>, Error> {
         let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
         let is_draining = engine.health.set_draining(by, drain);
@@ -43,8 +44,9 @@ impl Places {
         Ok(engine)
     }
 
-    /// Adds an engine to the decision core, in place of `replaced`. Waiting requests find it after [`Self::is_back`].
-    /// If `replaced` is the same engine with other settings, its requests and what was learnt about it are kept.
+    /// Adds an engine to the state of routing decisions, in place of `replaced`. Waiting requests are considered for
+    /// the engine after [`Self::is_back`]. If `replaced` is the same engine with other settings, its requests and its
+    /// learnt speeds are kept.
     fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
@@ -80,13 +82,13 @@ impl Places {
         self.no_engine.call();
     }
 
-    /// Removes an engine from the decision core.
+    /// Removes an engine from the state of routing decisions.
     fn remove(&self, engine: &Engine) {
         self.core().leave(engine, seconds(), |_| false);
         engine.ids.get().into_iter().flatten().for_each(|id| self.warm_ups.forget(*id));
     }
 
-    /// Starts or ends draining an engine in the decision core.
+    /// Starts or ends draining an engine in the state of routing decisions.
     fn drain(&self, engine: &Engine, drain: bool) {
         let mut core = self.core();
         for id in engine.ids.get().into_iter().flatten() {
@@ -100,7 +102,7 @@ impl Places {
         self.no_engine.call();
     }
 
-    /// Reports the load of one of an engine's ranks to the decision core. `place`: position of the rank.
+    /// Updates the load of one rank of an engine in the state of routing decisions. `place`: position of the rank.
     pub(crate) fn report(&self, engine: &Engine, place: usize, load: &core::Load) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             let mut core = self.core();
@@ -111,14 +113,15 @@ impl Places {
         }
     }
 
-    /// Notes how many tokens an engine's rank holds, by its position.
+    /// Records the number of tokens whose blocks a rank of an engine holds. `place`: position of the rank.
     pub(crate) fn note_held(&self, engine: &Engine, place: usize, tokens: u64) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             self.warm_ups.note_held(*id, tokens);
         }
     }
 
-    /// Updates whether an engine can pull blocks from others and they from it, and the time of its last sign of life.
+    /// Updates whether an engine and others can pull blocks from each other, and the time of the engine's last sign of
+    /// life.
     pub(crate) fn keep_pulls(&self, engine: &Engine) {
         let group = engine.pulls().then(|| engine.config.pull_group.as_deref().unwrap_or_default());
         // One that takes no requests may still have what others pull.
@@ -135,7 +138,7 @@ impl Places {
         }
     }
 
-    /// Returns the observed speed of each of `engines`, by its fastest rank.
+    /// Returns the observed speed of each engine in `engines`, by the engine's fastest rank.
     pub(crate) fn seen_speeds(&self, engines: &[Arc<Engine>]) -> Vec<SeenSpeed> {
         let mut core = self.core();
         let rows = core.router.candidates(seconds());
@@ -161,7 +164,8 @@ impl Places {
         engines.iter().map(of).collect()
     }
 
-    /// Sets whether the index's knowledge of one of an engine's ranks can be trusted. `place`: position of the rank.
+    /// Sets whether the index's record of the blocks of one rank is reliable. `place`: position of the rank in the
+    /// engine.
     pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             self.core().router.set_trusted(*id, trusted);
@@ -213,7 +217,7 @@ impl SharedRequests for Places {
 }
 
 impl Core {
-    /// Removes an engine's ranks, except those for whose ids `stays` is true.
+    /// Removes an engine's ranks from the state of decisions, except those for whose ids `stays` returns true.
     fn leave(&mut self, engine: &Engine, now: f64, stays: impl Fn(u32) -> bool) {
         let ids = engine.ids.get().into_iter().flatten();
         for (id, _) in ids.zip(engine.config.ranks.numbers()).filter(|(_, rank)| !stays(*rank)) {
@@ -226,7 +230,7 @@ impl Core {
 }
 
 impl Core {
-    /// Notifies all waiting requests to determine their candidates anew.
+    /// Makes all waiting requests determine their candidate engines again.
     pub(super) fn fleet_changed(&self) {
         for waiter in self.tickets.values() {
             // A request that has stopped listening gives its place back itself.

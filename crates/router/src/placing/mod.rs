@@ -1,14 +1,14 @@
-//! Placing of requests: the decision core, and the state around it.
+//! Choice of an engine for each request: the routing library's state (the decision core), and the data around it.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `candidates.rs` | the engines that may take a request, and those that hold its prompt |
+//! | `candidates.rs` | engines that are eligible for a request, and those that hold its prompt's blocks |
 //! | `choose.rs` | choice of an engine for a request: lookup, decision, reservation |
-//! | `waiting.rs` | requests that wait for room at an engine |
-//! | `placement.rs` | a request's place at an engine, its progress and its end there |
+//! | `waiting.rs` | requests that wait for capacity at an engine |
+//! | `placement.rs` | assignment of a request to an engine, its progress and its end there |
 //! | `no_engine.rs`, `engine_wait.rs` | requests that wait because no engine is up: their queue, the log of the outage, and the wait of one request |
 //! | `engines.rs` | changes of the fleet, and load reports of engines |
-//! | `warm_up.rs` | engines that are new are brought blocks |
+//! | `warm_up.rs` | transfer of blocks to engines that are new |
 
 mod candidates;
 mod choose;
@@ -52,24 +52,25 @@ pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
 pub(crate) use placement::Placement;
 pub(crate) use warm_up::{WARM_UPS, WarmUp, WarmUpResult};
 
-/// Number of blocks assumed for a cache whose capacity neither the configuration nor the engine states.
+/// Number of blocks assumed for a cache whose capacity is neither configured nor reported by the engine.
 const UNKNOWN_CACHE: usize = 16_384;
 
-/// Placing of requests: decides which engine gets each request.
+/// State with which the router chooses an engine for each request.
 pub(crate) struct Places {
     core: Mutex<Core>,
     pub(super) fleet: Arc<Fleet>,
-    /// Client of an index in another process, which is queried for what engines hold; None if not configured.
+    /// Client of an index in another process, which is queried for the blocks that engines hold; None if not
+    /// configured.
     external_index: Option<Arc<ExternalIndex>>,
     counts: Arc<Counts>,
-    /// Wakes the task that places waiting requests.
+    /// Signal that wakes the task that chooses engines for waiting requests.
     room: Notify,
-    /// Queue of requests for which no engine is up.
+    /// Queue of the requests that wait because no engine is up.
     pub(crate) no_engine: NoEngine,
     pub(crate) decisions: Decisions,
-    /// File to which decisions are recorded; None if not configured.
+    /// Writer of the file in which decisions are recorded; None if not configured.
     pub(crate) recorder: Option<Recorder>,
-    /// Estimate of the share of prompts that caches could hold.
+    /// Estimate of the share of prompt tokens that caches of various sizes could hold.
     reuse: ReuseMeter,
     pub(crate) warm_ups: WarmUps,
     policy: String,
@@ -79,13 +80,14 @@ pub(crate) struct Places {
 struct Core {
     router: core::Router,
     depths: core::Depths,
-    /// Index of the blocks that engines should hold by the requests sent to them; None if engines publish events.
+    /// Index of the blocks that engines are predicted to hold from the requests sent to them; None if engines publish
+    /// events.
     unheard: Option<core::PredictedIndex>,
-    /// Requests that wait for a decision, by their numbers in the decision core.
+    /// Requests that wait for a decision, by the numbers that identify them in decisions.
     tickets: HashMap<u64, Waiter>,
 }
 
-/// Figures of the decision core, for the page and the metrics.
+/// Figures about routing decisions, for the web page and the metrics.
 pub(crate) struct Summary {
     pub(crate) policy: String,
     pub(crate) in_flight: usize,
@@ -93,7 +95,7 @@ pub(crate) struct Summary {
     /// Number of requests that wait because no engine is up.
     pub(crate) waiting_for_engine: usize,
     pub(crate) predicted_blocks: usize,
-    /// Number of prompts under way that were not predicted, as the table of predictions was full.
+    /// Number of prompts in flight whose blocks were not predicted, as the table of predictions was full.
     pub(crate) predictions_dropped: u64,
     pub(crate) sessions: usize,
     pub(crate) peers: usize,
@@ -139,17 +141,18 @@ impl Places {
         })
     }
 
-    /// Makes placements from now on name up to `most` other engines ([`Placement::others`]).
+    /// Sets the number of alternative engines that placements list from now on ([`Placement::others`]) to at most
+    /// `most`.
     pub(crate) fn name_others(&self, most: usize) {
         self.core().router.name_others(most);
     }
 
-    /// The engines at which requests are placed.
+    /// Returns the fleet of engines from which one is chosen for each request.
     pub(crate) fn fleet(&self) -> &Fleet {
         &self.fleet
     }
 
-    /// Forms of a prompt that the policy needs: hashes, text.
+    /// Returns the forms of a prompt that the policy needs, such as block hashes or text.
     pub(crate) fn wants(&self) -> PromptForms {
         self.wants
     }
@@ -158,7 +161,7 @@ impl Places {
         &self.policy
     }
 
-    /// Returns the figures for the page and the metrics.
+    /// Returns the figures about routing decisions, for the web page and the metrics.
     pub(crate) fn summary(&self) -> Summary {
         let core = self.core();
         Summary {
@@ -174,24 +177,25 @@ impl Places {
         }
     }
 
-    /// Returns, as JSON, which share of the prompts of the last hour a single cache could hold, by the cache's size.
+    /// Returns, as JSON, the share of the last hour's prompts that a single cache could hold, for various sizes of the
+    /// cache.
     pub(crate) fn reuse(&self) -> Value {
         self.reuse.to_json(self.fleet_blocks())
     }
 
-    /// Returns the hit rates of a single cache as large as those of all engines together, and of an unlimited one; None
-    /// while the size or the prompts are unknown.
+    /// Returns the possible hit rates of two single caches: one as large as all engines' caches together, and an
+    /// unlimited one. None while the size or the prompts are unknown.
     pub(crate) fn possible_hit_rates(&self) -> [Option<f64>; 2] {
         [self.fleet_blocks().and_then(|blocks| self.reuse.rate(blocks)), self.reuse.rate(f64::INFINITY)]
     }
 
-    /// Capacity of all engines' caches together, in blocks; None if the capacity of one is unknown.
+    /// Returns the capacity of all engines' caches together, in blocks; None if the capacity of one is unknown.
     fn fleet_blocks(&self) -> Option<f64> {
         let blocks: f64 = self.core().router.candidates(seconds()).capacity_blocks.iter().sum();
         (blocks.is_finite() && blocks > 0.0).then_some(blocks)
     }
 
-    /// Returns, as JSON, the state of an engine's ranks in the decision core.
+    /// Returns, as JSON, the state of an engine's ranks as used in routing decisions.
     pub(crate) fn rows_of(&self, engine: &Engine) -> Value {
         let mut core = self.core();
         let transfers = transfers(&mut core);
@@ -223,7 +227,7 @@ impl Places {
         engine.ids.get().into_iter().flatten().zip(engine.config.ranks.numbers()).filter_map(of).collect()
     }
 
-    /// Learnt costs of loading and pulling blocks.
+    /// Returns the learnt costs of loading and pulling blocks, for all ranks.
     pub(crate) fn transfers(&self) -> Vec<LearntTransfer> {
         transfers(&mut self.core())
     }
@@ -247,22 +251,23 @@ fn transfers(core: &mut Core) -> Vec<LearntTransfer> {
     rows.collect()
 }
 
-/// Learnt cost of one kind of transfer for one rank of an engine: the record behind all views.
+/// Learnt cost of one kind of transfer of blocks (a load from another tier, or a pull from another engine) to one rank
+/// of an engine.
 pub(crate) struct LearntTransfer {
     pub(crate) engine: Arc<str>,
     pub(crate) rank: u32,
-    /// Name and rank of the engine that blocks are pulled from; None for a load.
+    /// Name and rank of the engine from which blocks are pulled; None for a load.
     pub(crate) source: Option<(Arc<str>, u32)>,
     pub(crate) cost: core::TransferCost,
 }
 
 impl LearntTransfer {
-    /// True if the cost is for this rank of this engine.
+    /// True if the cost is for transfers to the rank `rank` of the engine `engine`.
     pub(crate) fn is_of(&self, engine: &str, rank: u32) -> bool {
         *self.engine == *engine && self.rank == rank
     }
 
-    /// Returns the record as JSON.
+    /// Returns the learnt cost as JSON.
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "kind": self.cost.kind,
@@ -280,7 +285,7 @@ fn open_record(path: &Path) -> Result<Recorder, Error> {
         .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
 }
 
-/// Returns a finite number for JSON; None for an infinite one or NaN.
+/// Converts a number for JSON; None for an infinite number or NaN.
 fn number(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
