@@ -1,8 +1,9 @@
-//! Requests that wait because no engine is up: none is known yet, all refuse connections, or all are asleep.
+//! Queue of the requests that wait because no engine is up: no engine is known yet, all refuse connections, or all are
+//! asleep.
 //!
-//! The requests are tried in the order of arrival: any possible change gives the first one its turn, and it passes the
-//! turn on once it has a place at an engine or still finds none. While no engine is known to be up, one request at a
-//! time is tried at engines that are down or failing, as health checks may be wrong or off.
+//! Waiting requests are tried in the order of arrival. Each possible change of the fleet wakes the first request. Once
+//! an engine is chosen for it, or it still finds none, it wakes the next one. While no engine is known to be up, one
+//! request at a time is tried at engines that are down or failing, as health checks may be wrong or off.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +14,19 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Maximum time for which a request keeps its turn while it is being placed.
+/// Maximum time for which the first waiting request delays the next one while an engine is being chosen for it.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Interval at which waiting requests are tried again without a known change.
+/// Interval at which an engine is sought again for waiting requests without a known change of the fleet.
 const CALLED: Duration = Duration::from_millis(500);
 
-/// Time after which another request may be tried at engines that are down or failing.
+/// Time after a request was tried at an engine that is down or failing, after which another request may be tried there.
 const SCOUT: Duration = Duration::from_secs(1);
 
-/// Names of the outcomes of waiting, in the metrics.
+/// Names, in the metrics, of the outcomes of a request's wait for an engine to come up.
 pub(crate) const OUTCOMES: [&str; 4] = ["placed", "timeout", "full", "left"];
 
-/// The queue of requests that wait because no engine is up.
+/// Queue of the requests that wait because no engine is up.
 pub(crate) struct NoEngine {
     pub(super) patience: Duration,
     pub(super) most: usize,
@@ -39,22 +40,22 @@ pub(crate) struct NoEngine {
 struct Queue {
     /// Number of the next request to enter the queue.
     next: u64,
-    /// Waiting requests by number, each with the means to wake it.
+    /// Waiting requests by their number in the queue, each with the signal that wakes it.
     waiting: BTreeMap<u64, Arc<Notify>>,
-    /// Time at which the first request was last woken without a known change.
+    /// Time at which the first request was last woken without a known change of the fleet.
     called: Option<Instant>,
     /// Number of the request that is being tried at engines that are down or failing, and the time since when; None if
-    /// there is none.
+    /// no request is being tried.
     scout: Option<(u64, Instant)>,
 }
 
-/// Place of a request in the queue, which it keeps if it tries an engine that cannot be reached.
+/// Place of a request in the queue. The request keeps its place if it tries an engine that cannot be reached.
 pub(crate) struct EngineWait<'a> {
     room: &'a NoEngine,
     pub(super) number: u64,
     pub(super) turn: Arc<Notify>,
     pub(super) started: Instant,
-    /// Outcome that is counted when the place is dropped.
+    /// Outcome of the wait that is counted when the place is dropped.
     pub(super) outcome: usize,
 }
 
@@ -70,12 +71,12 @@ impl NoEngine {
         self.queue.lock().waiting.len()
     }
 
-    /// Wakes the first waiting request, after a possible change.
+    /// Wakes the first waiting request, after a possible change of the fleet.
     pub(crate) fn call(&self) {
         self.call_after(None);
     }
 
-    /// Wakes the first waiting request at intervals, and logs the outage when due.
+    /// Periodic work: wakes the first waiting request at intervals, and logs the outage when a line is due.
     pub(crate) fn look(&self) {
         let is_time = {
             let mut queue = self.queue.lock();
@@ -110,7 +111,7 @@ impl NoEngine {
         Some(EngineWait { room: self, number, turn, started: Instant::now(), outcome: LEFT })
     }
 
-    /// True if the request of this number may be tried at engines that are down or failing now.
+    /// True if the request with the number `number` may be tried now at engines that are down or failing.
     pub(super) fn may_scout(&self, number: u64) -> bool {
         let mut queue = self.queue.lock();
         let is_free = queue.scout.is_none_or(|(scout, since)| scout == number || since.elapsed() >= SCOUT);
@@ -127,7 +128,8 @@ pub(super) const FULL: usize = 2;
 const LEFT: usize = 3;
 
 impl EngineWait<'_> {
-    /// Chooses an engine during the request's turn, which then passes to the next request.
+    /// Runs `choosing`, which chooses an engine for the request, and then wakes the next request. If the choice takes
+    /// longer than [`TURN`], the next request is woken earlier.
     pub(crate) async fn in_turn<T>(&self, mut choosing: std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
         let chosen = tokio::time::timeout(TURN, choosing.as_mut()).await;
         self.pass_on();
@@ -138,18 +140,18 @@ impl EngineWait<'_> {
         }
     }
 
-    /// Records that an engine has taken the request.
+    /// Records that an engine has accepted the request.
     pub(crate) fn placed(mut self) {
         self.outcome = PLACED;
         self.room.outage.place();
     }
 
-    /// Leaves the queue for the attempt at an engine.
+    /// Takes the request out of the queue while it is tried at an engine.
     pub(super) fn try_one(&self) {
         self.room.queue.lock().waiting.remove(&self.number);
     }
 
-    /// Enters the queue at the request's place, also again after a failed attempt.
+    /// Enters the queue at the request's original place, for the first time or after a failed attempt.
     pub(super) fn stand_in_line(&self) {
         let mut queue = self.room.queue.lock();
         queue.waiting.insert(self.number, self.turn.clone());
@@ -181,10 +183,11 @@ impl Drop for EngineWait<'_> {
 /// Interval between two log lines about an outage.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Time without requests that lack an engine after which an outage counts as over, if a waiting request was placed.
+/// Time without requests that lack an engine after which an outage is considered over, if a waiting request was
+/// accepted by an engine.
 const CALM: Duration = Duration::from_secs(1);
 
-/// The present outage, with figures for the log; None if there is none.
+/// Present outage, during which no engine is up, with figures for the log; None without an outage.
 #[derive(Default)]
 pub(super) struct Outage(Mutex<Option<Numbers>>);
 
@@ -192,7 +195,7 @@ struct Numbers {
     since: Instant,
     /// Time of the last request that found no engine or was refused.
     last: Instant,
-    /// Time of the last log line.
+    /// Time of the last log line about the outage.
     told: Instant,
     met: u64,
     refused: u64,
@@ -200,7 +203,8 @@ struct Numbers {
 }
 
 impl Outage {
-    /// Records a request that found no engine, and logs the beginning of an outage. `states`: describes the engines.
+    /// Records a request that found no engine, and logs the beginning of an outage. `states`: function that describes
+    /// the engines' states.
     pub(super) fn begin(&self, patience: Duration, states: impl FnOnce() -> Option<String>) {
         let now = Instant::now();
         let mut outage = self.0.lock();
@@ -227,14 +231,14 @@ impl Outage {
         }
     }
 
-    /// Records that an engine has taken a waiting request.
+    /// Records that an engine has accepted a waiting request.
     pub(super) fn place(&self) {
         if let Some(numbers) = self.0.lock().as_mut() {
             numbers.placed += 1;
         }
     }
 
-    /// Logs the outage when a line is due. `waiting`: number of waiting requests.
+    /// Logs the outage when a log line is due. `waiting`: number of waiting requests.
     pub(super) fn look(&self, waiting: usize) {
         let now = Instant::now();
         let mut outage = self.0.lock();

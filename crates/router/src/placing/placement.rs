@@ -1,4 +1,4 @@
-//! Placement of a request at an engine, its progress there, and its end.
+//! Assignment of a request to an engine, its progress there, and its end.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -32,7 +32,7 @@ const AT_MOST: HeaderName = HeaderName::from_static("x-kvatlas-at-most");
 const UNVERIFIED: HeaderName = HeaderName::from_static("x-kvatlas-unverified");
 const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 
-/// An engine chosen for a request, with a reservation there, which lasts until the request is finished, failed or
+/// Assignment of a request to an engine, with reserved capacity there until the request is finished, failed or
 /// cancelled.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
@@ -40,9 +40,10 @@ pub(crate) struct Placement {
     pub(super) model: Arc<ModelCounts>,
     /// Counters of the request's model at the engine.
     pub(crate) counted: Arc<EngineModelCounts>,
-    /// Number by which the request names the engine's data-parallel rank; None if the engine has only one.
+    /// Number that the request's header must have to select the engine's data-parallel rank; None if the engine has
+    /// only one.
     pub(crate) rank: Option<u32>,
-    /// Names of other engines that could take the request, the best one first; empty unless requested by
+    /// Names of alternative engines for the request, the best one first; empty unless requested by
     /// [`Places::name_others`](super::Places::name_others).
     pub(crate) others: Vec<Arc<str>>,
     pub(super) id: core::RequestId,
@@ -56,39 +57,41 @@ pub(crate) struct Placement {
     /// Minimum and maximum number of prompt tokens cached at the chosen site, as reported by the service that indexes
     /// many sites; None without it.
     pub(super) bounds: Option<(u32, u32)>,
-    /// Claim of the site about its cache, checked when the request ends. Ending the request takes it out.
+    /// Claim of the chosen site about its cached blocks, which is checked when the request ends; then set to None.
     pub(super) claim: Mutex<Option<Claim>>,
-    /// Evidence about the engine's cache that the answer may complete; None if there is none.
+    /// Prompt that was sent, from which the engine's answer may prove that blocks are cached; None if it can prove
+    /// nothing.
     pub(super) sent: Option<SentPrompt>,
-    /// The prompt's blocks that the engine held according to the index; None if unknown.
+    /// Number of the prompt's blocks that the engine held, according to the index, at the decision; None if unknown.
     pub(super) held_then: Option<HeldThen>,
-    /// True if the engine is a site, with its own router.
+    /// True if the engine is a site: a fleet with a router and an index of its own.
     pub(super) is_at_site: bool,
-    /// Number of prompt tokens that the engine should report; None if unknown.
+    /// Number of prompt tokens that the engine is expected to report; None if unknown.
     pub(super) tokens: Option<u32>,
-    /// Media in the prompt, whose numbers of tokens the answer may reveal; None if there are none.
+    /// Images and other media in the prompt, whose numbers of tokens can be computed from the answer; None for no
+    /// media.
     pub(crate) media: Option<ModelMedia>,
-    /// Parts of the prompt that the engine shall load from host memory and pull from another engine; None if it is not
-    /// told to.
+    /// Parts of the prompt that the engine is told to load from host memory or to pull from another engine; None for
+    /// none.
     pub(crate) transfer: Option<Box<core::Transfer>>,
-    /// Request that lets another engine pull the prompt, if one is of use.
+    /// Request that makes another engine pull this prompt's blocks in advance (a warm-up); None for no such request.
     pub(crate) warm_up: Option<Box<WarmUp>>,
-    /// Position of the request in its session; None if unknown.
+    /// Position of the request in its session (conversation of several requests); None if unknown.
     pub(super) turn: Option<Arc<Turn>>,
-    /// Number of prompt tokens expected not to be cached.
+    /// Number of prompt tokens that are expected not to be in the engine's cache.
     pub(super) uncached: u32,
     pub(super) first_token: OnceLock<Instant>,
     pub(super) record: Option<Arc<Record>>,
 }
 
 impl Placement {
-    /// Returns the facts about the decision for the trace span of an attempt.
+    /// Returns the data about the decision that the trace span of an attempt shows.
     pub(crate) fn sent_request<'a>(&'a self, policy: &'a str) -> DecidedAttempt<'a> {
         let took = Duration::from_micros(u64::from(self.micros));
         DecidedAttempt { engine: &self.engine, rank: self.rank, policy, why: self.why, took, cached: self.cached }
     }
 
-    /// Adds headers to an answer that name the engine and the reason for the choice.
+    /// Adds headers to an answer that name the chosen engine and the reason for the choice.
     pub(crate) fn tell(&self, headers: &mut HeaderMap) {
         headers.insert(WORKER, self.engine.header.clone());
         headers.insert(CACHED, HeaderValue::from(self.cached));
@@ -111,19 +114,20 @@ impl Placement {
         }
     }
 
-    /// Number of prompt tokens that the engine is expected to compute; all of them for a prompt without hashes.
+    /// Number of prompt tokens that the engine is expected to compute; all prompt tokens if the prompt has no block
+    /// hashes.
     pub(crate) fn uncached(&self, facts: &RequestFacts) -> u32 {
         if facts.prompt.hashes.is_empty() { facts.prompt.tokens } else { self.uncached }
     }
 
-    /// Number of prompt tokens as counted by the engine, if this proves that it tokenizes differently from the router;
-    /// None otherwise.
+    /// Number of prompt tokens as counted by the engine, if this number proves that the engine tokenizes differently
+    /// from the router; None otherwise.
     pub(super) fn mismatch(&self, usage: &Usage) -> Option<u32> {
         usage.prompt.filter(|counted| self.tokens.is_some_and(|tokens| tokens != *counted))
     }
 
-    /// Returns the reason for which the cached tokens differ from the expected ones, as a position in
-    /// [`OFF_WHY`](crate::model_counts::OFF_WHY), and the difference in tokens.
+    /// Compares the cached tokens that the engine reported with the expected ones. Returns the reason for the
+    /// difference, as a position in [`OFF_WHY`](crate::model_counts::OFF_WHY), and the difference in tokens.
     pub(super) fn off_by(&self, cached: u32, is_mismatch: bool) -> (usize, u32) {
         let off = cached.abs_diff(self.cached);
         let why = match cached.cmp(&self.cached) {
@@ -138,8 +142,8 @@ impl Placement {
         (why, off)
     }
 
-    /// Updates the trust in the engine's announced blocks by its report of cached tokens, and returns it; None if the
-    /// report cannot be compared with the blocks held.
+    /// Updates the estimate of how reliable the engine's announced blocks are, from its report of cached tokens, and
+    /// returns the estimate; None if the report cannot be compared with the blocks held.
     pub(super) fn judge(&self, usage: &Usage, cached: Option<u32>) -> Option<core::Belief> {
         let held_then = self.held_then.as_ref()?;
         let (held, cached) = (held_then.blocks.filter(|held| *held > 0)?, cached?);
@@ -155,7 +159,7 @@ impl Placement {
         Some(belief.belief())
     }
 
-    /// Records in the request's session that its answer has ended.
+    /// Records in the request's session that the request's answer has ended.
     pub(crate) fn answered(&self, sessions: &Sessions, seen: &AnswerFacts) {
         if let Some(turn) = &self.turn {
             sessions.end(turn, self.id.0, seen.stop);
@@ -192,7 +196,7 @@ impl Places {
         self.core().router.progress(placement.id, tokens, seconds());
     }
 
-    /// Records the successful end of a request, in the decision core and in all counters.
+    /// Records the successful end of a request in the state of decisions and in all counters.
     pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let cached = cached_of(placement, &seen.usage);
@@ -274,7 +278,7 @@ impl Places {
         self.put_down(placement);
     }
 
-    /// Queues the request for the file of decisions, if there is one.
+    /// Queues the request's record for the file of decisions, if this file is configured.
     fn put_down(&self, placement: &Placement) {
         if let (Some(recorder), Some(record)) = (&self.recorder, &placement.record) {
             recorder.push(record.clone());
@@ -282,8 +286,8 @@ impl Places {
     }
 }
 
-/// Number of prompt tokens that the engine had cached; None if unknown. vLLM reports none where there are none, so for
-/// an engine that has reported cached tokens before, a missing number means 0.
+/// Returns the number of prompt tokens that the engine had cached; None if unknown. vLLM does not report the number 0,
+/// so a missing number means 0 for an engine that has reported cached tokens before.
 fn cached_of(placement: &Placement, usage: &Usage) -> Option<u32> {
     let says = placement.engine.counts.cached_tokens() > 0;
     usage.cached.or_else(|| usage.prompt.filter(|_| says).map(|_| 0))

@@ -1,8 +1,8 @@
 //! File of decisions: a line of JSON for each request, written when the request has ended. A line has no text of the
-//! prompt, only the hashes of its blocks, which is enough to compute later what another policy would have done.
+//! prompt, only the hashes of its blocks, which suffice to compute later what another policy would have done.
 //!
-//! Adding a request never waits: a separate thread formats and writes the lines. If it cannot keep up, or the disk is
-//! full, lines are dropped and counted.
+//! Adding a request to the file never waits: a separate thread formats and writes the lines. If the thread cannot keep
+//! up, or the disk is full, lines are dropped and counted.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -19,10 +19,10 @@ use serde_json::Value;
 use crate::answers::observe::Stop;
 use crate::placing::decisions::Record;
 
-/// Maximum number of requests that wait to be written.
+/// Maximum number of records that wait to be written to the file.
 const QUEUE: usize = 8192;
 
-/// Number of records by outcome.
+/// Number of records of decisions, by outcome: written, dropped or failed.
 #[derive(Debug, Default)]
 pub(crate) struct RecordCounts {
     /// Number of records written to the file.
@@ -34,19 +34,19 @@ pub(crate) struct RecordCounts {
 }
 
 impl RecordCounts {
-    /// Each number with its name in metrics and answers.
+    /// Returns the numbers of records, each with its name in metrics and answers.
     pub(crate) fn by_name(&self) -> [(&'static str, u64); 3] {
         [("written", &self.written), ("dropped", &self.dropped), ("failed", &self.failed)]
             .map(|(name, count)| (name, count.load(Relaxed)))
     }
 
-    /// Returns the numbers as JSON for answers of the router.
+    /// Returns the numbers of records as JSON for answers of the router.
     pub(crate) fn to_json(&self) -> Value {
         self.by_name().into_iter().map(|(name, count)| (name.to_owned(), Value::from(count))).collect()
     }
 }
 
-/// Writer of records to a file, with its own thread.
+/// Writer of records of decisions to a file, with a thread of its own.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     queue: Option<SyncSender<Arc<Record>>>,
@@ -55,7 +55,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Opens the file at `path` for appending, or creates it.
+    /// Opens the file at `path` for appending, or creates the file.
     ///
     /// # Errors
     /// The file cannot be opened, or the thread cannot be started.
@@ -74,14 +74,14 @@ impl Recorder {
         Ok(Self { queue: Some(queue), counts, thread: Some(thread) })
     }
 
-    /// Queues a record to be written soon. Never waits.
+    /// Queues a record to be written soon. Never waits: a record is dropped and counted if the queue is full.
     pub(crate) fn push(&self, record: Arc<Record>) {
         if self.queue.as_ref().is_none_or(|queue| queue.try_send(record).is_err()) {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
     }
 
-    /// Number of records so far, by outcome.
+    /// Returns the number of records so far, by outcome.
     #[must_use]
     pub(crate) fn counts(&self) -> &RecordCounts {
         &self.counts

@@ -1,8 +1,8 @@
-//! The queue of requests that wait for room at an engine.
+//! Queue of the requests that wait for capacity at an engine.
 //!
-//! Anything that may make room wakes one task, which places the waiting requests one at a time: it determines which
-//! requests are next, looks up their prompts again without holding the lock, as engines' caches have changed meanwhile,
-//! and lets the decision core decide.
+//! Each event that may free capacity wakes one task, which handles the waiting requests one at a time: it determines
+//! which requests are next, looks up their prompts again without holding the lock, as engines' caches have changed
+//! meanwhile, and chooses engines for them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::remote::index::LookupResult;
 use crate::remote::sites::Bounds;
 use crate::requests::facts::{DialectBlocks, RequestFacts};
 
-/// The parts of a prompt that are needed to look up its blocks again.
+/// Parts of a waiting request's prompt that are needed to look up its blocks again.
 #[derive(Clone)]
 pub(super) struct Prompt {
     pub(super) model: Option<String>,
@@ -31,25 +31,26 @@ pub(super) struct Prompt {
     pub(super) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// Message to a request that waits for a decision.
+/// Message to the task of a request that waits for a decision.
 pub(super) enum WaitUpdate {
-    /// The waiting has ended, with this outcome.
+    /// End of the wait, with the outcome and the bounds that a service above many sites reported.
     Decided(core::Outcome, Option<Arc<Bounds>>),
-    /// The engines have changed, so that others may be able to take the request.
+    /// Change of the fleet, so that other engines may now be eligible for the request.
     FleetChanged,
 }
 
-/// A request that waits for a decision.
+/// Request that waits for a decision.
 pub(super) struct Waiter {
     pub(super) told: mpsc::UnboundedSender<WaitUpdate>,
     pub(super) prompt: Prompt,
     pub(super) looked: Instant,
-    /// Bounds most recently reported by the service that indexes many sites; None without it.
+    /// Bounds on cached tokens most recently reported by the service that indexes many sites; None without this
+    /// service.
     pub(super) bounds: Option<Arc<Bounds>>,
 }
 
 impl Waiter {
-    /// Makes the waiter, and the receiver of messages to it.
+    /// Makes the entry of a waiting request, and the receiver of messages to its task.
     pub(super) fn new(
         facts: &RequestFacts,
         bounds: Option<Arc<Bounds>>,
@@ -66,23 +67,23 @@ impl Waiter {
     }
 }
 
-/// Interval for trying again without a known change, as requests expire and waits end.
+/// Interval at which waiting requests are examined without a known change, because some may have expired.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Interval for querying an index in another process again for a waiting prompt.
+/// Minimum time between two queries to an index in another process for the same waiting prompt.
 const ASKED_AGAIN: Duration = Duration::from_millis(100);
-/// Maximum number of prompts queried at once.
+/// Maximum number of concurrent queries for waiting prompts to an index in another process.
 const ASKED_AT_ONCE: usize = 8;
 
 impl Places {
-    /// Wakes the task that places waiting requests, if any wait.
+    /// Wakes the task that chooses engines for waiting requests, if any request waits.
     pub(super) fn call(&self, core: &Core) {
         if !core.tickets.is_empty() {
             self.room.notify_one();
         }
     }
 
-    /// Places waiting requests; never returns.
+    /// Chooses engines for waiting requests in a loop that never ends.
     pub(crate) async fn bind(&self) {
         let (mut standings, mut looked) = (Vec::new(), Instant::now());
         loop {
@@ -99,7 +100,8 @@ impl Places {
         }
     }
 
-    /// Tells waiting requests if an engine stands otherwise than before: it takes no more requests, or takes them again.
+    /// Notifies waiting requests if the health state of an engine has changed since the last call, so that it no longer
+    /// gets requests or gets them again. `standings`: states at the last call.
     fn look_at_engines(&self, standings: &mut Vec<HealthState>) {
         let engines = self.fleet.engines();
         let now = engines.iter().map(|engine| engine.health.standing());
@@ -110,7 +112,7 @@ impl Places {
         }
     }
 
-    /// Places the next waiting request. False if there is no room, or no request waits.
+    /// Chooses an engine for the next waiting request. False if no engine has capacity, or no request waits.
     async fn bind_one(&self) -> bool {
         let stale = if self.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
@@ -159,7 +161,7 @@ impl Places {
         is_placed
     }
 
-    /// Looks up the blocks that engines hold of each prompt; the numbers identify the requests.
+    /// Looks up the blocks of several prompts that engines hold. The numbers identify the requests.
     async fn look_up_all(&self, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
         let engines = self.fleet.engines().clone();
         let mut found = HashMap::new();

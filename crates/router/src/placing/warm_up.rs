@@ -1,12 +1,13 @@
-//! Warm-ups: an engine that has just joined, or comes back empty, is brought blocks by pulls before much is sent to it.
+//! Warm-ups of engines: an engine that has just joined, or comes back with an empty cache, pulls blocks from other
+//! engines before it gets many requests.
 //!
-//! The router keeps no prompts. So a warm-up is made of a request as it passes: while its prompt is there, the new engine is
-//! asked for one token of the same prompt, and told to pull what another engine has of it. That is worth it for a prompt
-//! that consists mostly of what two engines hold already, such as a system prompt with tools: what one alone holds is one
-//! session's, which goes on there. What is asked for often passes soon.
+//! The router stores no prompts, so a warm-up uses requests that pass: while a request's prompt is in memory, the empty
+//! engine is asked for one token of the same prompt, and told to pull the blocks that another engine has. This is done
+//! only for a prompt most of whose blocks two engines hold already, such as a system prompt with tools. Blocks that
+//! only one engine holds mostly belong to one session, which continues there. Prompts in frequent use pass soon.
 //!
-//! Tokens, requests and time of an engine's warm-up are limited, and it has one request at a time. With the
-//! first one that fails its warm-up is over: it may have an address that others do not reach.
+//! The tokens, the requests and the time of an engine's warm-up are limited, with one request at a time. The first
+//! failed request ends the engine's warm-up, as other engines may be unable to reach its address.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,22 +23,22 @@ use super::Places;
 use crate::clock::seconds;
 use crate::engines::Engine;
 
-/// Longest time from the first request of a warm-up until none begins any more.
+/// Time after the first request of an engine's warm-up during which further ones may begin.
 const LASTS: Duration = Duration::from_secs(60);
-/// Most requests of one warm-up.
+/// Maximum number of requests of one engine's warm-up.
 const MOST_REQUESTS: u32 = 64;
-/// Fewest tokens that a request of a warm-up pulls.
+/// Minimum number of tokens that a request of a warm-up must pull.
 const LEAST_TOKENS: u32 = 512;
-/// Engines that are considered for one request.
+/// Maximum number of engines that are considered for a warm-up with one request's prompt.
 const MOST_ASKED: usize = 8;
-/// Share of a prompt that has to be pulled.
+/// Minimum share of a prompt that must be pulled for a warm-up, and of the pulled part that two engines must hold.
 const SHARE: f64 = 0.75;
 
-/// Results of the requests of warm-ups, by their names in metrics: the engine had the prompt in its cache then; it computed
-/// the prompt instead; it refused the request; it failed; it did not answer in time.
+/// Names, in the metrics, of the results of warm-up requests: the engine then had the prompt in its cache; the engine
+/// computed the prompt instead; refused the request; failed; or did not answer in time.
 pub(crate) const WARM_UPS: [&str; 5] = ["brought", "nothing", "refused", "failed", "late"];
 
-/// Result of a request of a warm-up, in the order of [`WARM_UPS`].
+/// Result of a warm-up request, in the order of [`WARM_UPS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WarmUpResult {
     Brought,
@@ -47,24 +48,24 @@ pub(crate) enum WarmUpResult {
     Late,
 }
 
-/// WarmUpStage of an engine's warm-up.
+/// Stage of an engine's warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WarmUpStage {
-    /// Before its end, or before it has begun.
+    /// The warm-up has not begun or has not ended.
     Open,
-    /// After its end: the engine holds as much as it may be brought, or there was no more time.
+    /// The warm-up has ended, because the engine holds the maximum number of tokens to pull, or the time is over.
     Over,
-    /// Failure: a request did not do what it should.
+    /// The warm-up has ended because one of its requests failed.
     Failed,
 }
 
-/// Warm-up of one engine.
+/// State of one engine's warm-up.
 #[derive(Debug)]
 struct EngineWarmUp {
     stage: WarmUpStage,
     began: Option<Instant>,
     is_under_way: bool,
-    /// True once the engine held anything.
+    /// True once the engine has held any blocks.
     is_filled: bool,
     requests: u32,
     tokens: u64,
@@ -82,16 +83,16 @@ impl EngineWarmUp {
     }
 }
 
-/// A request that is to be sent to an engine so that it pulls a prompt.
+/// Request that makes an engine pull a prompt's blocks from another engine.
 pub(crate) struct WarmUp {
-    /// The engine that pulls.
+    /// Engine that pulls the blocks.
     pub(crate) engine: Arc<Engine>,
     pub(crate) transfer: core::Transfer,
     worker: core::WorkerId,
 }
 
 impl WarmUp {
-    /// Tokens that it is to pull.
+    /// Number of prompt tokens whose blocks the engine pulls.
     pub(crate) fn tokens(&self) -> u32 {
         self.transfer.pull.as_ref().map_or(0, |pull| pull.tokens)
     }
@@ -100,13 +101,13 @@ impl WarmUp {
 /// Warm-ups of all engines, and counts of their requests.
 #[derive(Debug, Default)]
 pub(crate) struct WarmUps {
-    /// Prompt tokens that one engine is brought at most; 0 for no warm-ups.
+    /// Maximum number of prompt tokens that one engine pulls in its warm-up; 0 for no warm-ups.
     most: u64,
-    /// Number of engines with an open warm-up, looked at with each request.
+    /// Number of engines whose warm-up has not ended, read for each request.
     open: AtomicUsize,
     engines: Mutex<BTreeMap<core::WorkerId, EngineWarmUp>>,
     pub(crate) results: [AtomicU64; WARM_UPS.len()],
-    /// Tokens that engines had in their cache after a request of a warm-up, by their own report.
+    /// Number of tokens that engines reported as cached after warm-up requests.
     pub(crate) tokens: AtomicU64,
 }
 
@@ -115,7 +116,8 @@ impl WarmUps {
         Self { most, ..Self::default() }
     }
 
-    /// Notes how many tokens an engine holds.
+    /// Records the number of tokens whose blocks an engine holds, and restarts the warm-up of an engine whose cache was
+    /// emptied.
     pub(super) fn note_held(&self, worker: core::WorkerId, held: u64) {
         if self.most == 0 {
             return;
@@ -142,7 +144,8 @@ impl WarmUps {
         self.open.store(engines.values().filter(|it| it.stage == WarmUpStage::Open).count(), Relaxed);
     }
 
-    /// Workers among these whose warm-up is due, without the one that takes the request; a few of them if there are many.
+    /// Returns engines among `allowed` that need a warm-up request now, at most [`MOST_ASKED`]. `chosen`: the engine
+    /// that serves the client's request, which is excluded.
     fn due(&self, allowed: &[core::WorkerId], chosen: core::WorkerId) -> Vec<core::WorkerId> {
         if self.open.load(Relaxed) == 0 {
             return Vec::new();
@@ -152,7 +155,8 @@ impl WarmUps {
         allowed.iter().copied().filter(is_due).take(MOST_ASKED).collect()
     }
 
-    /// Notes that a request is about to be sent. Returns false if it may not be, as the warm-up is over.
+    /// Records that a warm-up request is about to be sent. False if it must not be sent, as the engine's warm-up is
+    /// over or another request is in flight.
     fn begin(&self, worker: core::WorkerId) -> bool {
         let mut engines = self.engines.lock();
         let Some(it) = engines.get_mut(&worker).filter(|it| it.is_due()) else { return false };
@@ -182,7 +186,7 @@ impl WarmUps {
         self.count(&engines);
     }
 
-    /// The warm-up of a worker in JSON; none without warm-ups.
+    /// Returns the state of an engine's warm-up as JSON; None for an engine without a warm-up.
     pub(super) fn to_json(&self, worker: core::WorkerId) -> Option<Value> {
         let engines = self.engines.lock();
         let it = engines.get(&worker)?;
@@ -195,8 +199,8 @@ impl WarmUps {
     }
 }
 
-/// Leading blocks of a prompt that two workers hold, or one if there is no other that holds any; `except`: a worker that does
-/// not count.
+/// Returns the number of leading blocks of a prompt that at least two engines hold; if only one engine holds any, the
+/// number that it holds. `except`: an engine that is not counted.
 fn shared(held: &[RankDepths], except: core::WorkerId) -> u32 {
     let (mut first, mut second) = (0, 0);
     for depth in held.iter().filter(|it| it.number != except.0).map(|it| it.device.max(it.any)) {
@@ -206,7 +210,8 @@ fn shared(held: &[RankDepths], except: core::WorkerId) -> u32 {
 }
 
 impl Places {
-    /// Returns how a request that `chosen` takes can also warm up another engine of those allowed; none if it cannot.
+    /// Finds an engine among `allowed` whose warm-up can use the prompt of a request that the engine `chosen` serves;
+    /// None if there is no such engine.
     pub(super) fn find_warm_up(
         &self,
         router: &mut core::Router,
@@ -219,7 +224,7 @@ impl Places {
         due.find_map(|worker| self.warm_up(router, request, depths, held, worker))
     }
 
-    /// Returns the request that warms up a worker; none if this prompt does not help.
+    /// Makes the request for the warm-up of an engine with this prompt; None if the prompt does not qualify.
     fn warm_up(
         &self,
         router: &mut core::Router,
@@ -239,7 +244,7 @@ impl Places {
         (is_hot && is_worth_it && self.warm_ups.begin(worker)).then(|| Box::new(WarmUp { engine, transfer, worker }))
     }
 
-    /// Notes the result of a request of a warm-up, and the tokens that the engine had in its cache then, by its own report.
+    /// Records the result of a warm-up request. `tokens`: tokens of its prompt that the engine reported as cached.
     pub(crate) fn warmed_up(&self, warm_up: &WarmUp, result: WarmUpResult, tokens: u64) {
         if let Some(pull) = &warm_up.transfer.pull
             && matches!(result, WarmUpResult::Nothing | WarmUpResult::Late)

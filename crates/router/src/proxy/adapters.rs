@@ -1,5 +1,5 @@
-//! Loading and unloading of LoRA adapters by clients: done at every engine concerned, as a request for an adapter may
-//! go to any of them.
+//! Loading and unloading of LoRA adapters by clients. Each change is made at every engine concerned, as a request for
+//! the adapter may be sent to any of them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use crate::engines::fleet::Fleet;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, strip};
 use crate::engines::{Engine, Fault, Serving, whole};
 
-/// Maximum size of a body, in bytes, in which the adapter's name is looked up.
+/// Maximum size of a body, in bytes, in which the name of the adapter is searched for.
 const LONGEST: usize = 64 << 10;
 
-/// A change of the adapters that engines have loaded.
+/// Change of the LoRA adapters that engines have loaded: load or unload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdapterChange {
     Load,
     Unload,
 }
 
-/// One engine's answer to a change.
+/// Answer of one engine to a request to load or unload an adapter.
 struct EngineAnswer {
     engine: Arc<Engine>,
     answer: Result<(StatusCode, HeaderMap, Vec<u8>), Fault>,
 }
 
 impl AdapterChange {
-    /// The change that a request makes, by its method and path; None if it makes none.
+    /// Returns the change of adapters that a request makes, by its method and path; None for other requests.
     pub(super) fn of(method: &Method, path: &str) -> Option<Self> {
         let path = if *method == Method::POST { path.strip_prefix("/v1").unwrap_or(path) } else { return None };
         match path {
@@ -44,7 +44,7 @@ impl AdapterChange {
         }
     }
 
-    /// True if an engine with this answer is in the desired state: it made the change, or was in that state before.
+    /// True if an engine's answer shows the desired state: the engine made the change, or was in that state before.
     fn is_done(self, status: StatusCode, body: &[u8]) -> bool {
         let text = String::from_utf8_lossy(body).to_lowercase();
         let says = |words: &[&str]| words.iter().any(|words| text.contains(words));
@@ -150,7 +150,7 @@ async fn ask(
     EngineAnswer { engine, answer }
 }
 
-/// Combines the engines' answers: the common answer if all agree, else a list.
+/// Combines the engines' answers into one for the client: the common answer if all agree, else a list.
 fn sum_up(what: AdapterChange, mut told: Vec<EngineAnswer>) -> Response<Answer> {
     let said = |told: &EngineAnswer| told.answer.as_ref().ok().map(|(status, _, body)| (*status, body.clone()));
     let first = told.first().and_then(said);

@@ -1,4 +1,4 @@
-//! Body of an engine's answer on its way to the client.
+//! Body of an engine's answer while the router forwards it to the client.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -15,55 +15,55 @@ use crate::answers::stored::Name;
 use crate::engines::{Connection, Fault, Framing};
 use crate::placing::Placement;
 
-/// Comment sent to a client that waits for the first token.
+/// Comment in an event stream to a client that waits for the first token, which keeps the connection open.
 pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 
-/// Longest time for which a possible error is held back.
+/// Longest time for which data that may be an error are buffered before they are sent to the client.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// Action to take while nothing arrives from an engine.
+/// Action of the router while no data arrive from an engine.
 enum Silence {
-    /// Nothing is to be done yet.
+    /// No action: the engine has been silent only for a short time.
     Short,
-    /// A comment is due for a client that waits for the first token.
+    /// Comment to the client, which has waited for the first token for a while.
     WantsComment,
-    /// The engine has been silent for too long, and the answer is given up.
+    /// End of the answer, as the engine has been silent for too long.
     Stall,
 }
 
-/// Body of an engine's answer on its way to the client. If dropped before its end, the connection to the engine is
-/// closed, which cancels the request there.
+/// Body of an engine's answer while the router forwards it to the client. If the body is dropped before its end, the
+/// connection to the engine is closed, which cancels the request there.
 pub(crate) struct AnswerBody {
     connection: Option<Connection>,
     framing: Framing,
-    /// True if the connection can be reused after this answer.
+    /// True if the connection to the engine can be reused after this answer.
     keep: bool,
     shard: usize,
     observer: Observer,
     flight: Flight,
     stall: Duration,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Timer for the longest time that the answer is held back; None if nothing is held back.
+    /// Timer for the longest time that data of the answer are buffered; None while nothing is buffered.
     hold: Option<Pin<Box<Sleep>>>,
     heard: Instant,
-    /// Time after which a client that waits for the first token gets a comment; 0 for never.
+    /// Interval at which a client that waits for the first token gets a comment; 0 for no comments.
     comment: Duration,
     /// Time of the last comment; None if none was sent.
     commented: Option<Instant>,
     /// True once the body is being sent to the client.
     goes_out: bool,
-    /// The prefill engine at work on the same request, which is stopped if the answer breaks off or is cancelled; None
-    /// if there is none.
+    /// Work of the prefill engine on the same request, which is stopped if the answer breaks off or is cancelled; None
+    /// without a prefill engine.
     prefill: Option<Leg>,
-    /// Search for the id of an answer that the engine stores; None if it does not.
+    /// Search for the id of the answer, for an engine that stores its answer; None for other answers.
     name: Option<Name>,
-    /// The first data, received before the body is sent to the client.
+    /// First data of the answer, received before the body is sent to the client.
     first: Option<Bytes>,
-    /// Data to be sent after the engine's part is complete.
+    /// Last data for the client, after the engine's part is complete.
     last: Option<Bytes>,
-    /// True if a part of the answer, not only comments, has arrived.
+    /// True if a part of the answer other than comments has arrived.
     has_begun: bool,
-    /// Error to report after the data received before the answer broke off.
+    /// Error that the client gets after the data received before the answer broke off.
     broken: Option<BodyError>,
 }
 
@@ -122,18 +122,18 @@ impl AnswerBody {
         passing
     }
 
-    /// Starts a search for the answer's id, as the engine stores the answer.
+    /// Starts a search for the answer's id, for an engine that stores its answer.
     pub(crate) fn is_kept(&mut self) {
         self.name = Some(Name::default());
     }
 
-    /// Makes the body send comments to a client that waits for the first token, after each silence of this length; 0
-    /// for none.
+    /// Makes the body send a comment to a client that waits for the first token after each silence of the length
+    /// `comment`; 0 for no comments.
     pub(crate) fn comments_after(&mut self, comment: Duration) {
         self.comment = comment;
     }
 
-    /// Attaches the prefill engine that is at work on the same request.
+    /// Attaches the work of the prefill engine on the same request, so that it is stopped if the answer breaks off.
     pub(crate) fn beside(&mut self, prefill: Leg) {
         if self.connection.is_some() {
             self.prefill = Some(prefill);
@@ -142,28 +142,28 @@ impl AnswerBody {
         }
     }
 
-    /// Waits until a part of the answer can be passed on, or the answer ends. Until then the client has received
+    /// Waits until a part of the answer can be forwarded, or the answer ends. Until then the client has received
     /// nothing, so that another engine can still answer, also if the answer [is an error](Self::failure).
     ///
     /// # Errors
-    /// The answer broke off before. Its flight can still be taken: [`AnswerBody::into_flight`].
+    /// The answer broke off before. The record of the attempt is still available by [`AnswerBody::into_flight`].
     pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
         self.first = std::future::poll_fn(|context| self.poll_piece(context)).await.transpose()?;
         Ok(())
     }
 
-    /// The error that the answer begins with or consists of; None if it does not.
+    /// Error that is the whole answer or its beginning; None for another answer.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.observer.failure().filter(|failure| failure.is_first)
     }
 
-    /// Records that the engine has answered with this status, and not with an error.
+    /// Records that the engine has answered with the HTTP status `status`, and not with an error in the body.
     pub(crate) fn note_answered(&mut self, status: u16) {
         self.flight.answered(status);
     }
 
-    /// Ends an answer that broke off before a part of it was passed on. True if some events, which only report that
-    /// work has begun, can be passed on in case that no other engine answers.
+    /// Ends an answer that broke off before any part of it was forwarded. True if the answer has buffered events, which
+    /// only report the start of work and can be forwarded if no other engine answers.
     pub(crate) fn give_up(&mut self, fault: &Fault) -> bool {
         let has_begun = self.observer.is_holding() && matches!(self.observer, Observer::Events(_));
         self.flight.note_failure(fault);
@@ -173,7 +173,7 @@ impl AnswerBody {
         has_begun
     }
 
-    /// True if a part of the engine's answer is hidden from the client, or may be.
+    /// True if a part of the engine's answer was hidden from the client, or still may be.
     pub(crate) fn hides(&self) -> bool {
         self.observer.hides()
     }
@@ -182,7 +182,7 @@ impl AnswerBody {
         self.flight.placement()
     }
 
-    /// Returns the request's flight at the engine, and closes the connection.
+    /// Returns the record of the attempt at the engine, and closes the connection.
     pub(crate) fn into_flight(self) -> Flight {
         self.flight
     }
@@ -227,7 +227,7 @@ impl AnswerBody {
         }
     }
 
-    /// Returns the next piece that can be passed on; None at the end.
+    /// Returns the next piece of the answer that can be forwarded; None at the end.
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
         loop {
             let Some(connection) = &mut self.connection else {
@@ -278,12 +278,12 @@ impl AnswerBody {
         }
     }
 
-    /// True if nothing has arrived of an answer that cannot be empty.
+    /// True if no data have arrived of an answer that cannot be empty.
     fn is_empty(&self) -> bool {
         !self.has_begun && self.observer.expects_some()
     }
 
-    /// True if a possible error has been held back for the longest permitted time.
+    /// True if data that may be an error have been buffered for the longest permitted time.
     fn is_held_for_long(&mut self, context: &mut Context<'_>) -> bool {
         let is_over = self.hold.get_or_insert_with(|| Box::pin(sleep(HOLD))).as_mut().poll(context).is_ready();
         if is_over {
@@ -292,7 +292,7 @@ impl AnswerBody {
         is_over
     }
 
-    /// Returns what to do about the time without data from the engine.
+    /// Returns the action for the present time without data from the engine.
     fn silence(&mut self, context: &mut Context<'_>) -> Silence {
         let stall = (!self.stall.is_zero()).then(|| self.heard + self.stall);
         let waits = self.goes_out && !self.comment.is_zero() && self.observer.takes_comments();
@@ -317,7 +317,7 @@ impl AnswerBody {
         Silence::Short
     }
 
-    /// Ends a complete answer.
+    /// Ends an answer that was received completely.
     fn whole(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         let rest = self.observer.rest();
@@ -334,7 +334,8 @@ impl AnswerBody {
         }
     }
 
-    /// Ends an answer that broke off. Returns the error for the client, or None if an event in the answer reports it.
+    /// Ends an answer that broke off. Returns the error for the client, or None if an event in the answer reports the
+    /// error.
     fn broke(&mut self, fault: &Fault) -> Option<BodyError> {
         self.connection = None;
         (self.timer, self.hold) = (None, None);

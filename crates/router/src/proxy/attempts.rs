@@ -1,10 +1,10 @@
-//! Attempts of a request: their number, the judgement of engines by failed attempts, and hedging, which sends a
-//! streamed request to a second engine if its answer takes unusually long to begin.
+//! Attempts to serve a request: their number, the blame of engines for failed attempts, and hedging, which sends a
+//! streamed request to a second engine if the answer takes unusually long to begin.
 //!
 //! An engine that closes a connection without an answer may have executed the request, and may have crashed because of
-//! it. So a request with side effects is not sent again once it has been sent, and one that only generates text is sent
-//! to one more engine. The second attempt shows the cause: if it succeeds, the first engine has failed; if not, the
-//! request is the likelier cause.
+//! it. A request with side effects is therefore not retried once it has been sent, and a request that only generates
+//! text is sent to one more engine. The second attempt shows the cause: if it succeeds, the first engine has failed; if
+//! not, the request is the likelier cause.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,27 +24,27 @@ use crate::engines::fleet::Fleet;
 use crate::engines::{Engine, Fault};
 use crate::model_counts::{GIVEN_UP, ModelCounts};
 
-/// Maximum number of engines tried for a request because others do not have its model.
+/// Maximum number of engines tried for a request because the engines tried before do not have its model.
 const MOST_WITHOUT: usize = 16;
 
-/// Maximum number of times a request is sent where it may have been executed without an answer.
+/// Maximum number of times that a request is sent if each time the engine may have executed it without an answer.
 const SENDS: u32 = 2;
 
-/// Reason why a request is not sent again.
+/// Reason why a request is not retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastAttempt {
-    /// The request may have been executed, and repeating it could execute it twice.
+    /// The engine may have executed the request, and a retry could execute it twice.
     NotRepeatable,
     /// The request was sent twice without an answer.
     SentTwice,
-    /// The configured number of retries is used up.
+    /// The configured number of retries has been reached.
     NoRetriesLeft,
-    /// No other engine can take the request.
+    /// No other engine is available for the request.
     NoOtherEngine,
 }
 
 impl LastAttempt {
-    /// Counts and logs a request that gets no answer from an engine. `id`: the request's id.
+    /// Counts and logs a request that no engine answers. `id`: the request's id; `why`: the refusal for the client.
     pub(crate) fn count(self, counts: &Counts, model: &ModelCounts, id: Option<&HeaderValue>, why: &Refusal) {
         model.given_up[self as usize].fetch_add(1, Relaxed);
         let Some(left_out) = counts.given_up_lines[self as usize].take() else { return };
@@ -60,10 +60,10 @@ impl LastAttempt {
     }
 }
 
-/// State of a request's attempts.
+/// State of the attempts to serve one request.
 pub(crate) struct Attempts {
     repeatable: bool,
-    /// Number of retries left.
+    /// Number of retries that are still permitted.
     left: u32,
     /// Number of times that the request was sent and not answered.
     lost: u32,
@@ -71,20 +71,20 @@ pub(crate) struct Attempts {
     retries: u32,
     /// Engines at which the request failed.
     tried: Vec<Arc<Engine>>,
-    /// Engines among `tried` that could not be reached.
+    /// Engines in `tried` to which the router could not connect.
     unreachable: Vec<Arc<Engine>>,
-    /// True before the first attempt, and if nothing was sent to an engine in the last one.
+    /// True before the first attempt, and after an attempt in which nothing was sent to the engine.
     is_unsent: bool,
-    /// True if these are the attempts of a hedge: another engine works on the request too.
+    /// True if these attempts belong to a hedge, while another engine processes the same request.
     is_beside: bool,
-    /// Engines that count as failed if another engine answers.
+    /// Engines that are blamed for their failed attempts if another engine answers the request.
     suspects: Vec<Arc<Engine>>,
-    /// The engine that closed a reused connection in the last attempt, and may be well; None if none did.
+    /// Engine that closed a reused connection in the last attempt, which may be working; None if no engine did.
     stale: Option<Arc<Engine>>,
 }
 
 impl Attempts {
-    /// Makes the state before the first attempt. `repeatable`: whether the request may be executed twice; `retries`:
+    /// Makes the state before the first attempt. `repeatable`: true if the request may be executed twice; `retries`:
     /// maximum number of retries.
     pub(crate) fn new(repeatable: bool, retries: u32) -> Self {
         Self {
@@ -101,33 +101,34 @@ impl Attempts {
         }
     }
 
-    /// Makes the state of a hedge: one attempt at another engine than `engine`, which is still working on the request.
+    /// Makes the state of a hedge: one attempt at an engine other than `engine`, which is still processing the request.
     pub(crate) fn beside(engine: Arc<Engine>) -> Self {
         Self { tried: vec![engine], is_beside: true, ..Self::new(true, 0) }
     }
 
-    /// Engines that are not tried again.
+    /// Returns the engines at which the request failed, which are not tried again.
     pub(crate) fn tried(&self) -> &[Arc<Engine>] {
         &self.tried
     }
 
-    /// True if the request may be tried again after this fault, preferably at another engine.
+    /// True if the request may be retried after the fault `fault`, preferably at another engine.
     pub(crate) fn may_go_on_after(&self, fault: &Fault) -> bool {
         self.why_not(fault, self.lost + u32::from(fault.may_have_been_sent())).is_none()
     }
 
-    /// True if the request may be tried at one more engine after one that does not have its model.
+    /// True if the request may be tried at one more engine after an engine that does not have its model.
     pub(crate) fn may_look_further(&self) -> bool {
         self.tried.len() < MOST_WITHOUT
     }
 
-    /// True if a new connection is needed, as it is uncertain whether an engine receives what is sent on a reused one.
+    /// True if the next attempt needs a new connection, as an engine may not receive the data sent on a reused
+    /// connection.
     pub(crate) fn needs_new_connection(&self) -> bool {
         !self.repeatable || self.lost > 0
     }
 
     /// Records that the request failed at `engine`, perhaps because of `suspect`, which is the same engine or its
-    /// prefill engine. Returns the reason why the request is not sent again; None if it may be tried again.
+    /// prefill engine. Returns the reason why the request is not retried; None if it may be retried.
     pub(crate) fn note_failure(
         &mut self,
         engine: &Arc<Engine>,
@@ -149,7 +150,7 @@ impl Attempts {
         why_not
     }
 
-    /// Records that the request failed at an engine, which counts as failed if another one answers.
+    /// Records that the request failed at an engine, which is blamed if another engine answers.
     pub(crate) fn lose(&mut self, engine: &Arc<Engine>, fault: &Fault) {
         self.lost += u32::from(fault.may_have_been_sent());
         let is_suspect = match fault {
@@ -161,33 +162,33 @@ impl Attempts {
         }
     }
 
-    /// True if the request must not be sent again.
+    /// True if the request must not be retried.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost >= SENDS
     }
 
-    /// True if the request may wait for an engine: it has not been tried, or the last engine tried could not be
-    /// reached.
+    /// True if the request may wait for an engine to come up: it has not been tried, or the router could not connect to
+    /// the last engine tried.
     pub(crate) fn may_wait(&self) -> bool {
         self.is_unsent && !self.is_beside
     }
 
-    /// Resets the state so that engines that could not be reached are tried again.
+    /// Resets the state so that engines to which the router could not connect are tried again.
     pub(crate) fn start_over(&mut self) {
         let unreachable = std::mem::take(&mut self.unreachable);
         self.tried.retain(|engine| !unreachable.iter().any(|other| Arc::ptr_eq(engine, other)));
         self.left = self.retries;
     }
 
-    /// Allows one more attempt at the engine that closed a reused connection, if no other can take the request. False
-    /// if there is no such engine.
+    /// Permits one more attempt at the engine that closed a reused connection, for the case that no other engine is
+    /// available. False if no engine did.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(stale) = self.stale.take() else { return false };
         self.tried.retain(|engine| !Arc::ptr_eq(engine, &stale));
         true
     }
 
-    /// Records an answer: the suspects among earlier engines count as failed.
+    /// Records that an engine answered, so that the suspected earlier engines are blamed for their failed attempts.
     pub(crate) fn answered(&mut self) {
         self.suspects.drain(..).for_each(|engine| engine.blame());
     }
@@ -203,18 +204,19 @@ impl Attempts {
     }
 }
 
-/// Minimum number of observed first tokens for hedging.
+/// Minimum number of observed times to the first token before requests are hedged.
 const LEAST_SAMPLES: u64 = 100;
-/// Minimum number of requests in flight for each open hedge; so at most 5 % of requests are hedged.
+/// Minimum number of requests in flight for each open hedge, so that at most 5 % of the requests are hedged.
 const EACH: usize = 20;
 
-/// The time after which a request is hedged; None if hedging is off, or too few first tokens were observed.
+/// Returns the time after which a request is hedged (sent to a second engine too); None if hedging is off, or too few
+/// times to the first token were observed.
 pub(super) fn wait(config: &Config, counts: &Counts) -> Option<Duration> {
     let quantile = config.hedge_after;
     (quantile > 0.0).then(|| counts.first_token.quantile(quantile, LEAST_SAMPLES)).flatten()
 }
 
-/// Count of an open hedge, until dropped.
+/// Guard by which an open hedge is counted until dropped.
 struct HedgeCount<'a>(&'a AtomicUsize);
 
 impl<'a> HedgeCount<'a> {
@@ -223,7 +225,7 @@ impl<'a> HedgeCount<'a> {
         Self::take(&counts.open_hedges, in_flight)
     }
 
-    /// Counts one more hedge; None if that would exceed the permitted share of the requests in flight.
+    /// Counts one more open hedge; None if that would exceed the permitted share of the requests in flight.
     fn take(open: &'a AtomicUsize, in_flight: usize) -> Option<Self> {
         let one_more =
             |open: usize| (open.saturating_mul(EACH) < in_flight.saturating_sub(open)).then(|| open.saturating_add(1));
@@ -238,8 +240,8 @@ impl Drop for HedgeCount<'_> {
     }
 }
 
-/// Runs a job, and after the time `after` a second time at another engine. The first answer is returned; the other
-/// request is cancelled.
+/// Serves a request at an engine, and after the time `after` at a second engine too. The first answer is returned; the
+/// other attempt is cancelled.
 pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> Result<Response<Answer>, Refusal> {
     let began = OnceLock::new();
     let mut first = std::pin::pin!(job.run(attempts, &began));

@@ -1,4 +1,5 @@
-//! Request bodies with some fields set and all others unchanged, such as streams for which the router requests usage.
+//! Request bodies with some JSON fields set and all others unchanged, such as streams for which the router requests
+//! token counts (`usage`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +12,10 @@ use serde_json::{Map, Value, json};
 /// Fields of a request body as raw JSON.
 pub(super) type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// Maximum number of fields in a body; a body with more is passed on unchanged.
+/// Maximum number of fields in a body that the router changes; a body with more is forwarded unchanged.
 const MOST: usize = 4_096;
 
-/// Parses the fields of a body; None if it is no JSON object, or has too many fields.
+/// Parses the fields of a body; None if the body is no JSON object, or has too many fields.
 pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
     struct FewFields<'a>(Fields<'a>);
 
@@ -48,7 +49,7 @@ pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
     serde_json::from_slice::<FewFields<'_>>(body).ok().map(|fields| fields.0)
 }
 
-/// Makes a body from these fields; those in `set` are replaced or added.
+/// Makes a JSON body from the fields `fields`, of which those in `set` are replaced or added.
 pub(super) fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
     let set: Vec<(&str, Box<RawValue>)> = set
         .into_iter()
@@ -64,7 +65,8 @@ const LONGEST_OPTIONS: usize = 4096;
 
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 
-/// Makes a body that requests usage; None if that is impossible. `has_options`: whether the body has `stream_options`.
+/// Makes a body that requests token counts (`usage`) for a stream; None if that is impossible. `has_options`: true if
+/// the body has `stream_options`.
 pub(crate) fn ask_for_usage(body: &[u8], has_options: bool) -> Option<Bytes> {
     if has_options {
         let fields = fields(body)?;

@@ -1,9 +1,9 @@
 //! Comments to the client of a stream whose answer is slow to begin, as proxies in between close idle connections.
 //!
-//! A request that has no answer after a while, because it waits in the router or an engine computes its prompt, gets
-//! the head of a stream, and from then on a comment at intervals, which clients ignore. The work on the request
-//! continues, so that another engine can still take it. An engine's own head then comes too late, and a refusal is
-//! reported as an event.
+//! A request may have no answer for a while, because it waits in the router or an engine computes its prompt. The
+//! client then gets the head of a stream, followed by a comment at intervals, which clients ignore. The request is
+//! processed as before, so that another engine can still answer it. The status and headers of the engine's own answer
+//! are then ignored, and a refusal is reported as an event.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use crate::counts::Counts;
 use crate::engines::json_fields::{pick, read};
 use crate::engines::request_head::REQUEST_ID;
 
-/// Header that makes nginx pass on data at once.
+/// Header that makes nginx forward data at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Maximum number of bytes read from an engine's refusal.
 const MAX_REFUSAL: usize = 64 << 10;
 
-/// The work on a request, up to the first byte of an answer.
+/// Future that serves a request, up to the first byte of an answer.
 pub(super) type Work = Pin<Box<dyn Future<Output = Result<Response<Answer>, Refusal>> + Send>>;
 
-/// A stream to a client that has waited for long.
+/// Stream to a client that has waited long, which begins before an engine's answer.
 struct EarlyStream {
     counts: Arc<Counts>,
-    /// The request's model, by its name in the metrics.
+    /// Label of the request's model in the metrics.
     model: Arc<str>,
     dialect: Dialect,
     every: Duration,
@@ -45,19 +45,19 @@ struct EarlyStream {
     state: State,
 }
 
-/// State of the work that the client is waiting for.
+/// State of the answer for which the client waits.
 enum State {
-    /// Nothing has arrived from an engine.
+    /// No answer has arrived from an engine; the future yields the answer.
     Waiting(Work),
-    /// An engine refuses the request; its text is still being read.
+    /// An engine refused the request, and the text of its refusal is still being read.
     Refused(StatusCode, Answer, Vec<u8>),
-    /// An engine's answer is being passed on.
+    /// An engine's answer is being forwarded.
     Passing(Answer),
     Over,
 }
 
-/// Returns the result of `work`; if it is not ready within `every`, returns a stream that begins with comments and ends
-/// with the result. `id`: the request's id; `model`: the request's model, by its name in the metrics.
+/// Returns the result of `work`. If the result is not ready within `every`, returns a stream that begins with comments
+/// and ends with the result. `id`: the request's id; `model`: label of the request's model in the metrics.
 pub(super) async fn run(
     counts: &Arc<Counts>,
     mut work: Work,
@@ -86,7 +86,8 @@ pub(super) async fn run(
 }
 
 impl EarlyStream {
-    /// Takes the result of the work; returns an event for the client if the result is not a streamed answer.
+    /// Accepts the result of the work on the request; returns an event for the client if the result is not a streamed
+    /// answer.
     fn take(&mut self, answered: Result<Response<Answer>, Refusal>) -> Option<Bytes> {
         let response = match answered {
             Ok(response) => response,
@@ -116,7 +117,7 @@ impl EarlyStream {
         refusal.event(self.dialect)
     }
 
-    /// Returns a comment when one is due.
+    /// Returns a comment for the client when the interval since the last one is over.
     fn poll_comment(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
         ready!(self.timer.as_mut().poll(context));
         self.timer.as_mut().reset(Instant::now() + self.every);
@@ -170,14 +171,15 @@ impl Body for EarlyStream {
     }
 }
 
-/// Makes a refusal from an engine's refusal.
+/// Converts an engine's refusal to a refusal by the router with the same message.
 fn refusal_of(status: StatusCode, said: &[u8]) -> Refusal {
     let code = if status.is_server_error() { "engine_failed" } else { "engine_refused" };
     let message = told(said).unwrap_or_else(|| String::from_utf8_lossy(said).chars().take(1000).collect());
     Refusal::new(status, code, format!("{message} (the engine answered {})", status.as_u16()))
 }
 
-/// Extracts the message from an engine's error answer, in any of the engines' formats; None if there is none.
+/// Extracts the message from an engine's error answer, in any of the engines' formats; None if the answer has no
+/// message.
 fn told(said: &[u8]) -> Option<String> {
     let [error, own, detail] = pick(said, ["error", "message", "detail"])?;
     let [inside] = error.and_then(|error| pick(error.get().as_bytes(), ["message"])).unwrap_or_default();

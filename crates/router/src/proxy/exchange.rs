@@ -1,4 +1,4 @@
-//! Exchange of a request and the head of its answer on a connection to an engine.
+//! Sending of a request to an engine, and reading of the head of its answer.
 
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use tokio::time::timeout_at;
 use crate::engines::{Connection, Engine, Fault, Head};
 
 /// Sends a request and reads the head of its answer. An idle connection that was closed before anything was sent on it
-/// is replaced by a new one, and does not count as a failure. `first_byte`: time limit for the first byte of the
-/// answer; `fresh`: whether a new connection is required.
+/// is replaced by a new one, without counting a failure. `first_byte`: time limit for the first byte of the answer;
+/// `fresh`: true if a new connection is required.
 pub(crate) async fn exchange(
     first_byte: Duration,
     engine: &Engine,
@@ -54,14 +54,14 @@ pub(crate) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// Starts the wait, which lasts for `first_byte` at most.
+    /// Starts the wait, which lasts at most for the time `first_byte`.
     pub(crate) fn new(first_byte: Duration, engine: &'a Engine) -> Self {
         let until = Instant::now() + first_byte;
         Self { engine, until, downs: engine.health.downs() }
     }
 
-    /// Returns the result of `work`, or the fault for which the wait ended. `work` is pinned by the caller, so that
-    /// this future does not contain it a second time: every request moves its future.
+    /// Returns the result of `work`, or the fault that ended the wait. The caller pins `work`, so that this future does
+    /// not contain it a second time. The size matters, as futures are moved in memory for every request.
     pub(crate) async fn wait<T>(&self, work: Pin<&mut impl Future<Output = Result<T, Fault>>>) -> Result<T, Fault> {
         // One timer, which is later than most others: the first one due has to wake the thread's event loop to be set.
         tokio::select! {

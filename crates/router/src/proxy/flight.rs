@@ -1,5 +1,5 @@
-//! A request at an engine, from its sending until its end, with all counts that belong to it; and the work of a prefill
-//! engine for it.
+//! Record of a request at an engine from its sending until its end, with all counts for it, and of the work of a
+//! prefill engine for the same request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,18 +16,19 @@ use crate::placing::Placement;
 use crate::proxy::Forwarder;
 use crate::spans::{AttemptSpan, RequestSpan};
 
-/// Number of a stream's tokens between two reports to the decision core.
+/// Number of generated tokens of a stream between two updates of the state of decisions.
 const PROGRESS: u32 = 32;
 
-/// Arrival of a request, common to all its attempts.
+/// Arrival of a request at the router, common to all attempts to serve it.
 pub(crate) struct Arrival {
-    /// Time at which the request came to the router.
+    /// Time at which the request arrived at the router.
     pub(crate) at: Instant,
     /// Trace span of the request; None if spans are not recorded.
     pub(crate) span: Option<Arc<RequestSpan>>,
 }
 
-/// A request at an engine. If dropped before its end, it counts as cancelled by the client.
+/// Record of a request at one engine. If dropped before the request's end, the request is counted as cancelled by the
+/// client.
 pub(crate) struct Flight {
     proxy: Arc<Forwarder>,
     placement: Placement,
@@ -37,9 +38,9 @@ pub(crate) struct Flight {
     has_byte: bool,
     has_token: bool,
     ended: bool,
-    /// Number of tokens reported to the decision core so far.
+    /// Number of generated tokens so far reported to the state of decisions.
     told: u32,
-    /// Trace span of the attempt; None if spans are not recorded.
+    /// Trace span of this attempt at the engine; None if spans are not recorded.
     span: Option<AttemptSpan>,
 }
 
@@ -61,7 +62,7 @@ impl Flight {
         }
     }
 
-    /// Returns header lines with the trace context of the attempt for the engine; None if spans are not recorded.
+    /// Returns header lines with the trace context of the attempt, for the engine; None if spans are not recorded.
     pub(crate) fn trace_context(&self) -> Option<String> {
         self.span.as_ref().map(AttemptSpan::headers)
     }
@@ -79,19 +80,19 @@ impl Flight {
         self.refused
     }
 
-    /// Records that the prefill engine for this request has refused it.
+    /// Records that the prefill engine has refused this request.
     pub(crate) fn note_refusal_elsewhere(&mut self) {
         self.refused = true;
         self.engine().health.unknown();
         self.note_end(AnswerFacts::default());
     }
 
-    /// Records that something, even a comment, has arrived from the engine.
+    /// Records that data, even if only a comment, have arrived from the engine.
     pub(crate) fn note_sign_of_life(&self) {
         self.placement.engine.note_sign_of_life();
     }
 
-    /// Records that the head of an answer has arrived, with this status; the body may still turn out to be an error.
+    /// Records that the head of an answer with the status `status` has arrived. The body may still be an error.
     pub(crate) fn note_head(&mut self, status: u16) {
         self.note_sign_of_life();
         if let Some(span) = &mut self.span {
@@ -108,7 +109,8 @@ impl Flight {
         }
     }
 
-    /// Records the number of a stream's tokens so far, as far as visible. `now`: time of their arrival.
+    /// Records the number of a stream's tokens so far, as far as the router can count them. `now`: time of their
+    /// arrival.
     pub(crate) fn note_tokens(&mut self, tokens: u32, now: Instant) {
         if tokens > 0 && !self.has_token {
             self.has_token = true;
@@ -129,7 +131,7 @@ impl Flight {
         }
     }
 
-    /// Records that the engine has answered with this status.
+    /// Records that the engine has answered with the HTTP status `status`.
     pub(crate) fn answered(&mut self, status: u16) {
         self.refused |= status >= 400;
         if let Some(span) = &mut self.span {
@@ -152,7 +154,7 @@ impl Flight {
         self.proxy.answer_engines.insert(id, &self.engine().name);
     }
 
-    /// Records an answer that is an error or ends with one.
+    /// Records that the answer is an error or ends with one.
     pub(crate) fn note_error(&mut self, failure: Failure) {
         self.refused = true;
         if failure.is_of_the_request() {
@@ -228,7 +230,7 @@ impl Flight {
         }
     }
 
-    /// Records a fault in the health of the request's engine.
+    /// Records a fault in the health of the engine to which the request was sent.
     fn hold_against(&self, fault: &Fault) {
         let engine = self.engine();
         match fault {
@@ -238,7 +240,7 @@ impl Flight {
         }
     }
 
-    /// Marks the request as ended; true the first time.
+    /// Marks the request as ended; true at the first call, false at later ones.
     fn end(&mut self) -> bool {
         if self.ended {
             return false;
@@ -263,21 +265,22 @@ impl Drop for Flight {
     }
 }
 
-/// Work of a prefill engine on a request. If dropped, the work is cancelled.
+/// Work of a prefill engine on a request, which is cancelled on drop.
 pub(crate) struct Leg {
     pub(crate) engine: Arc<Engine>,
     pub(super) work: Option<tokio::task::JoinHandle<Result<PrefillResult, Fault>>>,
 }
 
-/// Result of a prefill engine's work.
+/// Result of a prefill engine's work on a request.
 pub(super) enum PrefillResult {
-    /// The engine has computed the prompt; this is the body of its answer.
+    /// The engine has computed the prompt; the bytes are the body of its answer.
     Done(Vec<u8>),
-    /// The engine refused the request for the request's own sake, as the decode engine would.
+    /// The engine refused the request because of an error in the request, so that the decode engine would refuse it
+    /// too.
     Refused(Verdict),
 }
 
-/// An error answer that concerns the request, not the engine.
+/// Error answer whose cause is the request, not the engine.
 pub(crate) struct Verdict {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
@@ -291,7 +294,7 @@ impl Verdict {
     }
 }
 
-/// Reason why waiting for the decode engine's answer ended.
+/// Reason why the router stopped waiting for the decode engine's answer.
 pub(crate) enum DecodeFailure {
     /// The decode or the prefill engine failed.
     Failed(Fault),
@@ -299,8 +302,8 @@ pub(crate) enum DecodeFailure {
     Refused(Verdict),
 }
 
-/// Returns the decode engine's answer, unless the prefill engine that it depends on fails or refuses the request first.
-/// `answered` is pinned by the caller: see [`Patience::wait`](super::exchange::Patience::wait).
+/// Returns the decode engine's answer, unless the prefill engine for the same request fails or refuses the request
+/// first. The caller pins `answered`: see [`Patience::wait`](super::exchange::Patience::wait).
 pub(crate) async fn beside_prefill<T>(
     mut answered: Pin<&mut impl Future<Output = Result<T, Fault>>>,
     prefill: &mut Option<Leg>,
@@ -326,7 +329,7 @@ pub(crate) async fn beside_prefill<T>(
 }
 
 impl Leg {
-    /// Lets the prefill engine finish in the background, once the decode engine has started.
+    /// Lets the prefill engine's work continue in the background, without cancelling it on drop.
     pub(crate) fn let_finish(mut self) {
         self.work = None;
     }

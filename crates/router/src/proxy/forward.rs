@@ -1,4 +1,4 @@
-//! Forwarding of one request, from the client's head to the head of the answer.
+//! Forwarding of one client's request to an engine, up to the head of the engine's answer.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -35,8 +35,8 @@ use crate::requests::task::Task;
 use crate::spans::{AskedFacts, operation};
 
 impl Forwarder {
-    /// Forwards a request to an engine and returns its answer. `may_write_fields`: whether the client may write the
-    /// fields reserved for the router.
+    /// Forwards a request to an engine and returns its answer. `may_write_fields`: true if the client may write the
+    /// request fields reserved for the router.
     #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what is known of its client")]
     pub(crate) async fn forward(
         self: &Arc<Self>,
@@ -152,19 +152,19 @@ impl Forwarder {
     }
 }
 
-/// Conditions under which the body of a request is read.
+/// Rules for reading the body of a request.
 #[derive(Clone, Copy)]
 pub(crate) struct BodyReading {
     pub(crate) client: Client,
-    /// True if the client may write the fields reserved for the router.
+    /// True if the client may write the request fields reserved for the router.
     pub(crate) may_write_fields: bool,
-    /// True if the engine gets the body unchanged.
+    /// True if the body is forwarded to the engine unchanged.
     pub(crate) as_is: bool,
-    /// True if work on the body [takes long](takes_long).
+    /// True if processing the body [takes long](takes_long), so that it is done on another thread.
     pub(crate) takes_long: bool,
 }
 
-/// A request that has been read, with everything needed to send it to engines.
+/// Parsed request, with all data needed to send it to engines.
 struct ReadRequest {
     proxy: Arc<Forwarder>,
     shard: usize,
@@ -185,7 +185,7 @@ struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Sends the request to an engine, or to several, and returns the answer.
+    /// Sends the request to one engine, or to several in succession, and returns the answer.
     fn send(self: Box<Self>) -> Work {
         let read = self;
         boxed(|| async move {
@@ -219,12 +219,12 @@ impl ReadRequest {
     }
 }
 
-/// True if a body is compressed, so that no fields can be added.
+/// True if a body is compressed, so that the router cannot add fields to it.
 fn is_encoded(headers: &HeaderMap) -> bool {
     headers.contains_key(CONTENT_ENCODING) && !Encoding::of(headers).is_plain()
 }
 
-/// Reads the fields and the prompt of a request, also from a compressed body.
+/// Reads the fields and the prompt of a request, even from a compressed body.
 async fn look(
     proxy: &Arc<Forwarder>,
     headers: &HeaderMap,
@@ -247,7 +247,7 @@ async fn look(
     proxy.reader.look_at(reading.client, source, plain).await
 }
 
-/// Returns the id of the input file of a new batch; None if the request creates no batch.
+/// Returns the id of the input file of a new batch; None if the request does not create a batch.
 fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Batch {
@@ -258,7 +258,7 @@ fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
 }
 
 impl Forwarder {
-    /// Reads the facts of a request that decide which engine gets it.
+    /// Reads the facts about a request that decide which engine gets it, such as its model and prompt.
     ///
     /// # Errors
     /// [`Refusal`] if the body cannot be read, or has fields that only the router may write.

@@ -1,8 +1,8 @@
-//! Separate prefill and decode: the requests to both engines, in vLLM's and in SGLang's protocol.
+//! Prefill and decode on separate engines: the requests to both engines, in the protocols of vLLM and SGLang.
 //!
-//! vLLM: the prefill engine is sent the request first, limited to one token; the parameters in its answer, which
-//! describe its blocks, go to the decode engine. SGLang: both engines are sent the request at once, with a bootstrap
-//! room in which they meet.
+//! vLLM: the request is first sent to the prefill engine, limited to one token; the parameters in its answer, which
+//! describe its blocks, are then sent to the decode engine. SGLang: the request is sent to both engines at once, with a
+//! number (the bootstrap room) by which they find each other.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -31,28 +31,28 @@ use crate::proxy::Forwarder;
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
-/// Maximum size of the parameters from a prefill engine in bytes; they name the blocks of the prompt.
+/// Maximum size of the parameters in a prefill engine's answer, in bytes. The parameters list the blocks of the prompt.
 const MAX_PARAMETERS: usize = 4 << 20;
 
-/// State of prefill before the request is sent to the decode engine.
+/// State of prefill when the request is sent to the decode engine.
 pub(crate) enum PrefillState {
-    /// Prefill is complete; this is the body for the decode engine.
+    /// Prefill is complete; the bytes are the request body for the decode engine.
     Body(Bytes),
-    /// Prefill is under way; the body for the decode engine, and the prefill engine's work. If that fails, so does the
-    /// request.
+    /// Prefill is in progress: the request body for the decode engine, and the prefill engine's work. If prefill fails,
+    /// so does the request.
     Meanwhile(Bytes, Leg),
-    /// No prefill engine took part; the decode engine computes the prompt.
+    /// No prefill engine is used; the decode engine computes the prompt.
     Alone,
-    /// The request needs a prefill engine, and none can take it.
+    /// The request needs a prefill engine, and none is available; the value is the refusal for the client.
     Refused(Refusal),
 }
 
-/// The protocol by which an engine takes over the prompt of a request from a prefill engine; None if the engine
-/// computes the prompt itself.
+/// Returns the protocol by which an engine gets a prompt's blocks from a prefill engine; None if the engine computes
+/// the prompt itself.
 ///
-/// `decode_alone`: number of tokens up to which a decode engine computes prompts itself; `takes_over`: whether there
-/// are prefill engines, and vLLM can take over the request's prompt; `uncached`: returns the number of prompt tokens
-/// that the engine would have to compute.
+/// `decode_alone`: number of tokens up to which a decode engine computes prompts itself; `takes_over`: true if there
+/// are prefill engines, and vLLM's protocol supports the request; `uncached`: function that returns the number of
+/// prompt tokens that the engine would have to compute.
 pub(crate) fn prefill_by(
     decode_alone: u32,
     engine: &Engine,
@@ -70,7 +70,7 @@ pub(crate) fn prefill_by(
     }
 }
 
-/// Lets a prefill engine compute a prompt for the decode engine, by the protocol `handover`.
+/// Makes a prefill engine compute a prompt for the decode engine, by the protocol `handover`.
 #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what became of it so far")]
 pub(crate) async fn prepare(
     proxy: &Arc<Forwarder>,
@@ -152,7 +152,7 @@ pub(crate) async fn prepare(
 }
 
 impl PrefillState {
-    /// Position of the state's name in [`PREPARED`].
+    /// Returns the position of the state's name in [`PREPARED`].
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Body(_) => 0,
@@ -166,13 +166,14 @@ impl PrefillState {
 /// Names of the states of prefill in the metrics, in the order of [`PrefillState::number`].
 pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"];
 
-/// True if vLLM can hand over the blocks of a request: it has one prompt and uses no beam search.
+/// True if vLLM can transfer the blocks of a request's prompt between engines: the request has one prompt and no beam
+/// search.
 fn can_be_handed_over(fields: &Fields<'_>) -> bool {
     prompts(fields, "prompt").is_none_or(|prompts| prompts <= 1)
         && fields.get("use_beam_search").is_none_or(|raw| raw.get() != "true")
 }
 
-/// The number of prompts in a field that has a list of them; None if it has a single prompt, as text or as tokens.
+/// Returns the number of prompts in a field with a list of prompts; None for a single prompt, as text or as tokens.
 fn prompts(fields: &Fields<'_>, name: &str) -> Option<usize> {
     // A prompt may be long, and is mostly one: only a list of texts or lists is looked through.
     let raw = fields.get(name)?.get();
@@ -183,7 +184,7 @@ fn prompts(fields: &Fields<'_>, name: &str) -> Option<usize> {
     serde_json::from_str::<Vec<IgnoredAny>>(raw).ok().map(|prompts| prompts.len())
 }
 
-/// Number of answers to each prompt that a request to SGLang wants.
+/// Returns the number of answers to each prompt that a request to SGLang asks for.
 fn answers(fields: &Fields<'_>) -> usize {
     let number = |raw: Option<&&RawValue>| serde_json::from_str::<usize>(raw?.get()).ok();
     // In a request of its own API they are among the parameters, of which there may be a list.
@@ -194,18 +195,20 @@ fn answers(fields: &Fields<'_>) -> usize {
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
 }
 
-/// The sampling parameter `n`; the others are not read.
+/// Sampling parameters of a request, of which only `n` is read.
 #[derive(Deserialize)]
 struct Parameters<'a> {
     #[serde(borrow)]
     n: Option<&'a RawValue>,
 }
 
-/// Maximum number of prompts of one request that get bootstrap rooms.
+/// Maximum number of prompts of one request that get bootstrap rooms (numbers by which SGLang's engines find each
+/// other).
 const MOST_ROOMS: usize = 4_096;
 
-/// Makes the body that both engines of an SGLang pair are sent: the request, and a bootstrap room for each prompt.
-/// `rank`: the prefill engine's data-parallel rank; None if it has only one.
+/// Makes the body that is sent to both engines of an SGLang pair: the request, with a bootstrap room (a number by which
+/// the engines find each other) for each prompt. `rank`: the prefill engine's data-parallel rank; None if it has only
+/// one.
 fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Option<Bytes> {
     // The decode engine finds the rank by the room's number.
     let ranks = engine.config.ranks.count().max(1) as u64;
@@ -226,12 +229,12 @@ fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Optio
     with(fields, [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)])
 }
 
-/// SGLang's default port at which prefill engines meet their decode engines.
+/// Default port at which SGLang's prefill engines arrange transfers with decode engines (the bootstrap port).
 const BOOTSTRAP_PORT: u16 = 8998;
 
-/// Makes the body for a prefill engine of vLLM: the prompt, limited to one token of one sequence, not streamed, its
-/// blocks kept for the decode engine. `loads`: further parameters that tell the engine what to load and to pull. None
-/// if the request cannot be handed over.
+/// Makes the body for a prefill engine of vLLM: the request without streaming, limited to one token of one sequence,
+/// with the instruction to keep the blocks for the decode engine. `loads`: parameters for blocks that the engine loads
+/// or pulls. None if the blocks cannot be transferred between engines.
 fn vllm_prefill(fields: &Fields<'_>, loads: Map<String, Value>) -> Option<Bytes> {
     if !can_be_handed_over(fields) {
         return None;
@@ -254,7 +257,7 @@ fn vllm_prefill(fields: &Fields<'_>, loads: Map<String, Value>) -> Option<Bytes>
     with(&fields, [("max_tokens", json!(1)), ("stream", json!(false)), ("kv_transfer_params", parameters)])
 }
 
-/// Sends a request to a prefill engine, and waits for its whole answer. None if the engine refused the request.
+/// Sends a request to a prefill engine, and waits for the complete answer. None if the engine refused the request.
 async fn first(
     first_byte: Duration,
     shard: usize,
@@ -281,7 +284,7 @@ async fn first(
     parsed
 }
 
-/// Sends a request to a prefill engine while the decode engine is at work.
+/// Sends a request to a prefill engine while the decode engine processes the same request.
 async fn beside(
     first_byte: Duration,
     shard: usize,

@@ -1,4 +1,4 @@
-//! Attempts to have a request answered by engines, up to the first byte of an answer.
+//! Service of one request by engines, with retries, up to the first byte of an answer.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,10 +26,10 @@ use crate::requests::facts::RequestFacts;
 use crate::requests::routes::ModelAt;
 use crate::requests::task::Task;
 
-/// Longest pause that an engine can ask for.
+/// Maximum pause that is granted to an engine that requests a pause.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// A request that is to be sent to an engine.
+/// Request that the router has to send to an engine.
 pub(super) struct Job<'a> {
     pub(super) proxy: &'a Arc<Forwarder>,
     pub(super) shard: usize,
@@ -38,19 +38,19 @@ pub(super) struct Job<'a> {
     pub(super) facts: &'a RequestFacts,
     pub(super) reading: AnswerFormat,
     pub(super) task: Task,
-    /// True if a vLLM engine can take over the prompt's blocks from a prefill engine.
+    /// True if vLLM's protocol can transfer the prompt's blocks from a prefill engine.
     pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
-    /// True if the engine stores the result.
+    /// True if the engine stores the result of the request.
     pub(super) keeps: bool,
-    /// Place where the request names the model.
+    /// Place where the request names the model: a field of a JSON body, a field of a form, or nowhere.
     pub(super) model: ModelAt,
     pub(super) arrival: &'a Arrival,
 }
 
 impl Job<'_> {
-    /// Sends the request to engines until one answers, and returns that answer with its first byte. `began`: is set to
-    /// the first engine.
+    /// Sends the request to engines until one answers, and returns this answer with its first byte. `began`: set to the
+    /// first engine to which the request is sent.
     pub(super) async fn run(
         &self,
         mut attempts: Attempts,
@@ -280,15 +280,15 @@ impl Job<'_> {
 }
 
 impl<'a> Job<'a> {
-    /// Lets another engine pull the prompt.
+    /// Makes another engine pull the prompt's blocks (a warm-up), in the background.
     fn warm_up(&self, warm_up: Box<WarmUp>) {
         let Self { proxy, facts, model, body, ref outgoing, .. } = *self;
         let renamed = rename(&warm_up.engine, facts, model, outgoing.headers, body);
         warm_up::send(proxy, warm_up, outgoing.uri.path(), renamed.as_ref().unwrap_or(body));
     }
 
-    /// Waits until an engine is up. `last`: refusal for the fault of the last engine; `why`: refusal for the lack of
-    /// engines.
+    /// Waits until an engine is up. `last`: refusal for the fault of the last engine tried; `why`: refusal for the lack
+    /// of engines.
     async fn wait_for_engine(
         &self,
         waited: &mut Option<EngineWait<'a>>,
@@ -316,12 +316,12 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The engines that were tried, including the last one.
+/// Returns the engines that were tried, including the last one.
 fn asked_so_far<'a>(engine: &'a Arc<Engine>, tried: &'a [Arc<Engine>]) -> Vec<&'a Arc<Engine>> {
     tried.iter().chain([engine]).collect()
 }
 
-/// Reads the whole of an engine's refusal.
+/// Reads the complete answer with which an engine refuses a request.
 async fn read_refusal(shard: usize, engine: &Engine, connection: Connection, answer: Head) -> Result<Verdict, Fault> {
     let Head { status, headers, keep, framing } = answer;
     let (connection, body) = whole(connection, framing).await.map_err(Fault::Broken)?;
@@ -331,7 +331,7 @@ async fn read_refusal(shard: usize, engine: &Engine, connection: Connection, ans
     Ok(Verdict { status, headers, body })
 }
 
-/// Makes the body for an engine that has another name for the model than the client uses; None if the body need not
+/// Makes the body for an engine whose own name of the model differs from the client's; None if the body need not
 /// change.
 fn rename(engine: &Engine, facts: &RequestFacts, at: ModelAt, headers: &HeaderMap, body: &Bytes) -> Option<Bytes> {
     if engine.config.aliases.is_empty() {
@@ -346,18 +346,19 @@ fn rename(engine: &Engine, facts: &RequestFacts, at: ModelAt, headers: &HeaderMa
     at.renamed(kind, body, name).map(Bytes::from)
 }
 
-/// True if some engine has not been tried yet.
+/// True if the fleet has an engine that has not been tried yet.
 fn has_other(fleet: &Fleet, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
     let is_asked = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
     fleet.engines().iter().any(|other| !is_asked(other))
 }
 
-/// True if an answer with this status concerns only this engine, not the request, so that another engine may take it.
+/// True if an answer with the status `status` concerns only the engine, not the request, so that another engine may
+/// serve the request.
 fn is_worth_another(status: StatusCode) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
 }
 
-/// Returns the pause that an engine asks for by this status and `Retry-After`; None if it asks for none.
+/// Returns the pause that an engine requests by the status and `Retry-After` of its answer; None if it requests none.
 pub(crate) fn pause_wanted(status: StatusCode, retry_after: Option<&HeaderValue>) -> Option<Duration> {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
@@ -365,7 +366,8 @@ pub(crate) fn pause_wanted(status: StatusCode, retry_after: Option<&HeaderValue>
     wait_until(retry_after?.to_str().ok()?, SystemTime::now())
 }
 
-/// Returns the pause in a value of `Retry-After`, which is seconds or a date (RFC 9110, 10.2.3); None if it is neither.
+/// Parses the pause in a value of `Retry-After`, which is a number of seconds or a date (RFC 9110, 10.2.3); None for
+/// other values.
 fn wait_until(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let wait = if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {

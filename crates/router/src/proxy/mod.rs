@@ -41,7 +41,7 @@ pub(crate) use self::handover::PREPARED;
 pub(crate) use self::job::pause_wanted;
 pub(crate) use self::tokens::{RESULTS, Tokens};
 
-/// Forwards requests to engines.
+/// Forwarder of requests to engines, with the state that all requests share.
 pub(crate) struct Forwarder {
     pub(crate) config: Arc<Config>,
     pub(crate) gate: Arc<Gate>,
@@ -50,11 +50,11 @@ pub(crate) struct Forwarder {
     pub(crate) places: Arc<Places>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) sessions: Sessions,
-    /// Completions that are sent to engines as token ids.
+    /// State for sending completions to engines as token ids.
     pub(crate) tokens: Tokens,
-    /// Priorities of requests that name an objective.
+    /// Priorities of requests by the objective that they name in a header.
     pub(crate) objectives: Objectives,
-    /// Engines that store responses and other items, by the items' ids.
+    /// Engines that store responses, files and other items for clients, by the items' ids.
     pub(crate) answer_engines: AnswerEngines,
 }
 

@@ -1,4 +1,4 @@
-//! Answers to clients: an engine's answer passed on, or the router's in its place.
+//! Answers to clients: an engine's answer that is forwarded, or a refusal by the router.
 
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
@@ -13,7 +13,7 @@ use crate::engines::request_head::{REQUEST_ID, strip};
 use crate::engines::{Connection, Engine, Fault, Head};
 use crate::placing::Placement;
 
-/// Makes the body that passes an engine's answer on, and the head for the client.
+/// Makes the answer for the client from an engine's answer: the head, and a body that forwards the engine's.
 pub(super) fn pass(
     config: &Config,
     shard: usize,
@@ -53,11 +53,11 @@ pub(super) fn respond(
     response
 }
 
-/// Mark of an answer that contains an error in spite of its status.
+/// Marker on an answer that contains an error in spite of a status of success.
 #[derive(Clone, Copy)]
 pub(super) struct FailedMark;
 
-/// Makes the answer that a client gets if no engine has a better one.
+/// Makes the answer from an engine's error, for the case that no other engine answers better.
 pub(super) fn respond_failed(
     config: &Config,
     told: (StatusCode, HeaderMap),
@@ -70,8 +70,8 @@ pub(super) fn respond_failed(
     response
 }
 
-/// Makes the answer for a refusal of the prefill engine, as the decode engine, which waits for that engine, would have
-/// refused too.
+/// Makes the answer for a refusal by the prefill engine. The decode engine, which depends on the prefill engine, would
+/// have refused too.
 pub(super) fn refused(
     config: &Config,
     verdict: Verdict,
@@ -90,7 +90,7 @@ pub(super) fn refused(
     response
 }
 
-/// Adds headers with the request's id and its placement.
+/// Adds headers with the request's id, the chosen engine and the reason for the choice.
 fn name(
     config: &Config,
     placement: &Placement,

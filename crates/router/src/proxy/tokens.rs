@@ -1,9 +1,9 @@
-//! Completions whose prompt is sent to engines as token ids, so that engines need not tokenize the text again; and the
-//! check that an engine's tokenizer agrees with the router's.
+//! Sending of completions to engines as token ids, so that engines need not tokenize the text again, and the check that
+//! an engine's tokenizer agrees with the router's.
 //!
-//! Ids are sent only where the engine would compute the same: for a single text, without fields that work on the text,
-//! and at an engine whose `/tokenize` returns the router's tokens for a probe text of many kinds. Otherwise the text is
-//! sent unchanged, and counted.
+//! Ids are sent only where the engine would compute the same: for a single text, without fields that refer to the text,
+//! and at an engine whose `/tokenize` returns the router's tokens for a probe text with many kinds of characters.
+//! Otherwise the text is sent unchanged, and the case is counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,47 +21,47 @@ use super::body_fields::fields;
 use crate::engines::{Engine, ask};
 use crate::requests::facts::RequestFacts;
 
-/// Time after which an engine's tokenizer is checked again.
+/// Time after which the agreement of an engine's tokenizer with the router's is checked again.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Maximum number of pairs of engine and model whose check is remembered.
+/// Maximum number of pairs of engine and model for which the result of the check is stored.
 const MOST: usize = 4096;
 
-/// Names of what can happen to the prompt of a completion, in the metrics; the positions are the numbers used in the
-/// code.
+/// Names, in the metrics, of the outcomes for the prompt of a completion: sent as token ids, or the reason for sending
+/// text. The positions are the numbers used in the code.
 pub(crate) const RESULTS: [&str; 7] =
     ["tokens", "not_a_text", "works_on_text", "no_tokens", "adapter", "apart", "not_proven"];
 
-/// Completions sent as token ids, and the checks of engines' tokenizers.
+/// State for sending completions as token ids, with the checks of engines' tokenizers.
 #[derive(Default)]
 pub(crate) struct Tokens {
     proofs: Mutex<HashMap<(Arc<str>, String), Proof>>,
-    /// Number of completions, by whether and why token ids were sent ([`RESULTS`]).
+    /// Number of completions, by the outcome for the prompt ([`RESULTS`]): token ids, or the reason for sending text.
     pub(crate) counts: [AtomicU64; RESULTS.len()],
 }
 
-/// Result of the check of an engine's tokenizer.
+/// Result of the check whether an engine's tokenizer agrees with the router's.
 #[derive(Default)]
 struct Proof {
     asked: Option<Instant>,
     is_equal: bool,
-    /// Number of the engine's faults at the time of the check; after a fault, the engine may be another one.
+    /// Number of the engine's faults at the time of the check. After a further fault, another engine may be running.
     faults: u64,
 }
 
 impl Tokens {
-    /// Drops the checks of an engine that has left or returned, as its tokenizer may differ now.
+    /// Drops the results of checks of an engine that has left or returned, as its tokenizer may differ now.
     pub(crate) fn forget(&self, engine: &Engine) {
         self.proofs.lock().retain(|(name, _), _| *name != engine.name);
     }
 
-    /// Counts a completion whose prompt is computed by a prefill engine, where both engines get the text.
+    /// Counts a completion whose prompt is computed by a prefill engine; both engines then get the prompt as text.
     pub(crate) fn goes_apart(&self) {
         self.counts[5].fetch_add(1, Relaxed);
     }
 
-    /// Returns whether the engine's tokenizer agrees with the router's, and whether a check is due, which the caller
-    /// makes.
+    /// Returns two values: true if the engine's tokenizer agrees with the router's, and true if a check is due, which
+    /// the caller must make.
     pub(super) fn proof(&self, engine: &Engine, model: &str) -> (bool, bool) {
         let faults = engine.counts.faults().iter().sum();
         let mut proofs = self.proofs.lock();
@@ -79,7 +79,7 @@ impl Tokens {
         (proof.is_equal, is_due)
     }
 
-    /// Records whether the engine's tokenizer agrees with the router's.
+    /// Records the result of the check whether the engine's tokenizer agrees with the router's.
     pub(super) fn note(&self, engine: &Engine, model: String, is_equal: bool) {
         if let Some(proof) = self.proofs.lock().get_mut(&(engine.name.clone(), model.clone())) {
             if proof.is_equal != is_equal {
@@ -96,20 +96,20 @@ impl Tokens {
     }
 }
 
-/// Time limit for an engine's answer with the probe's tokens.
+/// Time limit for an engine's answer with the tokens of the probe text.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Fields that need the text itself, or change which part of it is used.
+/// Request fields that need the prompt's text, or change the part of the text that is used.
 const OF_TEXT: [&str; 4] = ["truncate_prompt_tokens", "echo", "suffix", "prompt_embeds"];
 
-/// Text with scripts, spaces, digits, punctuation, and special tokens of some models, on which any two different
-/// tokenizers disagree.
+/// Probe text for comparing tokenizers, with many scripts, spaces, digits, punctuation, and special tokens of some
+/// models. Any two different tokenizers are expected to disagree on this text.
 const PROBE: &str = "The quick brown fox's 1234567890 jumps,  over\tthe\n\n lazy dog.\r\n   (x+=1)!= {\"a\": [0.5e-3]} \
     naïve Übergröße Жизнь прекрасна 中文字符 日本語のテスト 한국어 العربية עברית हिन्दी ไทย 👩‍👩‍👧‍👦🏳️‍🌈 ½ﬁ\u{200b}\u{feff} \
     <s> </s> <unk> <pad> <bos> <eos> [INST] [/INST] <|endoftext|> <|im_start|>user<|im_end|> <|eot_id|> \
     <|begin_of_text|> <start_of_turn> <think></think> <tool_call> <|user|> aaaaaaaaaaaaaaaaaaaaaaaa  ";
 
-/// Makes the body of a completion for an engine: with token ids if possible, else unchanged.
+/// Makes the body of a completion for an engine: with token ids if the conditions are met, else unchanged.
 pub(crate) fn body_of_ids(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts, body: &Bytes) -> Bytes {
     let (result, body) = match rewritten(proxy, engine, facts, body) {
         Ok(made) => (0, made),
@@ -119,7 +119,8 @@ pub(crate) fn body_of_ids(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &
     body
 }
 
-/// Makes the body with token ids, or returns the number of the reason why not, as in [`RESULTS`].
+/// Makes the body of a completion with token ids. The error is the reason for sending text, as a position in
+/// [`RESULTS`].
 fn rewritten(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
     let mut fields = fields(body).ok_or(1usize)?;
     if !fields.get("prompt").is_some_and(|prompt| prompt.get().starts_with('"')) {
@@ -141,7 +142,8 @@ fn rewritten(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts,
     serde_json::to_vec(&fields).map(Bytes::from).map_err(|_| 3)
 }
 
-/// True if a check found that the engine's tokenizer agrees; starts a check in the background when one is due.
+/// True if a check found that the engine's tokenizer agrees with the router's. Starts a check in the background when
+/// one is due.
 fn is_proven(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, model: &str) -> bool {
     let (is_equal, is_due) = proxy.tokens.proof(engine, model);
     if is_due {
@@ -150,7 +152,7 @@ fn is_proven(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, model: &str) -> bool 
     is_equal
 }
 
-/// Compares the engine's tokens of the probe with the router's, and records the result.
+/// Compares the engine's tokens of the probe text with the router's, and records the result.
 async fn prove(proxy: Arc<Forwarder>, engine: Arc<Engine>, model: String) {
     let body = json!({ "model": model, "prompt": PROBE }).to_string();
     let asked = tokio::time::timeout(PATIENCE, ask(&engine, "POST", TOKENIZE_PATH, body.as_bytes())).await;

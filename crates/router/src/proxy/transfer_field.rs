@@ -1,9 +1,9 @@
-//! `kv_transfer_params`: the field that tells a vLLM engine which blocks to load, and from which other engine to pull
-//! blocks.
+//! `kv_transfer_params`: the request field that tells a vLLM engine which blocks to load, and from which other engine
+//! to pull blocks.
 //!
 //! A client that could write the field could make engines connect to any address; and an engine crashes if two requests
-//! have the same `kv_request_id` and different prompts. So requests in which a client wrote the field are refused
-//! ([`crate::requests::reserved`]), and each request to an engine gets a new id, also for retries.
+//! have the same `kv_request_id` and different prompts. A request in which the client wrote the field is therefore
+//! refused ([`crate::requests::reserved`]), and each request to an engine gets a new id, also for retries.
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, HeaderMap};
@@ -19,8 +19,8 @@ use crate::requests::facts::BodyFields;
 
 const FIELD: &str = "kv_transfer_params";
 
-/// True if the field can be added to a request's body: its endpoint supports the field, the body is uncompressed, and
-/// the client has not written the field.
+/// True if the field `kv_transfer_params` can be added to a request's body: the endpoint supports the field, the body
+/// is uncompressed, and the client has not written the field.
 pub(crate) fn can_tell(
     endpoint: Option<Endpoint>,
     fields: &BodyFields,
@@ -45,7 +45,8 @@ pub(crate) fn can_tell(
         && !(may_write_fields && memmem::find(body, FIELD.as_bytes()).is_some())
 }
 
-/// Makes the body with the field for the placement's engine; None if there is nothing to load or to pull.
+/// Makes the body with the field `kv_transfer_params` for the chosen engine; None if the engine has nothing to load or
+/// to pull.
 pub(crate) fn written(fleet: &Fleet, placement: &Placement, body: &[u8]) -> Option<Bytes> {
     let parameters = parameters(fleet, placement);
     if parameters.is_empty() {
@@ -61,12 +62,13 @@ pub(crate) fn written(fleet: &Fleet, placement: &Placement, body: &[u8]) -> Opti
     Some(made.into())
 }
 
-/// The members of the field for a placement's engine; empty if there is nothing to load or to pull.
+/// Returns the members of the field `kv_transfer_params` for the chosen engine; empty if the engine has nothing to load
+/// or to pull.
 pub(super) fn parameters(fleet: &Fleet, placement: &Placement) -> Map<String, Value> {
     placement.transfer.as_deref().map_or_else(Map::new, |transfer| of(fleet, transfer))
 }
 
-/// The members of the field for a transfer.
+/// Returns the members of the field `kv_transfer_params` for a transfer (blocks to load or to pull).
 pub(super) fn of(fleet: &Fleet, transfer: &Transfer) -> Map<String, Value> {
     let mut parameters = Map::new();
     if let Some(most) = transfer.max_load_tokens {

@@ -1,4 +1,5 @@
-//! Requests that let an engine pull a prompt before much is sent to it, made of a request as it passes.
+//! Warm-up requests, which make an engine with an empty cache pull the blocks of a prompt from another engine. Each one
+//! is made from a client's request as it passes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,12 @@ use crate::answers::observe::{AnswerFormat, Observer, error_of};
 use crate::engines::ask;
 use crate::placing::{WarmUp, WarmUpResult};
 
-/// Time that a request of a warm-up has beyond twice what its pull is expected to take: the rest of the prompt is computed.
+/// Part of the time limit of a warm-up request, in which the engine computes the rest of the prompt. The other part is
+/// twice the expected duration of the pull.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sends a prompt to an engine that is to pull it. `path`: where the request goes, and `body`: the request.
+/// Sends a warm-up request, in the background, to an engine that must pull a prompt's blocks. `path` and `body`: those
+/// of the client's request.
 pub(super) fn send(proxy: &Arc<Forwarder>, warm_up: Box<WarmUp>, path: &str, body: &Bytes) {
     let parameters = transfer_field::of(&proxy.fleet, &warm_up.transfer);
     let asked = parameters.contains_key("remote_kv_source").then(|| one_token(body, parameters)).flatten();
@@ -36,7 +39,8 @@ pub(super) fn send(proxy: &Arc<Forwarder>, warm_up: Box<WarmUp>, path: &str, bod
     });
 }
 
-/// The result of an answer, and the cached tokens that it reports. An engine that reports none is believed.
+/// Returns the result of a warm-up request from the engine's answer, and the cached tokens that the answer reports. If
+/// it reports none, the pull is assumed to have succeeded.
 fn brought(warm_up: &WarmUp, body: Vec<u8>) -> (WarmUpResult, u64) {
     let mut observer = Observer::of(Some(b"application/json"), AnswerFormat::default());
     observer.pass(Bytes::from(body));
@@ -46,7 +50,7 @@ fn brought(warm_up: &WarmUp, body: Vec<u8>) -> (WarmUpResult, u64) {
     }
 }
 
-/// The body that asks for one token, with a field that tells what to pull.
+/// Makes the body of a warm-up request, which asks for one token. `parameters`: instructions about the blocks to pull.
 fn one_token(body: &[u8], parameters: Map<String, Value>) -> Option<Bytes> {
     let mut fields = fields(body)?;
     for name in ["stream_options", "min_tokens", "max_completion_tokens", "n", "best_of", "use_beam_search"] {

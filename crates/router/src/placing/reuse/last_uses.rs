@@ -1,27 +1,29 @@
-//! Blocks in the order of their last use, with the number of tokens used since.
+//! List of blocks in the order of their last use, which gives the number of tokens used since then.
 
 use std::collections::HashMap;
 
 use crate::requests::sessions::KeySeed;
 
-/// Maximum number of blocks in the sample. Beyond it, half of the blocks are left out: see [`LastUses::is_sampled`].
+/// Maximum number of blocks in the sample. When it is exceeded, half of the blocks are dropped from the sample: see
+/// [`LastUses::is_sampled`].
 const MOST: usize = 1 << 13;
 
-/// Maximum number of positions; beyond it, positions that a later use has replaced are removed.
+/// Maximum number of positions in the order of uses. When it is exceeded, positions that a later use of the same block
+/// has replaced are removed.
 const POSITIONS: usize = 4 * MOST;
 
-/// A block of a prompt, with its tokens.
+/// Block of a prompt that is used, with its number of tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UsedBlock {
-    /// Hash of the block and all blocks before it.
+    /// Hash of the block together with all blocks before it.
     pub(super) chain: u64,
     /// Number of tokens in the block.
     pub(super) tokens: u32,
-    /// Number of tokens in the block that a prompt may find in a cache; the last token of a prompt is always computed.
+    /// Number of tokens in the block that can come from a cache. The last token of a prompt is always computed.
     pub(super) usable: u32,
 }
 
-/// The order in which a sample of all blocks was last used.
+/// Order of the last uses of a sample of all blocks.
 ///
 /// An LRU cache holds a block if the number of tokens used since the block's last use, its reuse distance, is below the
 /// size of the cache (Mattson et al., 1970). Only blocks whose hash is below a bound are in the sample; the bound is
@@ -29,9 +31,9 @@ pub(super) struct UsedBlock {
 #[derive(Debug)]
 pub(super) struct LastUses {
     positions: HashMap<u64, u32, KeySeed>,
-    /// The blocks by position; a later use has a higher position.
+    /// Used blocks by position; a later use has a higher position.
     slots: Vec<Slot>,
-    /// Sums of the slots' tokens, as a Fenwick tree.
+    /// Fenwick tree over the token counts of `slots`, for sums over ranges of positions.
     tree: Vec<u64>,
     tokens: u64,
     halvings: u32,
@@ -39,13 +41,13 @@ pub(super) struct LastUses {
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// Hash of the block; None for tokens without one, such as generated tokens.
+    /// Hash of the block with all blocks before it; None for tokens without a hash, such as generated tokens.
     chain: Option<u64>,
     tokens: u32,
 }
 
 impl LastUses {
-    /// Makes an empty order.
+    /// Makes an order without any uses.
     pub(super) fn new() -> Self {
         Self {
             positions: HashMap::with_hasher(KeySeed::new()),
@@ -61,14 +63,14 @@ impl LastUses {
         (self.halvings as f64).exp2()
     }
 
-    /// True if the block with this hash is in the sample.
+    /// True if the block with the hash `chain` is in the sample.
     pub(super) fn is_sampled(&self, chain: u64) -> bool {
         chain.leading_zeros() >= self.halvings
     }
 
-    /// Records the use of a prompt's sampled blocks, and of `unnamed` tokens without a block, scaled to the sample.
-    /// Calls `found` for each block that was used before, with its usable tokens and the size in tokens of the smallest
-    /// cache that holds it, both scaled to the sample.
+    /// Records the use of a prompt: its sampled blocks, and `unnamed` tokens outside of blocks, whose number is already
+    /// scaled to the sample. Calls `found` for each block that was used before, with its usable tokens and the size in
+    /// tokens of the smallest cache that would hold it, both scaled to the sample.
     pub(super) fn use_prompt(&mut self, blocks: &[UsedBlock], unnamed: u32, mut found: impl FnMut(u32, u64)) {
         for block in blocks {
             if let Some(&position) = self.positions.get(&block.chain) {
@@ -99,7 +101,7 @@ impl LastUses {
         self.add(position, u64::from(slot.tokens));
     }
 
-    /// Adds tokens at a position; a two's complement subtracts.
+    /// Adds `tokens` to the token count at a position. To subtract, pass the two's complement of the number.
     fn add(&mut self, position: u32, tokens: u64) {
         self.tokens = self.tokens.wrapping_add(tokens);
         let mut at = position as usize + 1;
@@ -109,7 +111,7 @@ impl LastUses {
         }
     }
 
-    /// Number of tokens at positions before this one.
+    /// Returns the sum of the token counts at positions before `position`.
     fn tokens_before(&self, position: u32) -> u64 {
         let (mut at, mut sum) = (position as usize, 0u64);
         while at > 0 {
@@ -119,8 +121,8 @@ impl LastUses {
         sum
     }
 
-    /// Removes free positions, and blocks that are no longer in the sample. `halved`: how often the sample was just
-    /// halved.
+    /// Removes free positions, and blocks that are no longer in the sample. `halved`: number of times that the sample
+    /// was just halved.
     fn compact(&mut self, halved: u32) {
         let old = std::mem::take(&mut self.slots);
         self.positions.clear();

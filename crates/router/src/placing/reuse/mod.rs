@@ -1,5 +1,5 @@
-//! Estimate of the share of prompts that caches could hold: the hit rate of one cache, by its size, for the prompts of
-//! about the last hour. `kvatlas.lab.traffic.curve` computes the same from a trace.
+//! Estimate of the share of prompt tokens that caches could hold: the hit rate of a single cache, by its size, for the
+//! prompts of about the last hour. `kvatlas.lab.traffic.curve` computes the same from a trace.
 
 mod last_uses;
 
@@ -14,16 +14,17 @@ use self::last_uses::{LastUses, UsedBlock};
 /// Time, in seconds, after which a prompt's weight has halved.
 const HALF_LIFE: f64 = 3600.0;
 
-/// Minimum time, in seconds, between two reductions of the weights.
+/// Minimum time, in seconds, between two reductions of the weights of old prompts.
 const DECAY_EVERY: f64 = 10.0;
 
-/// Number of steps of the curve between one size of a cache and twice that size.
+/// Number of points of the curve between one size of a cache and twice that size.
 const STEPS: f64 = 8.0;
 
-/// Factor by which a size exceeds a step's size to belong to the next step.
+/// Tolerance for rounding errors: a size belongs to the next point of the curve only if it exceeds a point's size by
+/// this factor.
 const ABOVE: f64 = 1.0 + 1e-9;
 
-/// The prompt of a request that has ended.
+/// Prompt of a request that has ended, with the numbers of tokens that the engine reported.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndedPrompt<'a> {
     pub(crate) model: Option<&'a str>,
@@ -38,7 +39,7 @@ pub(crate) struct EndedPrompt<'a> {
     pub(crate) cached: Option<u32>,
 }
 
-/// Estimator of the share of prompts that caches could hold.
+/// Estimator of the share of prompt tokens that caches of various sizes could hold.
 #[derive(Debug)]
 pub(crate) struct ReuseMeter(Mutex<Measurement>);
 
@@ -46,25 +47,26 @@ pub(crate) struct ReuseMeter(Mutex<Measurement>);
 struct Measurement {
     uses: LastUses,
     sums: Sums,
-    /// Time up to which weights have been reduced, in seconds of the router's clock.
+    /// Time of the last reduction of the weights, in seconds of the router's clock.
     decayed: f64,
     sample: Vec<UsedBlock>,
     /// Block size of the last prompt, in tokens.
     block_size: u32,
 }
 
-/// Sums over all prompts, weighted by age.
+/// Sums over all prompts, in which older prompts have less weight.
 #[derive(Debug, Default)]
 struct Sums {
     requests: f64,
     prompt_tokens: f64,
-    /// Number of usable tokens in all blocks, exactly.
+    /// Number of tokens in all blocks that could come from a cache, counted over all blocks.
     usable: f64,
-    /// Number of usable tokens in all blocks, as extrapolated from the sample.
+    /// Number of tokens in all blocks that could come from a cache, as extrapolated from the sample of blocks.
     usable_by_sample: f64,
-    /// Number of tokens that were used before, by the step of the smallest cache that holds them.
+    /// Number of tokens in blocks that were used before, by the smallest cache that would hold them, as a point of the
+    /// curve.
     found: BTreeMap<u32, f64>,
-    /// Number of prompt tokens in requests with a report of cached tokens.
+    /// Number of prompt tokens in requests whose engine reported cached tokens.
     told_of: f64,
     /// Number of prompt tokens that engines reported as cached.
     told_cached: f64,
@@ -93,8 +95,8 @@ impl ReuseMeter {
         measured.add(prompt);
     }
 
-    /// Returns the hit rate of a cache of `blocks` blocks, or of an unlimited one for infinity. None before the first
-    /// prompt.
+    /// Returns the hit rate of a cache of `blocks` blocks, where infinity means an unlimited cache. None before the
+    /// first prompt.
     pub(crate) fn rate(&self, blocks: f64) -> Option<f64> {
         let measured = self.0.lock();
         measured.sums.rate(blocks * f64::from(measured.block_size))
@@ -199,26 +201,27 @@ impl Sums {
     }
 }
 
-/// Initial value of the block hashes of a model's prompts, so that prompts of different models share no block.
+/// Returns the initial value for hashing the chain of blocks of a model's prompt, so that prompts of different models
+/// share no block.
 fn seed_of(model: Option<&str>) -> u64 {
     let mut hasher = DefaultHasher::new();
     model.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Hash of a block and all blocks before it, from the block's content hash. As that is well mixed already, one
-/// multiplication is enough.
+/// Computes the hash of a block with all blocks before it, from the hash `before` of those and the block's content
+/// hash. One multiplication suffices, as the content hash is well mixed already.
 fn next_chain(before: u64, content: u64) -> u64 {
     let product = u128::from(before.rotate_left(1) ^ content) * 0x9e37_79b9_7f4a_7c15;
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// The step of the smallest size on the curve that is at least this number of tokens.
+/// Returns the number of the point of the curve for the smallest cache with at least `tokens` tokens.
 fn step_of(tokens: f64) -> u32 {
     (tokens.max(1.0).log2() * STEPS - 1e-9).ceil() as u32
 }
 
-/// Size in tokens of the cache at a step of the curve.
+/// Returns the size in tokens of the cache at a point of the curve.
 fn size_of(step: u32) -> f64 {
     (f64::from(step) / STEPS).exp2()
 }
@@ -237,7 +240,7 @@ mod tests {
 
     const SIZE: u32 = 16;
 
-    /// Generator of pseudo-random numbers, the same in each run (SplitMix64).
+    /// Generator of pseudo-random numbers, equal in each run of the tests (SplitMix64).
     struct Numbers(u64);
 
     impl Numbers {
@@ -250,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Prompts of growing conversations, in random order, with a prefix common to all conversations.
+    /// Makes prompts of growing conversations, in random order, with a prefix common to all conversations.
     fn prompts(count: usize, conversations: u64) -> Vec<Vec<u64>> {
         let mut numbers = Numbers(7);
         let mut open: Vec<Vec<u64>> = (0..conversations).map(|one| vec![1, 2, 3, 1000 + one]).collect();
