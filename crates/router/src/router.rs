@@ -1,4 +1,4 @@
-//! [`Router`]: starts all parts, and stops them in order.
+//! Start of all parts of a router, and their shutdown in order ([`Router`]).
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -42,23 +42,23 @@ use crate::requests::sessions::Sessions;
 use crate::spans::Spans;
 use crate::{control, reports};
 
-/// Maximum time for threads to end.
+/// Time limit for the router's threads to end.
 const END: Duration = Duration::from_secs(2);
 
-/// Time limit for the index's last snapshot.
+/// Time limit for the snapshot of the index that is written at shutdown.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
-/// A running router. Its methods block, so they must not be called inside an async runtime.
+/// Running router. Its methods block, so they must not be called inside an async runtime.
 pub struct Router {
     pub(crate) app: Arc<App>,
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     running: Mutex<Option<RouterThreads>>,
-    /// The gRPC server for gateways; None if it is not running.
+    /// Running gRPC server for gateways; None if it is not running.
     picker: Mutex<Option<PickerServer>>,
 }
 
-/// The settings that can change without a restart.
+/// Settings that can change without a restart.
 #[derive(Deserialize)]
 struct RouterChange {
     http: kvatlas_http::LiveSettings,
@@ -71,7 +71,7 @@ struct RouterThreads {
 }
 
 impl Router {
-    /// Starts a router with a policy of this crate.
+    /// Starts a router with the built-in policy that the configuration names.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting cannot be used, [`Error::Start`] if the address cannot be bound, the certificate
@@ -81,18 +81,19 @@ impl Router {
         Self::start_with(config, policy)
     }
 
-    /// Starts a router with this policy.
+    /// Starts a router with the routing policy `policy`.
     ///
     /// # Errors
-    /// As [`Router::start`].
+    /// The errors of [`Router::start`].
     pub fn start_with(config: Config, policy: BoxedPolicy) -> Result<Self, Error> {
         Self::start_kept(config, policy, None)
     }
 
-    /// Starts a router with this policy, and with a keeper of the fleet, which makes the changes that clients request.
+    /// Starts a router with the routing policy `policy`. The keeper, if given, makes and stores the changes of the
+    /// fleet that clients request.
     ///
     /// # Errors
-    /// As [`Router::start`].
+    /// The errors of [`Router::start`].
     pub fn start_kept(
         config: Config,
         policy: BoxedPolicy,
@@ -193,8 +194,8 @@ impl Router {
         Ok(router)
     }
 
-    /// Starts the gRPC server at which gateways ask for an engine (Envoy's external processing). Returns its address,
-    /// with the port.
+    /// Starts the gRPC server at which gateways ask for an engine (Envoy's external processing). Returns the server's
+    /// address, with the port.
     ///
     /// # Errors
     /// [`Error::Start`] if the address cannot be bound, if the server is running already, or if the router has been
@@ -210,43 +211,43 @@ impl Router {
         Ok(address)
     }
 
-    /// Address of the router's main listener.
+    /// Returns the address of the router's main listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns the follower of the engines' events in this process; None if there is none.
+    /// Returns the follower of the engines' events in this process; None if the router does not follow events itself.
     #[must_use]
     pub fn service(&self) -> Option<&Follower> {
         self.app.follower.as_deref()
     }
 
-    /// Returns up to `most` recent decisions as JSON, the newest first.
+    /// Returns up to `most` recent routing decisions as JSON, the newest first.
     #[must_use]
     pub fn decisions(&self, most: usize) -> Value {
         self.app.places.decisions.last(most).iter().map(|record| record.to_json()).collect()
     }
 
-    /// Address of the listener for administrators; None if there is none.
+    /// Returns the address of the listener for administrators; None if not configured.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// Adds an engine, given as an [`EngineConfig`] in JSON, or replaces the one of the same name.
+    /// Adds an engine, given as an [`EngineConfig`] in JSON, or replaces the engine of the same name.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text is no such configuration, or it cannot be used.
+    /// [`Error::Config`] if the text is no valid configuration of an engine.
     pub fn set_engine(&self, engine: &str) -> Result<(), Error> {
         self.set(engine, Adder::Operator)
     }
 
-    /// Adds an engine as [`Router::set_engine`] does, for a client over HTTP.
+    /// Adds an engine like [`Router::set_engine`], but on behalf of a client over HTTP, with a client's limits.
     ///
     /// # Errors
-    /// As [`Router::set_engine`]; [`Error::Taken`] if an engine at another URL has the name, [`Error::Full`] if clients
-    /// may add no more.
+    /// The errors of [`Router::set_engine`]; [`Error::Taken`] if an engine at another URL has the name, [`Error::Full`]
+    /// if clients may add no more engines.
     pub fn set_engine_for_client(&self, engine: &str) -> Result<(), Error> {
         self.set(engine, Adder::Client)
     }
@@ -256,25 +257,25 @@ impl Router {
         self.app.places.set_engine(engine, adds).map(drop)
     }
 
-    /// Removes an engine. Requests that run there continue.
+    /// Removes an engine from the fleet. Requests that the engine is processing continue.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if there is no engine of this name.
+    /// [`Error::Unknown`] if the fleet has no engine of this name.
     pub fn remove_engine(&self, name: &str) -> Result<(), Error> {
         self.app.places.remove_engine(name).map(drop)
     }
 
-    /// Drains an engine, so that it gets no new requests, or ends the draining by one party; new requests come again
-    /// when no party drains it.
+    /// Drains an engine on behalf of the party `by`, so that it gets no new requests, or ends this draining. The engine
+    /// gets new requests again when no party drains it.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if there is no engine of this name.
+    /// [`Error::Unknown`] if the fleet has no engine of this name.
     pub fn drain_engine(&self, name: &str, by: DrainedBy, drain: bool) -> Result<(), Error> {
         self.app.places.drain_engine(name, by, drain).map(drop)
     }
 
-    /// Replaces the cluster's objectives. `priorities`: JSON object with each objective's priority by name. Requests
-    /// that name an objective then have its priority.
+    /// Replaces the named priorities of requests (a cluster's objectives). `priorities`: JSON object with each
+    /// objective's priority by name. A request that names an objective gets its priority.
     ///
     /// # Errors
     /// [`Error::Config`] if the text cannot be parsed.
@@ -284,13 +285,13 @@ impl Router {
         Ok(())
     }
 
-    /// Counts of the sources from which engines are discovered.
+    /// Returns the counts of the sources from which engines are discovered.
     #[must_use]
     pub fn sources(&self) -> &Sources {
         &self.app.sources
     }
 
-    /// Returns the answer of `GET /workers`.
+    /// Returns the state of all engines, as in the answer to `GET /workers`.
     #[must_use]
     pub fn workers(&self) -> Value {
         reports::workers(&self.app.places)
@@ -306,7 +307,7 @@ impl Router {
     /// Reloads the keys and certificates from their files.
     ///
     /// # Errors
-    /// [`Error::Start`] if a file cannot be used; everything stays as it was.
+    /// [`Error::Start`] if a file cannot be used; no key or certificate is changed in this case.
     pub fn reload(&self) -> Result<(), Error> {
         self.app.gate.reload()?;
         self.picker.lock().as_ref().map_or(Ok(()), PickerServer::reload)
@@ -316,7 +317,7 @@ impl Router {
     /// `log`.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text cannot be parsed; everything stays as it was.
+    /// [`Error::Config`] if the text cannot be parsed; no setting is changed in this case.
     pub fn change(&self, settings: &str) -> Result<(), Error> {
         let settings: RouterChange =
             serde_json::from_str(settings).map_err(|error| Error::config(error.to_string()))?;
@@ -325,8 +326,8 @@ impl Router {
         Ok(())
     }
 
-    /// Makes `GET /ready` report "not ready" from now on, and closes each connection after its next answer. Everything
-    /// else continues.
+    /// Makes `GET /ready` report "not ready" from now on, and closes each connection after its next answer. The router
+    /// continues to serve requests.
     pub fn leave(&self) {
         self.app.leaving.store(true, Relaxed);
     }

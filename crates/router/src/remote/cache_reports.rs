@@ -1,9 +1,10 @@
-//! Reports to the index in another process: how much of a prompt an engine had cached, by its own answer. An index that
-//! was started after its engines published their events learns from these reports what was cached before.
+//! Reports to the index in another process: the number of tokens of a prompt that an engine had cached, according to
+//! the engine's answer. An index that was started after its engines published their events learns from these reports
+//! which blocks were cached before.
 //!
-//! A report holds all token ids of a prompt, and an index that has all events needs no reports. So one prompt a second
-//! is reported, and every prompt for a while after a report was useful. Answers never wait for reports: what does not
-//! fit into a bounded queue is dropped and counted.
+//! A report holds all token ids of a prompt, and an index that has all events needs no reports. Only one prompt a
+//! second is therefore reported, and every prompt for a while after a report was useful. Answers never wait for
+//! reports: reports that do not fit into a bounded queue are dropped and counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -21,16 +22,17 @@ use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
 use crate::remote::{JSON, post, service_at};
 
-/// Maximum number of reports that wait to be sent.
+/// Maximum number of reports of cached tokens that wait to be sent.
 const QUEUE: usize = 64;
-/// Time limit for sending a report. The report's age is given as that much more, to allow for its transmission.
+/// Time limit for sending a report. The age stated in the report is increased by this time, to allow for the
+/// transmission.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Interval between reports while none is useful, in milliseconds.
+/// Interval between reports of cached tokens while no report is useful to the index, in milliseconds.
 const SELDOM: u64 = 1000;
 /// Time after a useful report for which every prompt is reported, in milliseconds.
 const WANTED: u64 = 30_000;
 
-/// Names of the outcomes of reports, in the metrics.
+/// Names of the outcomes of reports of cached tokens, in the metrics.
 pub(crate) const RESULTS: [&str; 5] = ["used", "not_needed", "dropped", "refused", "not_taken"];
 const USED: usize = 0;
 const NOT_NEEDED: usize = 1;
@@ -38,23 +40,23 @@ const DROPPED: usize = 2;
 const REFUSED: usize = 3;
 const NOT_TAKEN: usize = 4;
 
-/// Sender of reports to the index in another process.
+/// Sender of reports of cached tokens to the index in another process.
 pub(crate) struct CacheReporter {
     at: Engine,
     routing_group: String,
-    /// Number of reports to the index, by the outcome ([`RESULTS`]).
+    /// Number of reports of cached tokens to the index, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
     /// Time until which every prompt is reported, in milliseconds of the router's clock.
     wanted_until: AtomicU64,
-    /// Time from which the next report is due in any case, in milliseconds of the router's clock.
+    /// Time from which the next report is sent even if reports are not useful, in milliseconds of the router's clock.
     next: AtomicU64,
-    /// True if a refusal by the index has been logged.
+    /// True if a refusal of a report by the index has been logged.
     has_complained: AtomicBool,
     queue: mpsc::Sender<CacheReport>,
     waiting: Mutex<Option<mpsc::Receiver<CacheReport>>>,
 }
 
-/// A prompt, and the number of its tokens that an engine had cached.
+/// Report of a prompt, with the number of its tokens that an engine had cached.
 pub(crate) struct CacheReport {
     pub(crate) worker: String,
     pub(crate) rank: u32,
@@ -80,7 +82,7 @@ struct Report<'a> {
 }
 
 impl CacheReporter {
-    /// Makes the reporter; None without an index in another process.
+    /// Makes the sender of reports; None without an index in another process that learns from reports.
     pub(crate) fn new(config: &Config, tls: &Arc<ClientConfig>) -> Result<Option<Arc<Self>>, Error> {
         let Some(url) = &config.index else { return Ok(None) };
         let at = EngineConfig { key: config.index_key.clone(), ..EngineConfig::at(url) };
@@ -97,7 +99,7 @@ impl CacheReporter {
         })))
     }
 
-    /// True if the next prompt shall be reported.
+    /// True if the next prompt must be reported to the index.
     pub(crate) fn wants(&self) -> bool {
         let now = millis();
         if now < self.wanted_until.load(Relaxed) {
@@ -107,7 +109,7 @@ impl CacheReporter {
         now >= next && self.next.compare_exchange(next, now + SELDOM, Relaxed, Relaxed).is_ok()
     }
 
-    /// Queues a report to the index; drops it if the queue is full. Never waits.
+    /// Queues a report to the index; the report is dropped if the queue is full. Never waits.
     pub(crate) fn tell(&self, answered: CacheReport) {
         if self.queue.try_send(answered).is_err() {
             self.counts[DROPPED].fetch_add(1, Relaxed);
@@ -149,7 +151,7 @@ impl CacheReporter {
     }
 }
 
-/// Sends queued reports; never returns while the router runs.
+/// Sends queued reports until the router ends.
 pub(crate) async fn run(observed: Arc<CacheReporter>) {
     let Some(mut waiting) = observed.waiting.lock().take() else { return };
     while let Some(answered) = waiting.recv().await {

@@ -1,5 +1,5 @@
-//! Index in another process: an index of the engines, queried over HTTP by content hashes, or, if this router's engines
-//! are sites, the service that indexes many sites.
+//! Index in another process: either an index of the engines, queried over HTTP by content hashes, or the service that
+//! indexes many sites, if this router's engines are sites.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::error::Error;
 use crate::remote::sites::{Bounds, SitesService};
 use crate::remote::{BYTES, Question, post, service_at};
 
-/// Time limit for an answer of the index, after which a request is placed without it.
+/// Time limit for an answer of the index, after which the request is routed without an answer.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Client of an index in another process.
+/// Client of an index in another process, which is queried over HTTP.
 pub(crate) struct RemoteIndex {
-    /// The index as an HTTP server, with a pool of connections.
+    /// HTTP server of the index, with a pool of connections.
     at: Engine,
     routing_group: String,
-    /// Shard of the connections used by tasks that serve no requests.
+    /// Number of the pool of connections used by tasks that serve no requests.
     pub(crate) own_shard: usize,
     /// Number of answered lookups.
     pub(crate) answered: AtomicU64,
@@ -43,20 +43,21 @@ struct Answer {
     unverified: Vec<UnverifiedRank>,
 }
 
-/// A rank whose engine may have restarted unnoticed.
+/// Rank of an engine that may have restarted unnoticed, so that its blocks may be gone.
 #[derive(Deserialize)]
 struct UnverifiedRank {
     instance_id: Value,
 }
 
-/// Result of a lookup: how much of a prompt each rank holds, and which engines may have restarted.
+/// Result of a lookup in the index: the number of leading blocks of a prompt that each rank holds, and the engines that
+/// may have restarted.
 pub(crate) struct Holdings {
     pub(crate) held: Vec<RankDepths>,
     unverified: Vec<UnverifiedRank>,
 }
 
 impl Holdings {
-    /// True if the index reports that an engine may have restarted unnoticed.
+    /// True if the index reports that an engine may have restarted unnoticed, so that its blocks may be gone.
     pub(crate) fn is_unverified(&self, worker: &str) -> bool {
         self.unverified.iter().any(|rank| is_id(&rank.instance_id, worker))
     }
@@ -68,27 +69,28 @@ struct Instance {
     gpu: u32,
     cpu: u32,
     dp: HashMap<String, u32>,
-    /// Parts of the prompt held or loadable by the rank that can load most; None if the worker holds blocks only on its
-    /// device, or the index is an older version.
+    /// Parts of the prompt that the rank with the most loadable tokens holds or can load; None if the worker holds
+    /// blocks only on its device, or the index is an older version.
     #[serde(default)]
     loadable: Option<Vec<LoadableSegment>>,
-    /// Number of leading prompt tokens that others can pull from that rank.
+    /// Number of leading prompt tokens that other engines can pull from the rank that can load most.
     #[serde(default)]
     pullable: u32,
 }
 
-/// A part of a prompt that a rank holds or can load.
+/// Part of a prompt that a rank holds or can load.
 #[derive(Deserialize)]
 struct LoadableSegment {
     to: u32,
     tier: String,
-    /// Id of the worker itself, or name of a pool.
+    /// Id of the worker itself, or name of the pool (shared store) from which the part can be loaded.
     source: Value,
     dp_rank: u32,
 }
 
 impl Answer {
-    /// The depths of each rank. `number`: returns the caller's number for a worker's rank; None to leave the rank out.
+    /// Converts the answer to the depth of each rank (number of leading blocks held). `number`: function that returns
+    /// the caller's number for a worker's rank; None to omit the rank.
     fn depths(&self, number: impl Fn(&str, u32) -> Option<u32>) -> Vec<RankDepths> {
         let blocks = |tokens: u32| tokens / self.block_size.max(1);
         let mut held = Vec::new();
@@ -124,7 +126,7 @@ impl Answer {
     }
 }
 
-/// True if an id in the index's answer, a string or a number, identifies a worker.
+/// True if the id in the index's answer, a string or a number, identifies the worker `worker`.
 fn is_id(id: &Value, worker: &str) -> bool {
     match id {
         Value::String(id) => id == worker,
@@ -140,8 +142,8 @@ impl RemoteIndex {
         Ok(Self { at, routing_group, own_shard: shards, answered: AtomicU64::new(0), unanswered: AtomicU64::new(0) })
     }
 
-    /// Looks up the blocks of a prompt that each rank holds; None without a timely answer. `number`: returns the
-    /// caller's number for a worker's rank.
+    /// Looks up the blocks of a prompt that each rank holds; None without a timely answer. `number`: function that
+    /// returns the caller's number for a worker's rank.
     pub(crate) async fn look_up(
         &self,
         shard: usize,
@@ -169,24 +171,24 @@ impl RemoteIndex {
     }
 }
 
-/// Client of a service in another process that is queried for what engines hold.
+/// Client of a service in another process that is queried for the blocks that engines hold.
 pub(crate) enum ExternalIndex {
-    /// An index of the engines in another process.
+    /// Index of the engines in another process.
     Index(Box<RemoteIndex>),
-    /// The service that indexes many sites.
+    /// Service that indexes many sites (fleets with their own indexes).
     Global(Arc<SitesService>),
 }
 
 /// Result of a lookup of a prompt in another process.
 pub(crate) struct LookupResult {
     pub(crate) held: Vec<RankDepths>,
-    /// Bounds on each site's holdings; None unless the service indexes sites.
+    /// Bounds on the number of cached tokens at each site; None unless the service indexes sites.
     pub(crate) bounds: Option<Arc<Bounds>>,
 }
 
 impl ExternalIndex {
-    /// Makes the client that the configuration asks for; None if it asks for none. `tls`: verifies the service's
-    /// certificate.
+    /// Makes the client of the configured service; None if no service is configured. `tls`: TLS configuration that
+    /// verifies the service's certificate.
     pub(crate) fn new(config: &Config, shards: usize, tls: &Arc<ClientConfig>) -> Result<Option<Self>, Error> {
         Ok(match (&config.index, &config.global_url) {
             (Some(url), _) => Some(Self::Index(Box::new(RemoteIndex::new(url, config, shards, tls)?))),
@@ -195,7 +197,7 @@ impl ExternalIndex {
         })
     }
 
-    /// Shard of the connections used by tasks that serve no requests.
+    /// Returns the number of the pool of connections used by tasks that serve no requests.
     pub(crate) fn own_shard(&self) -> usize {
         match self {
             Self::Index(remote) => remote.own_shard,
@@ -211,7 +213,7 @@ impl ExternalIndex {
         }
     }
 
-    /// Looks up the blocks of a prompt that these engines hold; None without a timely answer.
+    /// Looks up the blocks of a prompt that the engines hold; None without a timely answer.
     pub(crate) async fn look_up(
         &self,
         shard: usize,

@@ -1,4 +1,4 @@
-//! Other processes that the router talks to: an index, the service that indexes many sites, other routers; and reusable
+//! Clients of other processes: an index, the service that indexes many sites, and other routers, with reusable
 //! connections to them.
 //!
 //! | file | contents |
@@ -26,7 +26,7 @@ use crate::error::Error;
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const BYTES: &str = "application/octet-stream";
 
-/// A lookup of a prompt: its model, and the content hashes of its blocks.
+/// Lookup of a prompt: the request's model, and the content hashes of the prompt's blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Question<'a> {
     pub(crate) model: &'a str,
@@ -34,8 +34,8 @@ pub(crate) struct Question<'a> {
     pub(crate) hashes: &'a [u64],
 }
 
-/// Makes an [`Engine`] for connections to a service that is no engine. `setting`: name of the service's setting, for
-/// errors; `its`: the service's URL and key.
+/// Makes a client, as an [`Engine`], for connections to a service that is not an inference engine. `setting`: name of
+/// the service's setting, for errors; `its`: URL and key of the service.
 pub(crate) fn service_at(
     setting: &str,
     mut its: EngineConfig,
@@ -57,7 +57,7 @@ pub(crate) fn service_at(
     Engine::new(its, &settings, shards, tls)
 }
 
-/// Sends a POST on a reusable connection, and returns the answer's status and body. `kind`: the content type.
+/// Sends a POST request on a reusable connection, and returns the answer's status and body. `kind`: content type.
 pub(crate) async fn post(
     at: &Engine,
     shard: usize,
@@ -69,7 +69,7 @@ pub(crate) async fn post(
     post_with(at, shard, path, &headers, body).await
 }
 
-/// Sends a POST with these headers on a reusable connection, and returns the answer's status and body.
+/// Sends a POST request with given headers on a reusable connection, and returns the answer's status and body.
 pub(crate) async fn post_with(
     at: &Engine,
     shard: usize,

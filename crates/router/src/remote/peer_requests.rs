@@ -1,9 +1,9 @@
-//! Exchange of requests in flight between routers (`POST /peers/requests`): each router reports the changes among its
-//! own requests to the others.
+//! Exchange of data about requests in flight between routers (`POST /peers/requests`): each router reports to the
+//! others which of its requests have begun, progressed or ended.
 //!
-//! A report holds the changes since the report before it; both are identified by numbers, and a report after number 0
-//! begins anew. A router that has missed a report, or dropped what it received, answers with another number, and the
-//! next report begins anew.
+//! A report has the changes since the preceding report. Reports are numbered; a report that states 0 as the preceding
+//! number lists all requests from scratch. A router that has missed a report, or dropped the received data, answers
+//! with a different number, and the next report then lists all requests from scratch.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -26,26 +26,26 @@ use crate::remote::{JSON, post};
 
 const PATH: &str = "/peers/requests";
 
-/// Maximum size of a report in bytes.
+/// Maximum size of a report to another router, in bytes.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
-/// Maximum number of blocks of prompts in a report; they take a quarter of its bytes.
+/// Maximum number of blocks of prompts in a report, which then use a quarter of the report's bytes.
 const MOST_BLOCKS: usize = 1 << 17;
 
-/// Time for which a report is valid.
+/// Time for which a report to another router is valid.
 const COUNTS: Duration = Duration::from_secs(2);
-/// Longest time for which another router's report may be valid, in seconds.
+/// Longest period of validity that is accepted in another router's report, in seconds.
 const MOST_SECONDS: f64 = 60.0;
-/// Time limit for the answer to a report.
+/// Time limit for another router's answer to a report.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Interval at which changes are looked for.
+/// Interval at which this router's requests are examined for changes to report.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time after which a report is sent even without changes, or again after a failed one.
+/// Time after which a report is sent even without changes, or repeated after a failure.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Interval at which a host name is resolved again.
+/// Interval at which the host name of other routers is resolved again.
 const RESOLVE: Duration = Duration::from_secs(5);
 
-/// A request that a router has sent to an engine.
+/// Entry of a report for a request that a router has sent to an engine.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SentRow {
@@ -55,11 +55,11 @@ pub(crate) struct SentRow {
     pub(crate) tokens: u32,
     pub(crate) block_size: u32,
     pub(crate) cached: u32,
-    /// Id of the request's session; the same at each router if the session has a name.
+    /// Id of the request's session; equal at all routers if the client names the session.
     pub(crate) session: Option<u64>,
-    /// Number of tokens still expected to be generated.
+    /// Number of tokens that the engine is still expected to generate.
     pub(crate) output_left: u32,
-    /// Content hashes in base64, as 8 bytes each, in little endian.
+    /// Content hashes of the prompt's blocks in base64, with 8 bytes in little endian for each hash.
     hashes: String,
 }
 
@@ -79,7 +79,7 @@ impl SentRow {
         }
     }
 
-    /// Decodes the content hashes; None if they are malformed, or numbers in the row contradict each other.
+    /// Decodes the content hashes; None if they are malformed, or numbers in the entry contradict each other.
     fn content_hashes(&self) -> Option<Vec<u64>> {
         let bytes = STANDARD.decode(&self.hashes).ok()?;
         let blocks = self.tokens.checked_div(self.block_size)? as usize;
@@ -88,7 +88,7 @@ impl SentRow {
     }
 }
 
-/// A report of one router to another: the changes among its requests.
+/// Report of one router to another: the changes among its requests since the preceding report.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Report {
@@ -97,39 +97,40 @@ pub(crate) struct Report {
     seconds: f64,
     /// Number of the report.
     number: u64,
-    /// Number of the report before it; 0 if this report begins anew.
+    /// Number of the preceding report; 0 if this report lists all requests from scratch.
     after: u64,
     changes: RequestChanges<SentRow>,
 }
 
-/// Answer to a report.
+/// Answer of a router to another router's report.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ReportAnswer {
-    /// Number of the report if the router has accepted it, else 0.
+    /// Number of the report if the router has accepted the report, else 0.
     number: u64,
-    /// True if the report was this router's own: it has sent the report to itself.
+    /// True if the router sent the report to itself, because its own address is among the configured ones.
     own: bool,
 }
 
-/// State of the reports to one router.
+/// State of this router's reports to one other router.
 #[derive(Default)]
 struct PeerState {
     requests: RequestReport,
-    /// Number of the last accepted report.
+    /// Number of the last report that the other router accepted.
     number: u64,
 }
 
-/// Requests of this router and of its peers, as the decision core stores them.
+/// Access to the requests of this router and of other routers that are stored for routing decisions.
 pub(crate) trait SharedRequests: Send + Sync + 'static {
-    /// Returns the changes among this router's requests since `told`, with at most `most_blocks` blocks of prompts.
+    /// Returns the changes among this router's requests since the report state `told`, with at most `most_blocks`
+    /// blocks of prompts.
     fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges<SentRow>;
 
-    /// True if requests reported by another router are stored and still valid.
+    /// True if requests reported by the router `peer` are stored and still valid.
     fn hears_of(&self, peer: u64) -> bool;
 
-    /// Applies the changes among another router's requests. `anew`: whether to drop what the router reported before;
-    /// `seconds`: time for which the report is valid; `content_hashes`: one list for each request sent.
+    /// Applies the changes among another router's requests. `anew`: true to drop the requests that the router reported
+    /// before; `seconds`: time for which the report is valid; `content_hashes`: one list for each request sent.
     fn hear_changes(
         &self,
         peer: u64,
@@ -140,15 +141,15 @@ pub(crate) trait SharedRequests: Send + Sync + 'static {
     ) -> Heard;
 }
 
-/// Numbers of requests in another router's report.
+/// Numbers of requests in another router's report, by whether their engine is known.
 pub(crate) struct Heard {
-    /// Number of requests that are taken into account here.
+    /// Number of requests that this router considers in its decisions.
     pub(crate) counted: usize,
     /// Number of requests at engines unknown to this router.
     pub(crate) unknown: usize,
 }
 
-/// Starts the reports to all peers, which run as long as the router does.
+/// Starts the reports to all other routers, which run until this router ends.
 pub(crate) fn run(peers: &Arc<Peers>, requests: &Arc<impl SharedRequests>, config: &Arc<Config>) {
     for other in &peers.others {
         tokio::spawn(report_to(peers.clone(), requests.clone(), other.clone()));
@@ -158,7 +159,7 @@ pub(crate) fn run(peers: &Arc<Peers>, requests: &Arc<impl SharedRequests>, confi
     }
 }
 
-/// Reports to all addresses of a host name, which is resolved again at intervals.
+/// Sends reports to all addresses of a host name, which is resolved again periodically.
 async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: Arc<Config>, name: Name) {
     let mut told: HashMap<SocketAddr, tokio::task::AbortHandle> = HashMap::new();
     loop {
@@ -189,7 +190,7 @@ async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: A
     }
 }
 
-/// Reports to one peer, until the peer turns out to be this router itself.
+/// Sends reports to one other router, until its address turns out to be this router's own.
 async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other: Arc<Engine>) {
     let (mut told, mut last) = (PeerState::default(), Instant::now());
     let mut trouble: Option<ReportFailure> = None;
@@ -262,7 +263,8 @@ impl ReportFailure {
     }
 }
 
-/// Logs when reports to a peer begin to fail, and when they succeed again.
+/// Logs when reports to another router begin to fail, and when they succeed again. `trouble`: failure of the preceding
+/// report; `now`: failure of the present one; None for success.
 fn note(trouble: &mut Option<ReportFailure>, other: &Engine, now: Option<&ReportFailure>) {
     match (&trouble, now) {
         (Some(_), None) => tracing::info!(peer = %other.name, "another router takes this one's reports again"),
@@ -280,7 +282,7 @@ fn note(trouble: &mut Option<ReportFailure>, other: &Engine, now: Option<&Report
     *trouble = now.cloned();
 }
 
-/// Sends a report, and returns the peer's answer.
+/// Sends a report to another router, and returns its answer.
 async fn send(other: &Engine, report: &Report) -> Result<ReportAnswer, ReportFailure> {
     let body = serde_json::to_vec(report).unwrap_or_default();
     let answer = tokio::time::timeout(PATIENCE, post(other, 0, PATH, JSON, &body)).await;
@@ -292,7 +294,7 @@ async fn send(other: &Engine, report: &Report) -> Result<ReportAnswer, ReportFai
 }
 
 impl Report {
-    /// Parses a report of another router.
+    /// Parses the report of another router.
     ///
     /// # Errors
     /// [`Refusal`] if the body is no report, or would be valid for too long.
@@ -306,7 +308,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Decodes the content hashes of each request that was sent.
+    /// Decodes the content hashes of each sent request in the report.
     fn content_hashes(&self) -> Result<Vec<Vec<u64>>, Refusal> {
         let each = |row: &SentRow| {
             row.content_hashes().ok_or_else(|| {
@@ -322,7 +324,7 @@ impl Report {
     }
 }
 
-/// Applies a report of another router.
+/// Stores the requests in another router's report, and makes the answer.
 ///
 /// # Errors
 /// [`Refusal`] if numbers in the report contradict each other.

@@ -1,10 +1,10 @@
-//! Peers: other routers in front of the same engines. Each router reports its requests to the others
-//! ([`peer_requests`](super::peer_requests)), so that they do not all choose the engine with the least work.
+//! Other routers in front of the same engines (peers). Each router reports its requests to the others
+//! ([`peer_requests`](super::peer_requests)), so that not all of them choose the same least loaded engine.
 //!
 //! A peer is given as a URL, or as a host name all of whose addresses are peers (`dns:NAME:PORT`, with TLS
 //! `dns+https:NAME:PORT`), such as the name of a headless Service of Kubernetes. This router's own address may be among
-//! them; it is detected by the router's own report coming in. To a peer that asks for a client certificate, this router
-//! shows its own certificate.
+//! the addresses; the router detects it by receiving its own report. If a peer requests a client certificate, this
+//! router presents its own server certificate.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,8 +23,8 @@ use crate::engines::Engine;
 use crate::error::Error;
 use crate::ids;
 
-/// Names of [`Peers::counts`] in the metrics: outcomes of this router's reports, then requests in other routers'
-/// reports, at known and at unknown engines.
+/// Names, in the metrics, of the counts in [`Peers::counts`]: first outcomes of this router's reports, then requests in
+/// other routers' reports, at known and at unknown engines.
 pub(crate) const RESULTS: [&str; 6] = ["told", "not_taken", "refused", "bad_certificate", "heard", "unknown_engine"];
 pub(crate) const TOLD: usize = 0;
 pub(crate) const NOT_TAKEN: usize = 1;
@@ -33,33 +33,33 @@ pub(crate) const BAD_CERTIFICATE: usize = 3;
 pub(crate) const HEARD: usize = 4;
 pub(crate) const UNKNOWN_ENGINE: usize = 5;
 
-/// Number of the last report accepted from each router, by the router's id.
+/// Numbers of the last reports accepted from other routers, by the sending router's id.
 pub(crate) type Positions = HashMap<u64, u64>;
 
-/// The other routers, and the state of the exchange with them.
+/// Other routers in front of the same engines, with the state of the exchange with them.
 pub(crate) struct Peers {
-    /// Random id of this router towards the others.
+    /// Random id by which this router identifies itself to other routers.
     pub(crate) number: u64,
     pub(crate) others: Vec<Arc<Engine>>,
     pub(crate) names: Vec<Name>,
-    /// Numbers of reports to and requests from other routers, by the outcome ([`RESULTS`]).
+    /// Numbers of reports sent to other routers and of requests reported by them, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
     pub(crate) positions: Mutex<Positions>,
-    /// TLS configuration for connections to peers.
+    /// TLS configuration for connections to other routers.
     tls: Arc<ClientConfig>,
 }
 
-/// A host name all of whose addresses are peers.
+/// Host name all of whose addresses are other routers.
 #[derive(Clone)]
 pub(crate) struct Name {
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// True if the addresses are connected to with TLS, for which each must have a certificate for the host name.
+    /// True if connections to the addresses use TLS; each address must then have a certificate for the host name.
     is_https: bool,
 }
 
 impl Name {
-    /// Parses `dns:NAME:PORT` or `dns+https:NAME:PORT`; None for anything else.
+    /// Parses `dns:NAME:PORT` or `dns+https:NAME:PORT`; None for any other text.
     fn parse(peer: &str) -> Option<Self> {
         let (scheme, rest) = peer.split_once(':')?;
         let is_https = match scheme {
@@ -74,8 +74,8 @@ impl Name {
 }
 
 impl Peers {
-    /// Makes the state from the configuration. `tls`: verifies the certificates of peers; `gate`: has this router's own
-    /// certificate.
+    /// Makes the state from the configuration. `tls`: TLS configuration that verifies the certificates of other
+    /// routers; `gate`: has this router's own certificate.
     pub(crate) fn new(config: &Config, tls: &ClientConfig, gate: &Arc<Gate>) -> Result<Self, Error> {
         let mut tls = tls.clone();
         tls.client_auth_cert_resolver = Arc::new(OwnCertificate(gate.clone()));
@@ -106,7 +106,7 @@ impl Peers {
     }
 }
 
-/// Makes the client of another router, at this URL.
+/// Makes the client of another router at the URL `url`.
 fn at(config: &Config, url: &str, tls: &Arc<ClientConfig>) -> Result<Engine, Error> {
     // The keys of engines are not for other routers.
     let mut settings = config.clone();
@@ -115,7 +115,7 @@ fn at(config: &Config, url: &str, tls: &Arc<ClientConfig>) -> Result<Engine, Err
     Engine::new(at, &settings, 1, Some(tls.clone()))
 }
 
-/// This router's own certificate, shown to peers that ask for a client certificate.
+/// This router's own certificate, presented to other routers that request a client certificate.
 struct OwnCertificate(Arc<Gate>);
 
 impl fmt::Debug for OwnCertificate {

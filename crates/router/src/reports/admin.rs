@@ -1,4 +1,4 @@
-//! Answers to requests about the router and its engines, and to changes of the fleet.
+//! Answers to requests for the state of the router and its engines, and to requests for changes of the fleet.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,10 +27,10 @@ use crate::requests::read_body::{BodyReader, BodySource, Client};
 use crate::requests::reserved;
 use crate::requests::routes::ModelAt;
 
-/// Delay after which a client should ask again whether the router is ready.
+/// Value of `Retry-After` in the answer that the router is not ready.
 const READY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Maximum size of the body of a change, in bytes.
+/// Maximum size of the body of a request to change the fleet, in bytes.
 const MAX_CHANGE: usize = 64 << 10;
 
 /// Error codes of refused changes of the fleet.
@@ -45,11 +45,11 @@ const CHANGE_CODES: [&str; 8] = [
     "closed",
 ];
 
-/// Number of decisions above which their JSON is made on another thread.
+/// Number of decisions above which the JSON of an answer is made on another thread.
 const MANY_DECISIONS: usize = 1024;
 
 /// Answers whether the router is ready for requests: an engine is up, and the router is not shutting down. The index
-/// need not be complete; `index_ready` tells whether it is.
+/// need not be complete; the field `index_ready` of the answer states whether it is.
 pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -> Response<Answer> {
     let any = fleet.has_any_up();
     let index = follower.map(|follower| follower.fleet().is_ready());
@@ -62,8 +62,8 @@ pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -
     response
 }
 
-/// Answers with a snapshot of this router's index, from which another router or service can start; in parts, if the
-/// client requests ranges.
+/// Answers with a snapshot of this router's index, from which another router or service can start. The snapshot is sent
+/// in parts if the client requests ranges.
 pub(crate) async fn snapshot(
     follower: Option<&Follower>,
     patience: Duration,
@@ -89,7 +89,7 @@ pub(crate) async fn snapshot(
     Ok(answered.map(Answer::Full))
 }
 
-/// Answers with the entry of one model.
+/// Answers with the JSON entry of one model.
 pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refusal> {
     let name = decoded(name);
     let Value::Array(all) = reports::models(fleet)["data"].take() else { return Err(Refusal::unknown_path()) };
@@ -101,7 +101,7 @@ pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refus
     Ok(answer(StatusCode::OK, card.to_string()))
 }
 
-/// Answers with the most recent decisions, the newest first.
+/// Answers with the most recent routing decisions, the newest first.
 pub(crate) async fn decisions(
     places: &Places,
     threads: &LongWork,
@@ -116,8 +116,8 @@ pub(crate) async fn decisions(
     Ok(answer(StatusCode::OK, text))
 }
 
-/// Answers how the candidates for a request compare, without sending it; with `?hashes=1`, the prompt's content hashes
-/// are included.
+/// Answers with a comparison of the candidate engines for a request, without sending the request to an engine. With
+/// `?hashes=1`, the answer includes the content hashes of the prompt's blocks.
 pub(crate) async fn explain(
     app: &App,
     shard: usize,
@@ -208,7 +208,7 @@ pub(crate) async fn explain(
 }
 
 /// Answers a request to change the fleet, or to list the changes in force. `name`: the engine's name in the path;
-/// `is_known`: whether the client has sent a key that permits changes.
+/// `is_known`: true if the client has sent a key that permits changes.
 pub(crate) async fn change_fleet(
     app: &App,
     action: &'static str,
@@ -248,7 +248,8 @@ pub(crate) async fn change_fleet(
     Ok(answer(status, row.to_string()))
 }
 
-/// Makes a change in a router without a keeper, where only the program that runs the router can add engines.
+/// Makes a change of the fleet in a router without a keeper (code that stores clients' changes). Engines cannot be
+/// added in this case, except by the program that runs the router.
 fn change_alone(places: &Places, action: &'static str, name: &str) -> Result<FleetAnswer, Refusal> {
     let changed = match action {
         "remove" => places.remove_engine(name),
@@ -259,12 +260,12 @@ fn change_alone(places: &Places, action: &'static str, name: &str) -> Result<Fle
     Ok(FleetAnswer { status: StatusCode::OK.as_u16(), ..FleetAnswer::default() })
 }
 
-/// Decodes a name from a path, where `%XX` is a byte.
+/// Decodes a name from a path with percent-encoding (`%XX` for a byte).
 fn decoded(name: &str) -> String {
     percent_encoding::percent_decode_str(name).decode_utf8_lossy().into_owned()
 }
 
-/// Answers a report of another router, after applying it.
+/// Applies the report of another router about its requests, and answers it.
 pub(crate) async fn hear_report(
     reader: &BodyReader,
     peers: &Peers,

@@ -1,4 +1,4 @@
-//! `GET /metrics`, in Prometheus's format. The documentation takes names, labels and texts from here
+//! Answer to `GET /metrics`, in Prometheus's format. The documentation copies names, labels and texts from this file
 //! (`tools/docs/router_metrics.py`).
 
 use std::fmt;
@@ -200,7 +200,7 @@ impl Scrape {
         Ok(())
     }
 
-    /// Writes the metrics of the index in another process and of reports to it.
+    /// Writes the metrics of the index in another process, and of the reports of cached tokens to this index.
     fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         match self.0.external_index.as_deref() {
             None => {}

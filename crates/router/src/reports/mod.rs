@@ -4,7 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `exposition.rs`, `model_metrics.rs` | `GET /metrics` |
-//! | `page` | the page at `GET /ui` |
+//! | `page` | the web page at `GET /ui` |
 //! | `admin.rs` | readiness, explanations, snapshots, changes of the fleet, reports of other routers |
 
 pub(crate) mod admin;
@@ -23,12 +23,12 @@ use crate::engines::Engine;
 use crate::engines::fleet::Fleet;
 use crate::placing::Places;
 
-/// The state of all engines as JSON.
+/// Returns the state of all engines as JSON.
 pub(crate) fn workers(places: &Places) -> Value {
     places.fleet().engines().iter().map(|engine| worker(places, engine)).collect()
 }
 
-/// The state of one engine as JSON.
+/// Returns the state of one engine as JSON.
 pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
     let counts = &engine.counts;
     let models = engine.models.load();
@@ -61,7 +61,7 @@ pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
     })
 }
 
-/// The state of the router itself as JSON.
+/// Returns the state of the router itself as JSON.
 pub(crate) fn router(app: &App) -> Value {
     let counts = &app.counts;
     let places = app.places.summary();
@@ -87,7 +87,7 @@ pub(crate) fn router(app: &App) -> Value {
     })
 }
 
-/// The models of all engines as JSON, each once: in the form of one engine's own entry, with the longest context length
+/// Returns the models of all engines as JSON, each model once: the entry of one engine, with the longest context length
 /// of all engines.
 pub(crate) fn models(fleet: &Fleet) -> Value {
     let mut seen: BTreeMap<String, Value> = BTreeMap::new();

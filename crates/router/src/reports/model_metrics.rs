@@ -33,7 +33,7 @@ pub(super) fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     by_model(encoder, "unanswered_requests", help, &models, "reason", &GIVEN_UP, |model| &model.given_up)
 }
 
-/// Writes the metrics of decisions by model.
+/// Writes the metrics of routing decisions by model.
 pub(super) fn decisions(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let (models, policy) = (app.counts.models.all(), app.places.policy());
     let help = "Requests placed, by policy, reason and model";
@@ -134,7 +134,8 @@ pub(super) fn engines(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
     Ok(())
 }
 
-/// An engine's counters by model; one of zeros if there are none yet, so that the engine appears in the metrics.
+/// Returns an engine's counters by model. An engine without counters gets one entry of zeros, so that it appears in the
+/// metrics.
 fn counts_of(
     engine: &Arc<str>,
     counts: Arc<Vec<Arc<EngineModelCounts>>>,

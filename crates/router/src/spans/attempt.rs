@@ -1,4 +1,4 @@
-//! Trace spans of requests at the router, and of their attempts at engines.
+//! Trace spans of requests at the router, and of the attempts to serve them at engines.
 
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,27 +19,27 @@ use super::Spans;
 use crate::config::Handover;
 use crate::engines::Engine;
 
-/// Trace span of a request, which ends when all holders have dropped it: the answer has been passed on, or there is
-/// none.
+/// Trace span of a request. The span ends when all its holders have dropped it, after the answer was forwarded or the
+/// request failed.
 pub(crate) struct RequestSpan {
     pub(super) spans: Arc<Spans>,
     pub(super) context: SpanContext,
-    /// Recorded data of the request; None if it is not sampled.
+    /// Recorded data of the request; None if the request is not sampled.
     pub(super) recorded: Option<RecordedRequest>,
 }
 
 pub(super) struct RecordedRequest {
     span: Mutex<Span>,
     pub(super) asked: OnceLock<AskedFacts>,
-    /// Number of failed attempts.
+    /// Number of failed attempts to serve the request.
     pub(super) failures: AtomicI64,
-    /// Fault of the last failed attempt; None if none failed.
+    /// Fault of the last failed attempt; None if no attempt failed.
     pub(super) last_fault: Mutex<Option<&'static str>>,
 }
 
-/// Facts about a request, apart from the text of its prompt.
+/// Facts about a request for its trace span, without the text of the prompt.
 pub(crate) struct AskedFacts {
-    /// Name of the operation in OpenTelemetry's terms; None if the request is none of a model.
+    /// Name of the operation in OpenTelemetry's terms; None for a request that is not to a model.
     pub(crate) operation: Option<&'static str>,
     pub(crate) model: Option<String>,
     pub(crate) max_tokens: Option<u32>,
@@ -48,7 +48,7 @@ pub(crate) struct AskedFacts {
     pub(crate) streams: bool,
 }
 
-/// Name of the operation of requests at an endpoint, in OpenTelemetry's terms.
+/// Returns the name of the operation of requests at an endpoint, in OpenTelemetry's terms.
 pub(crate) fn operation(endpoint: Endpoint) -> &'static str {
     match endpoint {
         Endpoint::Chat | Endpoint::Responses | Endpoint::Messages | Endpoint::ChatTokens => "chat",
@@ -71,8 +71,8 @@ impl Extractor for RequestHeaders<'_> {
 }
 
 impl Spans {
-    /// Starts the span of a request, as a child of the client's span if the headers name one. `route`: pattern of the
-    /// path.
+    /// Starts the span of a request, as a child of the client's span if the headers identify one. `route`: pattern of
+    /// the path.
     pub(crate) fn begin(
         self: &Arc<Self>,
         method: &Method,
@@ -105,7 +105,8 @@ impl Spans {
 }
 
 impl RequestSpan {
-    /// Adds facts about the request to the span. `asked`: makes the facts; called only if the span is recorded.
+    /// Adds facts about the request to the span. `asked`: function that makes the facts, called only if the span is
+    /// recorded.
     pub(crate) fn asks(&self, asked: impl FnOnce() -> AskedFacts) {
         let Some(recorded) = &self.recorded else { return };
         let asked = asked();
@@ -146,7 +147,7 @@ impl RequestSpan {
 }
 
 impl AskedFacts {
-    /// Span attributes for the request, which are also those of its attempts.
+    /// Returns the span attributes for the request, which its attempts' spans have too.
     pub(super) fn attributes(&self) -> impl Iterator<Item = KeyValue> {
         let operation = self.operation.map(|operation| KeyValue::new("gen_ai.operation.name", operation));
         let model = self.model.clone().map(|model| KeyValue::new("gen_ai.request.model", model));
@@ -156,31 +157,33 @@ impl AskedFacts {
     }
 }
 
-/// A request that is to be sent to an engine, with the decision for that engine.
+/// Request that is about to be sent to an engine, with the decision for this engine.
 pub(crate) struct DecidedAttempt<'a> {
     pub(crate) engine: &'a Engine,
-    /// Number by which the request names the engine's data-parallel rank; None if the engine has only one.
+    /// Number that the request's header must have to select the engine's data-parallel rank; None if the engine has
+    /// only one.
     pub(crate) rank: Option<u32>,
     pub(crate) policy: &'a str,
-    /// Name of the reason for the decision.
+    /// Name of the reason for the choice of the engine.
     pub(crate) why: &'static str,
-    /// Duration of the decision, including the wait for it.
+    /// Duration of the decision, including the request's wait for it.
     pub(crate) took: Duration,
     /// Number of prompt tokens expected in the engine's cache.
     pub(crate) cached: u32,
 }
 
-/// Trace span of an attempt at an engine. If dropped before its end is recorded, it counts as cancelled by the client.
+/// Trace span of an attempt to serve a request at an engine. If dropped before its end is recorded, the attempt is
+/// counted as cancelled by the client.
 pub(crate) struct AttemptSpan {
     request: Arc<RequestSpan>,
-    /// The recorded span; None if the request is not sampled.
+    /// Recorded data of the attempt; None if the request is not sampled.
     span: Option<Box<Span>>,
     has_status: bool,
     has_token: bool,
 }
 
 impl RequestSpan {
-    /// Starts the span of an attempt.
+    /// Starts the span of an attempt to serve the request at an engine.
     pub(crate) fn attempt(self: &Arc<Self>, sent: &DecidedAttempt<'_>) -> AttemptSpan {
         let span = self.begin_attempt(sent).map(Box::new);
         AttemptSpan { request: self.clone(), span, has_status: false, has_token: false }
@@ -228,7 +231,7 @@ impl RequestSpan {
 }
 
 impl AttemptSpan {
-    /// Header lines that pass the span on to the engine: the W3C trace context.
+    /// Returns header lines with the span's W3C trace context, for the request to the engine.
     pub(crate) fn headers(&self) -> String {
         head_lines(self.span.as_ref().map_or(&self.request.context, |span| span.span_context()))
     }
@@ -245,7 +248,7 @@ impl AttemptSpan {
         }
     }
 
-    /// Records that the first token has arrived.
+    /// Records that the first token of the answer has arrived.
     pub(crate) fn first_token(&mut self) {
         if let Some(span) = self.span.as_mut().filter(|_| !self.has_token) {
             self.has_token = true;
@@ -289,7 +292,7 @@ impl Drop for AttemptSpan {
     }
 }
 
-/// Header lines with a W3C trace context.
+/// Makes header lines with a W3C trace context.
 fn head_lines(context: &SpanContext) -> String {
     let mut line = *b"traceparent: 00-________________________________-________________-00\r\n";
     put_hex(&mut line[16..48], &context.trace_id().to_bytes());
@@ -303,7 +306,8 @@ fn head_lines(context: &SpanContext) -> String {
     lines
 }
 
-/// Writes bytes as hexadecimal digits without formatting, as every request needs these lines, sampled or not.
+/// Writes bytes as hexadecimal digits. A fast function of its own is used, as every request, sampled or not, needs
+/// these digits.
 fn put_hex(to: &mut [u8], bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (pair, byte) in to.chunks_exact_mut(2).zip(bytes) {

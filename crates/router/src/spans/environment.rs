@@ -1,6 +1,6 @@
-//! The environment variables of OpenTelemetry's specification that determine whether and where spans are sent, and the
-//! exporter to the collector. Variables on sampling, limits and batches are applied by the SDK; they are checked here
-//! so that no unsupported value is silently ignored.
+//! Environment variables of OpenTelemetry's specification for the export of spans, and the exporter to the collector.
+//! Variables on sampling, limits and batches are applied by the SDK; this file only checks them, so that no unsupported
+//! value is silently ignored.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ use crate::remote::{post_with, service_at};
 /// URL of the default collector, on the router's machine.
 const BESIDE: &str = "http://localhost:4318";
 
-/// Default length of the queue, in spans, as in the specification.
+/// Default maximum number of spans that wait to be sent, as in OpenTelemetry's specification.
 const QUEUE: usize = 2_048;
-/// Default time limit for sending a batch, as in the specification.
+/// Default time limit for sending a batch of spans, as in OpenTelemetry's specification.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 const SAMPLERS: [&str; 6] = [
@@ -48,7 +48,8 @@ pub(super) struct SpanSettings {
     pub(super) timeout: Duration,
     /// Maximum number of spans that wait to be sent.
     pub(super) queue: usize,
-    /// File of the certificate authorities for the collector; None for the router's own.
+    /// File of the certificate authorities that sign the collector's certificate; None for the router's own
+    /// authorities.
     pub(super) certificate: Option<PathBuf>,
     /// Headers of each request to the collector.
     pub(super) headers: HeaderMap,
@@ -57,7 +58,8 @@ pub(super) struct SpanSettings {
 }
 
 impl SpanSettings {
-    /// Reads the settings; None if no spans are to be sent. `said`: returns the value of a variable.
+    /// Reads the settings from environment variables; None if no spans are to be sent. `said`: function that returns
+    /// the value of a variable.
     ///
     /// # Errors
     /// [`Error::Config`] if a value is not supported.
@@ -164,7 +166,8 @@ impl SpanSettings {
     }
 }
 
-/// Parses a header as written in the variables: `name=value`, with the value in percent-encoding; None if malformed.
+/// Parses a header in the form that OpenTelemetry's variables use: `name=value`, with the value in percent-encoding;
+/// None if malformed.
 fn read_header(pair: &str) -> Option<(HeaderName, HeaderValue)> {
     let (name, value) = pair.split_once('=')?;
     let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
@@ -177,36 +180,36 @@ fn refused(variable: &str, value: &str, wanted: &str) -> Error {
     Error::config(format!("{variable} is {value:?}, which the router cannot follow; wanted: {wanted}"))
 }
 
-/// Names of what can happen to a span, in the metrics: sent, not taken by the collector, or dropped because the queue
-/// was full.
+/// Names, in the metrics, of the outcomes of exporting a span: sent, rejected by the collector, or dropped because the
+/// queue was full.
 pub(crate) const SPAN_RESULTS: [&str; 3] = ["sent", "not_taken", "queue_full"];
 
-/// Counts of trace spans, by what happened to them.
+/// Counts of trace spans, by the outcome of their export.
 #[derive(Debug, Default)]
 pub(crate) struct SpanCounts {
-    /// Number of spans that have ended, by what happened to them then ([`SPAN_RESULTS`]).
+    /// Number of ended spans, by the outcome of their export ([`SPAN_RESULTS`]).
     pub(crate) ended: [AtomicU64; SPAN_RESULTS.len()],
-    /// Number of spans that wait to be sent, or are being sent.
+    /// Number of spans that wait to be sent or are being sent.
     waiting: AtomicUsize,
     /// True if the last batch of spans could not be sent.
     is_failing: AtomicBool,
 }
 
-/// Exporter of batches over the router's own connections. Counts the outcomes, and logs when sending begins to fail and
-/// when it succeeds again.
+/// Exporter of batches of spans over the router's own HTTP client. The exporter counts the outcomes, and logs when
+/// sending begins to fail and when it succeeds again.
 pub(super) struct OtlpExporter {
     at: Arc<Engine>,
     handle: Handle,
     endpoint: Uri,
     headers: HeaderMap,
     timeout: Duration,
-    /// The resource, encoded for OTLP.
+    /// Description of the router (OpenTelemetry's resource), encoded for OTLP.
     resource: Vec<u8>,
     counts: Arc<SpanCounts>,
 }
 
 impl OtlpExporter {
-    /// Makes the exporter. `handle`: runtime of the connections, as the exporting thread has none.
+    /// Makes the exporter of spans. `handle`: runtime on which connections run, as the exporting thread has no runtime.
     pub(super) fn new(
         settings: &SpanSettings,
         config: &Config,
@@ -224,10 +227,10 @@ impl OtlpExporter {
         Ok(Self { at: Arc::new(at), handle, endpoint, headers, timeout, resource: Vec::new(), counts })
     }
 
-    /// Sends a batch.
+    /// Sends a batch of spans to the collector.
     ///
     /// # Errors
-    /// The number of spans that the collector did not take, and the reason.
+    /// The number of spans that the collector rejected, and the reason.
     async fn send(&self, batch: &[SpanData]) -> Result<(), (usize, String)> {
         let body = encode_request(&self.resource, batch);
         let (at, timeout, headers, uri) = (self.at.clone(), self.timeout, self.headers.clone(), self.endpoint.clone());
@@ -287,7 +290,7 @@ impl SpanExporter for OtlpExporter {
     }
 }
 
-/// Processor that passes spans on to be sent, and drops them if too many are waiting.
+/// Span processor that queues ended spans for export, and drops them if too many are waiting.
 #[derive(Debug)]
 pub(super) struct BoundedProcessor {
     next: BatchSpanProcessor,
@@ -296,7 +299,7 @@ pub(super) struct BoundedProcessor {
 }
 
 impl BoundedProcessor {
-    /// Makes the processor. `most`: maximum number of waiting spans, equal to the length of the queue of `next`.
+    /// Makes the span processor. `most`: maximum number of waiting spans, equal to the length of the queue of `next`.
     pub(super) fn new(next: BatchSpanProcessor, most: usize, counts: Arc<SpanCounts>) -> Self {
         Self { next, most, counts }
     }

@@ -6,7 +6,7 @@
 //! | `attempt.rs` | the spans of a request and of an attempt at an engine |
 //! | `otlp.rs` | the encoding of spans |
 //!
-//! No text of prompts or answers is recorded.
+//! Spans contain no text of prompts or answers.
 
 mod attempt;
 mod environment;
@@ -30,18 +30,18 @@ use crate::error::Error;
 pub(crate) use self::attempt::{AskedFacts, AttemptSpan, DecidedAttempt, RequestSpan, operation};
 pub(crate) use self::environment::{SPAN_RESULTS, SpanCounts};
 
-/// Recorder of trace spans.
+/// Recorder of trace spans, which are exported to a collector.
 pub(crate) struct Spans {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
     pub(crate) counts: Arc<SpanCounts>,
-    /// URL to which spans are sent.
+    /// URL of the collector to which spans are sent.
     pub(crate) endpoint: Uri,
 }
 
 impl Spans {
-    /// Starts to record spans if the environment asks for that; None if it does not. `handle`: runtime that sends the
-    /// spans.
+    /// Starts the recording of spans; None if the environment variables do not configure an export. `handle`: runtime
+    /// that sends the spans.
     ///
     /// # Errors
     /// [`Error::Config`] if a variable has an unsupported value.
@@ -67,7 +67,7 @@ impl Spans {
         Ok(Some(Arc::new(Self { provider, tracer, counts, endpoint })))
     }
 
-    /// Sends the remaining spans, within this time limit.
+    /// Sends the remaining spans, within the time limit `timeout`.
     pub(crate) fn end(&self, timeout: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(timeout) {
             tracing::warn!(endpoint = %self.endpoint, "the last spans may not have been sent: {error}");

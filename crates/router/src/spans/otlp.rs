@@ -1,6 +1,6 @@
 //! Encoding of spans in OTLP with protobuf (`opentelemetry/proto/collector/trace/v1/trace_service.proto` and its
-//! imports), by the public field numbers. Spans are encoded directly, as intermediate messages would take as many
-//! instructions as a whole request does.
+//! imports), by the public field numbers. Spans are encoded directly, without intermediate message objects, which would
+//! cost as many instructions as a whole request.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,9 +11,9 @@ use opentelemetry_sdk::trace::SpanData;
 use prost::Message as _;
 use prost::encoding::{WireType, encoded_len_varint};
 
-/// Bit of a span's flags: it is known whether the span's parent is remote.
+/// Bit in a span's flags: the bit for a remote parent has a meaning.
 const KNOWS_PARENT: u32 = 0x100;
-/// Bit of a span's flags: the span's parent is remote.
+/// Bit in a span's flags: the parent span is in another process.
 const PARENT_IS_REMOTE: u32 = 0x200;
 
 /// Encodes a [`Resource`], for [`encode_request`].
@@ -27,8 +27,8 @@ pub(super) fn encode_resource(resource: &Resource) -> Vec<u8> {
     encoded
 }
 
-/// Encodes an `ExportTraceServiceRequest` with these spans, which all belong to one scope. `resource`: result of
-/// [`encode_resource`].
+/// Encodes an `ExportTraceServiceRequest` with the spans of `batch`, which all belong to one scope. `resource`: result
+/// of [`encode_resource`].
 pub(super) fn encode_request(resource: &[u8], batch: &[SpanData]) -> Vec<u8> {
     let mut spans = Vec::with_capacity(batch.len() * 640);
     if let Some(first) = batch.first() {
@@ -50,7 +50,7 @@ pub(super) fn encode_request(resource: &[u8], batch: &[SpanData]) -> Vec<u8> {
     request
 }
 
-/// Parses a collector's successful answer to a batch: the number of spans that it rejected nevertheless, and the
+/// Parses a collector's successful answer to a batch: the number of spans rejected in spite of the success, and the
 /// reason.
 pub(super) fn rejected(answer: &[u8]) -> (u64, String) {
     let partial = ExportTraceServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
@@ -129,7 +129,8 @@ fn put_event(to: &mut Vec<u8>, event: &Event) {
     put_bytes(to, 11, &encoded);
 }
 
-/// Writes a `KeyValue` with its `AnyValue`. A list would be written as text, but none is recorded.
+/// Writes an attribute as a `KeyValue` with its `AnyValue`. A list would be written as text, but no attribute is a
+/// list.
 fn put_attribute(to: &mut Vec<u8>, field: u32, key: &str, value: &Value) {
     let text = match value {
         Value::Bool(_) | Value::I64(_) | Value::F64(_) => None,
@@ -154,7 +155,8 @@ fn put_attribute(to: &mut Vec<u8>, field: u32, key: &str, value: &Value) {
     }
 }
 
-/// Writes a varint. Nearly all numbers are below 128, for which prost's own loop takes six times as many instructions.
+/// Writes a number as a varint. Numbers below 128, which are nearly all, are handled separately, as prost's own loop
+/// needs six times as many instructions for them.
 fn put_varint(to: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         to.push(number as u8 | 0x80);
@@ -182,7 +184,7 @@ fn put_number(to: &mut Vec<u8>, field: u32, number: u64) {
     put_varint(to, number);
 }
 
-/// Writes a count as a field of a message, unless it is 0, the default.
+/// Writes a count as a field of a message; the default 0 is omitted.
 fn put_count(to: &mut Vec<u8>, field: u32, count: u32) {
     if count != 0 {
         put_number(to, field, u64::from(count));
@@ -194,7 +196,7 @@ fn put_fixed(to: &mut Vec<u8>, field: u32, bits: u64) {
     to.extend_from_slice(&bits.to_le_bytes());
 }
 
-/// Writes a time as nanoseconds since 1970.
+/// Writes a time, in nanoseconds since 1970, as a field of a message.
 fn put_time(to: &mut Vec<u8>, field: u32, time: SystemTime) {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     put_fixed(to, field, u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
@@ -211,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// A message of the `.proto` files, with the fields that the tests check.
+    /// Decoded message of the `.proto` files, with only the fields that the tests check.
     #[derive(Clone, PartialEq, prost::Message)]
     struct Request {
         #[prost(message, repeated, tag = "1")]

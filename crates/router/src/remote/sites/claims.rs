@@ -1,7 +1,7 @@
-//! Sites' claims about their caches, compared with the engine's report when the request ends, and reported to the
-//! service that indexes many sites.
+//! Claims of sites about their cached tokens, compared with the engine's report when a request ends. The result is
+//! reported to the service that indexes many sites.
 //!
-//! The end of a request only adds the report to a bounded queue; one task sends the reports.
+//! The end of a request only adds a report to a bounded queue; one task sends the reports.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -16,16 +16,16 @@ use super::SitesService;
 use crate::engines::json_fields::{pick, read};
 use crate::remote::{JSON, post};
 
-/// Time limit for sending a report.
+/// Time limit for sending a report about a site's claim.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A site's claim about the cached tokens of a prompt, until the engine reports them. Dropping it counts the request as
-/// not finished.
+/// Claim of a site about the cached tokens of a prompt, until the engine reports the real number. If the claim is
+/// dropped earlier, its request is counted as not finished.
 pub(crate) struct Claim {
     global: Arc<SitesService>,
     model: String,
     site: Arc<str>,
-    /// Minimum and maximum number of cached tokens; None if the site might have anything.
+    /// Minimum and maximum number of cached tokens according to the claim; None if the site may have any number.
     pub(crate) bounds: Option<(u32, u32)>,
     is_over: bool,
 }
@@ -35,9 +35,9 @@ impl Claim {
         Self { global: global.clone(), model: model.to_owned(), site: site.clone(), bounds, is_over: false }
     }
 
-    /// Reports the claim after a successful request. `cached`: number of tokens that the engine had cached, None if not
-    /// reported; `is_other`: whether the engine counted the prompt's tokens differently, so that the comparison means
-    /// nothing.
+    /// Reports the comparison of the claim with the engine's report, after a successful request. `cached`: number of
+    /// tokens that the engine had cached, None if not reported; `is_other`: true if the engine counted the prompt's
+    /// tokens differently, so that the comparison means nothing.
     pub(crate) fn report(mut self, cached: Option<u32>, is_other: bool) {
         self.is_over = true;
         let reports = &self.global.reports;
@@ -70,7 +70,7 @@ impl Drop for Claim {
     }
 }
 
-/// Sends queued reports; returns only when the router ends.
+/// Sends queued reports about claims until the router ends.
 pub(crate) async fn run(global: Arc<SitesService>) {
     let Some(mut waiting) = global.reports.waiting.lock().take() else { return };
     let mut has_complained = false;
@@ -100,9 +100,9 @@ pub(crate) async fn run(global: Arc<SitesService>) {
     }
 }
 
-/// Maximum number of reports that wait to be sent.
+/// Maximum number of reports about claims that wait to be sent.
 const QUEUE: usize = 1024;
-/// Names of the outcomes of requests placed with bounds of a site, in the metrics.
+/// Names, in the metrics, of the outcomes of requests sent to a site with a claim about its cached tokens.
 pub(crate) const REPORTED: [&str; 9] = [
     "compared",
     "nothing_claimed",
@@ -124,9 +124,10 @@ pub(super) const NOT_TAKEN: usize = 6;
 pub(super) const REFUSED: usize = 7;
 pub(super) const UNKNOWN_SITE: usize = 8;
 
-/// Queue of reports, and counts by outcome.
+/// Queue of reports about claims of sites, and counts by outcome.
 pub(crate) struct Reports {
-    /// Number of requests placed with bounds of a site, by the outcome of the comparison ([`REPORTED`]).
+    /// Number of requests sent to a site with a claim about its cached tokens, by the outcome of the comparison
+    /// ([`REPORTED`]).
     pub(crate) counts: [AtomicU64; REPORTED.len()],
     pub(super) queue: mpsc::Sender<Report>,
     pub(super) waiting: Mutex<Option<mpsc::Receiver<Report>>>,

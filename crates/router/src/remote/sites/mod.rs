@@ -1,13 +1,14 @@
-//! Client of the service that indexes many sites, for routers whose "engines" are sites.
+//! Client of the service that indexes many sites, for routers whose "engines" are sites (fleets with their own
+//! routers).
 //!
 //! | file | contents |
 //! |---|---|
-//! | `mod.rs` | lookups: how much of a prompt each site can hold |
-//! | `claims.rs` | reports to the service after a request: how much of the prompt the site's engine had cached |
+//! | `mod.rs` | lookups: number of a prompt's tokens that each site can hold |
+//! | `claims.rs` | reports to the service after a request: number of tokens that the site's engine really had cached |
 //!
-//! A lookup never delays a request by more than `global_timeout`. A lookup that takes longer continues in the
-//! background, so that its connection is usable for the next one; after several failures in a row, lookups pause, and
-//! requests are placed by load meanwhile.
+//! A lookup never delays a request by more than `global_timeout`. A lookup that needs more time continues in the
+//! background, so that its connection can be reused. After several successive failures, lookups pause, and requests are
+//! routed by load during the pause.
 
 mod claims;
 
@@ -32,16 +33,16 @@ use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
 use crate::remote::{JSON, Question, post, service_at};
 
-/// Time limit of a lookup, even after its request has been placed without it.
+/// Time limit of a lookup, even after its request has been routed without the result.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Number of successive failures after which lookups pause.
+/// Number of successive failed lookups after which lookups pause.
 const FAILURES: u32 = 3;
-/// Length of that pause, in milliseconds.
+/// Time for which lookups pause after several failures, in milliseconds.
 const PAUSE: u64 = 1000;
-/// Time after which an unused connection is closed; the service keeps connections for longer.
+/// Time after which an unused connection to the service is closed; the service keeps connections open for longer.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Names of the outcomes of lookups, in the metrics.
+/// Names, in the metrics, of the outcomes of lookups in the service that indexes many sites.
 pub(crate) const ANSWERS: [&str; 6] =
     ["answered", "unanswered", "refused", "unknown_keyspace", "other_block_size", "not_asked"];
 const ANSWERED: usize = 0;
@@ -56,7 +57,7 @@ pub(crate) struct SitesService {
     at: Arc<Engine>,
     routing_group: String,
     patience: Duration,
-    /// Shard of the connections used by tasks that serve no requests.
+    /// Number of the pool of connections used by tasks that serve no requests.
     pub(crate) own_shard: usize,
     /// Number of lookups, by the outcome ([`ANSWERS`]).
     pub(crate) questions: [AtomicU64; ANSWERS.len()],
@@ -64,9 +65,9 @@ pub(crate) struct SitesService {
     failures: AtomicU32,
     /// Time until which lookups pause, in milliseconds of the router's clock.
     asked_again: AtomicU64,
-    /// True if it has been logged that the service does not answer.
+    /// True if the log already says that the service does not answer.
     is_away: AtomicBool,
-    /// True if it has been logged that the service refuses lookups, or has another block size.
+    /// True if the log already says that the service refuses lookups, or has another block size.
     has_complained: AtomicBool,
     pub(crate) reports: Reports,
 }
@@ -97,7 +98,7 @@ impl SitesService {
         })
     }
 
-    /// Looks up how much of a prompt each site can hold; None without a timely answer.
+    /// Looks up bounds on the number of a prompt's tokens that each site holds; None without a timely answer.
     pub(crate) async fn look_up(&self, shard: usize, question: Question<'_>) -> Option<Arc<Bounds>> {
         let (result, bounds) = self.ask(shard, question).await;
         self.questions[result].fetch_add(1, Relaxed);
@@ -157,7 +158,7 @@ impl SitesService {
         (ANSWERED, Some(Bounds::new(told, question.model)))
     }
 
-    /// Records a failed lookup; several in a row cause a pause, which is logged once.
+    /// Records a failed lookup. Several failures in a row cause a pause of lookups, which is logged once.
     fn was_not_answered(&self, why: &str) {
         if self.failures.fetch_add(1, Relaxed) + 1 < FAILURES {
             return;
@@ -169,7 +170,7 @@ impl SitesService {
         }
     }
 
-    /// Logs the reason why all lookups fail, once.
+    /// Logs, once, the reason why all lookups fail.
     fn complain(&self, what: impl FnOnce() -> String) {
         if !self.has_complained.swap(true, Relaxed) {
             tracing::warn!("requests are placed without knowing what sites hold: {}", what());
@@ -177,13 +178,13 @@ impl SitesService {
     }
 }
 
-/// The error code in a refusal of the service; None if there is none.
+/// Returns the error code in a refusal of the service; None if the refusal has no code.
 fn code(answer: &[u8]) -> Option<String> {
     let [code] = pick(answer, ["code"])?;
     read(code)
 }
 
-/// Answer of the service to a lookup; figures are in tokens.
+/// Answer of the service to a lookup; lengths and bounds are in tokens.
 #[derive(Deserialize)]
 struct GlobalAnswer {
     block_size: u32,
@@ -207,14 +208,15 @@ struct Probe {
     at_least: u32,
 }
 
-/// Bounds on how much of one prompt each site holds, in tokens.
+/// Bounds on the number of one prompt's tokens that each site holds.
 pub(crate) struct Bounds {
     pub(crate) model: String,
-    /// Bounds of sites that certainly hold something, and of a doubted site whose claim is tested with this request.
+    /// Minimum and maximum number of tokens by site: for sites that certainly hold some, and for a doubted site whose
+    /// claim is tested with this request.
     sites: HashMap<String, (u32, u32)>,
-    /// Upper bound, in tokens, for every site that is not listed.
+    /// Maximum number of tokens at every site that is in neither `sites` nor `unknown`.
     rest_at_most: u32,
-    /// Sites that may hold anything.
+    /// Sites that may hold any number of tokens.
     unknown: Vec<String>,
     probe: Option<String>,
 }
@@ -246,7 +248,7 @@ impl Bounds {
         }
     }
 
-    /// Minimum and maximum number of tokens that a site holds; None if it may hold anything.
+    /// Returns the minimum and maximum number of tokens that a site holds; None if the site may hold any number.
     pub(crate) fn of(&self, site: &str) -> Option<(u32, u32)> {
         match self.sites.get(site) {
             Some(bounds) => Some(*bounds),
@@ -255,8 +257,8 @@ impl Bounds {
         }
     }
 
-    /// Returns what decisions use: the number of blocks that each site certainly holds. A site that may hold anything
-    /// counts as holding nothing.
+    /// Converts the bounds to depths for decisions: the number of blocks that each site certainly holds, which is 0 for
+    /// a site that may hold any number.
     pub(crate) fn held(&self, engines: &[Arc<Engine>], block_size: u32) -> Vec<RankDepths> {
         let mut held = Vec::new();
         for engine in engines {
@@ -273,7 +275,7 @@ impl Bounds {
         held
     }
 
-    /// Returns the bounds of these sites as JSON, for programs.
+    /// Returns the bounds of the sites `names` as JSON, for programs.
     pub(crate) fn to_json<'a>(&self, names: impl Iterator<Item = &'a str>) -> Value {
         let one = |name: &str| {
             let bounds = self.of(name);

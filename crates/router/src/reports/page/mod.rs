@@ -1,6 +1,6 @@
-//! The web page of the router: its files, its live contents, and one decision in detail.
+//! Web page of the router: its files, its live contents, and one decision in detail.
 //!
-//! * `shown`: the page's contents, gathered once a second while a page is open.
+//! * `shown`: contents of the page, computed once a second while a browser shows the page.
 
 mod shown;
 
@@ -22,8 +22,8 @@ use crate::placing::Places;
 
 pub(crate) use self::shown::run;
 
-/// Answers with a file of the page, with headers by which browsers neither frame it in other pages nor load anything
-/// from other servers for it.
+/// Answers with a file of the web page. Headers make browsers neither show the page within other pages nor load
+/// anything from other servers for it.
 pub(crate) fn file(asset: Asset) -> Response<Answer> {
     let mut response = typed(StatusCode::OK, asset.media_type, asset.bytes);
     let headers = response.headers_mut();
@@ -35,7 +35,7 @@ pub(crate) fn file(asset: Asset) -> Response<Answer> {
     response
 }
 
-/// Answers with the event stream that keeps the page up to date.
+/// Answers with the event stream that updates the web page in a browser.
 pub(crate) fn events(page: &Page) -> Result<Response<Answer>, Refusal> {
     let viewer = page.watch().map_err(|full| {
         let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
@@ -49,7 +49,7 @@ pub(crate) fn events(page: &Page) -> Result<Response<Answer>, Refusal> {
     Ok(response)
 }
 
-/// Answers with one decision in detail; the query is `number=N`.
+/// Answers with one routing decision in detail; the query is `number=N`.
 pub(crate) fn decision(places: &Places, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
     let number = query.and_then(|query| query.strip_prefix("number=")?.parse().ok());
     let number: u64 =
@@ -59,7 +59,7 @@ pub(crate) fn decision(places: &Places, query: Option<&str>) -> Result<Response<
     Ok(json(StatusCode::OK, shown::whole(found, places.policy()).to_string()))
 }
 
-/// Body of an answer with a viewer's event stream.
+/// Body of an answer with the event stream for one browser that shows the web page.
 struct ViewerStream(Viewer);
 
 impl Body for ViewerStream {

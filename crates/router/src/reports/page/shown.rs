@@ -1,4 +1,4 @@
-//! Contents of the page: engines with their caches, recent decisions, and rates.
+//! Contents of the router's web page: engines with their caches, recent decisions, and rates.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::app::App;
 use crate::engines::Engine;
 use crate::placing::decisions::{Explanation, Record};
 
-/// Number of decisions sent to the page at a time; as many as it shows.
+/// Maximum number of decisions sent to the web page at a time, equal to the number that it shows.
 const DECISIONS: usize = 100;
 
-/// Number of an engine's recent decisions from which its figures are computed.
+/// Number of an engine's recent decisions from which its hit rates and times are computed.
 const OF_AN_ENGINE: usize = 64;
 
-/// Keeps the page up to date; runs as long as the router does.
+/// Updates the contents of the web page periodically until the router ends.
 pub(crate) async fn run(app: Arc<App>) {
     let looker = app.follower.as_ref().map(|service| FleetObserver::new(service.fleet().clone()));
     let counted = PageCounts::of(&app);
@@ -33,19 +33,19 @@ struct PageState {
     looker: Option<FleetObserver>,
     counted: PageCounts,
     at: Instant,
-    /// Number of the last decision sent to the page.
+    /// Number of the last decision sent to the web page.
     told: u64,
-    /// Decisions sent to the page that have not ended yet, by number.
+    /// Decisions sent to the web page whose requests have not ended yet, by number.
     open: HashMap<u64, Arc<Record>>,
     figures: HashMap<Arc<str>, Figures>,
 }
 
-/// Counters from which the page's rates are computed.
+/// Counters from which the rates on the web page are computed.
 #[derive(Default)]
 struct PageCounts {
     requests: u64,
-    /// Number of prompt tokens in finished requests with a report of cached tokens; `expected` and `reported` are those
-    /// of them that were expected and reported to be cached.
+    /// Number of prompt tokens in finished requests whose engine reported cached tokens. The fields `expected` and
+    /// `reported` count those of these tokens that were expected and reported to be cached.
     prompt: u64,
     expected: u64,
     reported: u64,
@@ -53,14 +53,14 @@ struct PageCounts {
     decision: Vec<(f64, u64)>,
 }
 
-/// Figures of an engine, from its recent requests.
+/// Hit rates and times of an engine, from its recent requests.
 #[derive(Default, Clone, Copy)]
 struct Figures {
     /// Share of prompt tokens that the engine reported as cached; None if unknown.
     real: Option<f64>,
-    /// Share of prompt tokens that were expected to be cached; None if unknown.
+    /// Share of prompt tokens that the router expected to be cached; None if unknown.
     predicted: Option<f64>,
-    /// Median time from a decision to the first token, in seconds; None if there was none.
+    /// Median time from a decision to the first token, in seconds; None if no first token was observed.
     first_token: Option<f64>,
 }
 
@@ -140,7 +140,7 @@ impl PageSource for PageState {
 }
 
 impl PageState {
-    /// Adds the router's view of each of an engine's ranks to the rows from the index.
+    /// Adds the state of an engine's ranks in routing decisions to the rows from the index.
     fn rows_of(&self, engine: &Engine, rows: &mut Map<String, Value>) {
         let models = engine.models.load();
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
@@ -187,7 +187,7 @@ impl PageState {
         }
     }
 
-    /// Sends new decisions to the page, and those that have ended since they were sent.
+    /// Sends new decisions to the web page, and decisions whose requests have ended since they were sent.
     fn tell(&mut self, feed: &Feed) {
         let last = self.app.places.decisions.last(DECISIONS);
         // The newest come first.
@@ -211,7 +211,7 @@ impl PageState {
         feed.append("decisions", 2 * DECISIONS, lines);
     }
 
-    /// Computes the figures of all engines from their recent decisions.
+    /// Computes the hit rates and times of all engines from their recent decisions.
     fn figure(&mut self) {
         let mut by_engine: BTreeMap<Arc<str>, Vec<Arc<Record>>> = BTreeMap::new();
         for record in self.app.places.decisions.last(usize::MAX) {
@@ -263,8 +263,8 @@ impl PageCounts {
     }
 }
 
-/// Quantile of the values added to a histogram between two readings, interpolated linearly within its bucket; None if
-/// none were added. `share`: from 0 to 1.
+/// Computes a quantile of the values added to a histogram between two readings, interpolated linearly within its
+/// bucket; None if no values were added. `share`: the quantile, from 0 to 1.
 fn quantile(before: &[(f64, u64)], now: &[(f64, u64)], share: f64) -> Option<f64> {
     let added = |at: usize| now[at].1.saturating_sub(before.get(at).map_or(0, |bucket| bucket.1));
     let all: u64 = (0..now.len()).map(added).sum();
@@ -287,7 +287,7 @@ fn quantile(before: &[(f64, u64)], now: &[(f64, u64)], share: f64) -> Option<f64
     Some(low)
 }
 
-/// Makes the page's line for a decision, as JSON.
+/// Makes the line that the web page shows for a decision, as JSON.
 pub(super) fn line(record: &Record) -> Value {
     let ended = record.ended.get();
     json!({
@@ -321,7 +321,7 @@ pub(super) fn whole(record: &Record, policy: &str) -> Value {
     told
 }
 
-/// Returns the names of the terms, the total last, and a row for each candidate, as JSON.
+/// Returns the names of the cost terms, the total last, and a row for each candidate, as JSON.
 fn candidates(explained: &Explanation) -> (Value, Value) {
     let names = explained.terms.as_ref().map(|terms| terms.names.clone()).unwrap_or_default();
     let values = explained.terms.as_ref().map(|terms| &*terms.values).unwrap_or_default();
