@@ -1,5 +1,5 @@
-//! Cross-origin access (CORS) for pages of the origins in the setting `http.origins`. Engines' own CORS headers are not
-//! passed on.
+//! Cross-origin access (CORS) for web pages of the origins in the setting `http.origins`. CORS headers of engines are
+//! not forwarded.
 
 use hyper::Response;
 use hyper::header::{
@@ -15,7 +15,7 @@ use crate::requests::routes::Methods;
 /// Time, in seconds, for which a browser may cache the answer to a preflight request.
 const MAX_AGE: u32 = 600;
 
-/// Returns the origin of a request if its pages may read answers, else None.
+/// Returns the origin of a request if the origin's pages may read answers, else None.
 pub(crate) fn origin(headers: &HeaderMap, allowed: &[String]) -> Option<HeaderValue> {
     if allowed.is_empty() {
         return None;
@@ -24,7 +24,7 @@ pub(crate) fn origin(headers: &HeaderMap, allowed: &[String]) -> Option<HeaderVa
     allowed.iter().any(|allowed| origin.as_bytes().eq_ignore_ascii_case(allowed.as_bytes())).then(|| origin.clone())
 }
 
-/// Answers an OPTIONS request for a path with these methods.
+/// Answers an OPTIONS request for a path that accepts the methods `methods`.
 pub(crate) fn options(methods: Methods, headers: &HeaderMap, allowed: &[String], gate: &Gate) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(Default::default()));
     let list = HeaderValue::try_from(methods.list() + ", OPTIONS").ok();
@@ -41,7 +41,7 @@ pub(crate) fn options(methods: Methods, headers: &HeaderMap, allowed: &[String],
     response
 }
 
-/// Adds the headers that let pages of an origin read an answer.
+/// Adds the headers to an answer that permit web pages of an origin to read it.
 pub(crate) fn let_read(response: &mut Response<Answer>, origin: HeaderValue) {
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);

@@ -1,4 +1,4 @@
-//! Decompression of request bodies, so that the router can parse them. Engines get the body as the client sent it.
+//! Decompression of request bodies, so that the router can parse them. Engines get the body as sent by the client.
 
 use std::io::{Cursor, Read};
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use tokio::sync::Semaphore;
 
 use crate::answers::refusal::Refusal;
 
-/// Permits to decompress bodies; their number limits how many are decompressed at once.
+/// Semaphore that limits the number of bodies that are decompressed concurrently.
 static TURNS: Semaphore = Semaphore::const_new(4);
 
-/// Maximum window of zstd, as a power of two, in bytes; RFC 9659 allows clients no larger one.
+/// Maximum window size of zstd that is accepted, in bytes, as the exponent of a power of two. RFC 9659 permits clients
+/// no larger window.
 const WINDOW: u32 = 23;
 
 /// Memory that a brotli decoder needs for windows and tables, in bytes.
@@ -23,10 +24,10 @@ const WITH_ZSTD: usize = 10 << 20;
 /// Memory that a gzip or deflate decoder needs for windows and tables, in bytes.
 const WITH_DEFLATE: usize = 128 << 10;
 
-/// Number of bytes decompressed in one step; also the smallest buffer for the result.
+/// Number of bytes decompressed in one step, and minimum size of the buffer for the result.
 const STEP: usize = 64 << 10;
 
-/// A known format of compression.
+/// Compression format that the router can decompress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Coding {
     Gzip,
@@ -35,24 +36,24 @@ pub(crate) enum Coding {
     Zstd,
 }
 
-/// Compression of a body, according to its headers.
+/// Compression of a body according to its request's headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
     /// No compression.
     Plain,
     One(Coding),
-    /// An unknown format.
+    /// Compression in a format that the router does not know.
     Unknown,
-    /// Several formats, one applied after the other.
+    /// Compression in several formats, one applied after another.
     Several,
 }
 
-/// A decompressed body. Its memory stays reserved while the bytes are in use.
+/// Decompressed body, whose memory stays reserved while the bytes are in use.
 pub(crate) struct DecodedBody {
     pub(crate) body: Bytes,
 }
 
-/// A decompressed body, with its reservation of memory.
+/// Decompressed body together with its reservation of memory.
 struct UnpackedBody {
     bytes: Vec<u8>,
     _memory: Reservation,
@@ -92,7 +93,7 @@ impl Encoding {
 /// Reason why a body could not be decompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UnpackFault {
-    /// The body is not in that format, or too long when decompressed.
+    /// The body is not in the stated format, or is too long when decompressed.
     Unreadable,
     /// The memory for bodies is full.
     NoRoom,
@@ -125,7 +126,7 @@ impl Coding {
     }
 }
 
-/// Decompresses a body on another thread than the server's.
+/// Decompresses a body on a separate thread, so that the server's threads are not delayed.
 ///
 /// # Errors
 /// [`Refusal`] if the body is malformed, is longer than `most` bytes when decompressed, or there is no memory for it.
@@ -149,7 +150,7 @@ pub(crate) async fn unpack(
     }
 }
 
-/// Reads everything that a decoder returns. `own`: memory used by the decoder itself, in bytes; `most`: maximum size of
+/// Reads all data that a decoder returns. `own`: memory used by the decoder itself, in bytes; `most`: maximum size of
 /// the result in bytes. Memory is reserved before it is allocated.
 fn all_of(mut from: impl Read, own: usize, most: usize, memory: &Arc<Memory>) -> Result<UnpackedBody, UnpackFault> {
     let (mut plain, mut reserved) = (Vec::new(), memory.reserved());

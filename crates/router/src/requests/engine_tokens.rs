@@ -1,5 +1,5 @@
-//! Tokens of prompts from engines: by their own rendering of the request where they offer it, else by their `/tokenize`
-//! of the chat that the router renders.
+//! Tokens of prompts as computed by engines: by the engine's own rendering of the request if the engine offers one,
+//! else by `/tokenize` with the text of the chat as rendered by the router.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,25 +16,25 @@ use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts};
 use crate::requests::long_work::{LongWork, takes_long};
 use crate::requests::prompts::{Prompts, is_given_so};
 
-/// Time limit for the tokens from one engine.
+/// Time limit for an answer with a prompt's tokens from one engine.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Time limit for the tokens from all engines asked about a prompt.
+/// Time limit for answers with a prompt's tokens from all engines that are asked.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Maximum number of engines whose `/tokenize` is asked about a prompt; a second one is asked if the first fails.
+/// Maximum number of engines that are asked for a prompt's tokens; a second engine is asked if the first one fails.
 const ENGINES: usize = 2;
 
 /// Tokens of a prompt, as returned by an engine.
 pub(crate) struct EngineTokens {
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompts: u32,
-    /// Reason why the tokens end before the prompt does; None if they are complete.
+    /// Reason why the tokens cover only the beginning of the prompt; None if they are complete.
     pub(crate) cut: Option<PromptFailure>,
-    /// True if the engine rendered the request itself.
+    /// True if the engine rendered the request itself; false if the router rendered it.
     pub(crate) is_rendered: bool,
 }
 
-/// Reason why no engine returned tokens, and what engines answered instead.
+/// Reason why no engine returned a prompt's tokens, with the engines' answers.
 pub(crate) struct Silence {
     pub(crate) why_not: PromptFailure,
     pub(crate) said: Option<String>,
@@ -46,8 +46,8 @@ impl From<PromptFailure> for Silence {
     }
 }
 
-/// Returns the prompt with tokens from an engine of the most frequent dialect, and from one engine of each other
-/// dialect that renders the request differently.
+/// Returns the prompt with tokens from an engine of the most frequent dialect (way of rendering chats), and from one
+/// engine of each other dialect that renders the request differently.
 pub(crate) async fn ask_for_tokens(
     prompts: &Prompts,
     fleet: &Fleet,
@@ -72,8 +72,8 @@ pub(crate) async fn ask_for_tokens(
     Ok(prompt)
 }
 
-/// Asks engines of a dialect for tokens: first for their rendering of the request, then for the tokens of the router's
-/// rendering.
+/// Asks engines of one dialect for a prompt's tokens: first for their own rendering of the request, then for the tokens
+/// of the router's rendering.
 async fn tokens(
     fleet: &Fleet,
     threads: &LongWork,
@@ -131,13 +131,13 @@ async fn tokens(
     Ok(Err(Silence { why_not: PromptFailure::NotAnswered, said: words(said) }))
 }
 
-/// Joins what engines answered instead of tokens to one text; None if none was asked.
+/// Joins the engines' answers without tokens to one text; None if no engine was asked.
 fn words(said: Vec<String>) -> Option<String> {
     (!said.is_empty()).then(|| said.join("; "))
 }
 
-/// Asks an engine, and, in the background, engines whose route is due for a test. None if no time is left, or there is
-/// no engine.
+/// Asks an engine for a prompt's tokens and, in the background, other engines whose route is due for a test. None if no
+/// time is left, or no engine is available.
 async fn put(to_ask: ToAsk, question: &Arc<Question>, until: Instant) -> Option<Result<EngineTokens, String>> {
     for engine in to_ask.due {
         let question = question.clone();
@@ -148,10 +148,10 @@ async fn put(to_ask: ToAsk, question: &Arc<Question>, until: Instant) -> Option<
     Some(ask_engine(&engine, question, patience).await)
 }
 
-/// Asks one engine for tokens.
+/// Asks one engine for a prompt's tokens.
 ///
 /// # Errors
-/// A text that says what the engine answered instead.
+/// A text with the engine's answer if it has no tokens, or with the fault.
 async fn ask_engine(engine: &Engine, question: &Question, patience: Duration) -> Result<EngineTokens, String> {
     let path = question.path;
     let answered = tokio::time::timeout(patience, ask(engine, "POST", path, &question.body)).await;
@@ -183,7 +183,7 @@ async fn ask_engine(engine: &Engine, question: &Question, patience: Duration) ->
 }
 
 impl Prompts {
-    /// Returns the prompt with an engine's tokens, and counts the prompt if tokens are missing.
+    /// Returns the prompt with the tokens that an engine computed; a prompt without tokens is counted.
     pub(crate) fn with_engine_tokens(
         &self,
         endpoint: Endpoint,
@@ -215,7 +215,8 @@ impl Prompts {
         prompt
     }
 
-    /// Returns the prompt with its blocks in another dialect; without blocks if no engine returned tokens.
+    /// Returns the prompt with its blocks for engines of another dialect, or without these blocks if no engine returned
+    /// tokens.
     pub(crate) fn with_other_dialect(
         &self,
         mut prompt: PromptFacts,

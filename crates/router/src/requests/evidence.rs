@@ -1,7 +1,7 @@
-//! Prompts as evidence for an index: the tokens of a prompt, and how many of them its engine reports as cached, tell an
-//! index which blocks the engine holds. An index in the same process learns from them while it lacks the beginning of
-//! an event stream; at other times no prompts are kept. An index in another process answers whether a report was useful
-//! ([`crate::remote::cache_reports`]).
+//! Prompts as evidence for an index: the tokens of a prompt, with the number of them that its engine reports as cached,
+//! show an index which blocks the engine holds. An index in the same process learns from prompts while it lacks the
+//! beginning of an event stream; at other times no prompts are stored. An index in another process answers whether a
+//! report was useful ([`crate::remote::cache_reports`]).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use kvatlas_follow::state::Keyspace;
 use crate::answers::observe::Usage;
 use crate::remote::cache_reports::{CacheReport, CacheReporter};
 
-/// A prompt from which an index may learn.
+/// Prompt from which an index may learn which blocks an engine holds.
 pub(crate) struct PromptEvidence {
     to: LearningIndex,
     tokens: Box<[u32]>,
@@ -19,15 +19,15 @@ pub(crate) struct PromptEvidence {
     salt: Option<String>,
 }
 
-/// The index that learns from a prompt.
+/// Index that learns from a prompt: in this process, or in another one.
 enum LearningIndex {
     Here(Arc<Keyspace>),
-    /// An index in another process, and the model's name there, which also identifies adapters.
+    /// Index in another process, with the name of the model or adapter there.
     Process(Arc<CacheReporter>, String),
 }
 
 impl PromptEvidence {
-    /// Makes the evidence for an index in this process; None if that index has nothing to learn now.
+    /// Makes the evidence for an index in this process; None if this index needs none now.
     pub(crate) fn of<'t>(
         keyspace: &Arc<Keyspace>,
         tokens: impl FnOnce() -> &'t [u32],
@@ -44,7 +44,7 @@ impl PromptEvidence {
     }
 
     /// Makes the evidence for an index in another process, which identifies adapters by the model's name; None if no
-    /// report is due.
+    /// report to it is due.
     pub(crate) fn of_process<'t>(
         cache_reporter: &Arc<CacheReporter>,
         model: &str,
@@ -60,14 +60,14 @@ impl PromptEvidence {
         cache_reporter.wants().then(|| Arc::new(new()))
     }
 
-    /// Tells the index that a request with the prompt is being placed.
+    /// Notifies the index that an engine has been chosen for a request with the prompt.
     pub(crate) fn note_query(&self) {
         if let LearningIndex::Here(keyspace) = &self.to {
             keyspace.note_query(&self.tokens, self.adapter.as_deref(), self.salt.as_deref());
         }
     }
 
-    /// Records that the request is about to be sent to a worker's rank. None if nothing can be learnt from the answer.
+    /// Records that the request is about to be sent to a worker's rank. None if the index cannot learn from the answer.
     pub(crate) fn sent(self: &Arc<Self>, worker: &str, rank: u32) -> Option<SentPrompt> {
         let new = || SentPrompt { telling: self.clone(), rank, at: Instant::now() };
         let is_wanted = match &self.to {
@@ -78,7 +78,7 @@ impl PromptEvidence {
     }
 }
 
-/// A prompt that was sent to an engine, until the engine reports cached tokens.
+/// Prompt that was sent to an engine whose report of cached tokens is awaited.
 pub(crate) struct SentPrompt {
     telling: Arc<PromptEvidence>,
     rank: u32,
@@ -86,7 +86,7 @@ pub(crate) struct SentPrompt {
 }
 
 impl SentPrompt {
-    /// Passes the engine's report of cached tokens on to the index.
+    /// Passes the engine's report of cached tokens to the index.
     pub(crate) fn answered(&self, worker: &str, usage: Usage) {
         let PromptEvidence { to, tokens, adapter, salt } = &*self.telling;
         let (Some(cached), Some(prompt)) = (usage.cached, usage.prompt) else { return };

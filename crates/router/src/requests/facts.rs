@@ -1,6 +1,6 @@
-//! Facts of a request that decide which engine gets it, in three values that are each made once: fields of the body,
-//! the prompt, and hints on where and when to send the request; and priorities of requests by the objective named in a
-//! header, as set by a cluster's InferenceObjectives.
+//! Facts about a request that decide which engine gets it, in three structs: fields of the body, the prompt, and hints
+//! on where and when to send the request. Also the priorities of requests by the objective that a header names, as set
+//! by a cluster's InferenceObjectives.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -22,15 +22,15 @@ use crate::requests::media::ModelMedia;
 use crate::requests::pictures::ExpandedPrompt;
 use crate::requests::sessions::{BodyNames, Name, Prompt, Turn};
 
-/// Maximum number of tokens that is estimated for a prompt.
+/// Upper limit of the estimated number of tokens in a prompt.
 const LONGEST: u32 = 128 << 10;
-/// Maximum number of tokens that is estimated for a body that is not text, such as sound and images.
+/// Upper limit of the estimated number of tokens in a body that is not text, such as sound or images.
 const UNREADABLE: u32 = 1_500;
 
-/// Body fields and prompt of a request, in one box from where they are made, as they are large and handed on often.
+/// Body fields and prompt of a request, in one allocation, as both are large and passed between functions often.
 pub(crate) type ReadBody = Box<(BodyFields, PromptFacts)>;
 
-/// All facts of a request.
+/// Facts about a request that decide which engine gets it.
 pub(crate) struct RequestFacts {
     pub(crate) body: BodyFields,
     pub(crate) prompt: PromptFacts,
@@ -40,17 +40,17 @@ pub(crate) struct RequestFacts {
     pub(crate) waited: WaitTime,
 }
 
-/// Time for which a request has waited in the router, before each engine that it was sent to.
+/// Sum of the times for which a request has waited in the router before it was sent to an engine, over all attempts.
 #[derive(Debug, Default)]
 pub(crate) struct WaitTime(AtomicU64);
 
 impl WaitTime {
-    /// Adds a wait that is over.
+    /// Adds a wait that has ended to the sum.
     pub(crate) fn add(&self, wait: Duration) {
         self.0.fetch_add(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Returns the sum, in seconds.
+    /// Returns the sum of the waits, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.0.load(Relaxed) as f64 / 1e6
     }
@@ -59,7 +59,7 @@ impl WaitTime {
 /// Fields of a request's body, except its prompt.
 #[derive(Default)]
 pub(crate) struct BodyFields {
-    /// Name of the model: the requested one, else the fleet's only one; None if there is no such model.
+    /// Name of the requested model, or of the fleet's only model if the request names none; None otherwise.
     pub(crate) model: Option<String>,
     /// Session ids named in the body.
     pub(crate) session_names: BodyNames,
@@ -71,19 +71,20 @@ pub(crate) struct BodyFields {
     pub(crate) generates: bool,
     /// True if the answer is streamed.
     pub(crate) streams: bool,
-    /// True for a stream that could report its usage at the end, but for which the client has not requested usage.
+    /// True for a stream that could report token counts (`usage`) at its end, but whose client has not requested them.
     pub(crate) lacks_usage: bool,
     /// True if the body has the field `stream_options`.
     pub(crate) has_stream_options: bool,
-    /// True if the engine may truncate the prompt.
+    /// True if the engine may truncate the prompt to make it fit.
     pub(crate) may_be_cut: bool,
-    /// Number of tokens that the answer needs in the context besides the prompt; None if the answer has no tokens.
+    /// Number of tokens that the answer needs in the context in addition to the prompt; None if the answer has no
+    /// tokens.
     pub(crate) answer_room: Option<u32>,
-    /// Name of the body's field with the prompt.
+    /// Name of the field of the body that has the prompt.
     pub(crate) prompt_field: &'static str,
-    /// Id of the stored response that the request continues (`previous_response_id`); None if it continues none.
+    /// Id of the stored response that the request continues (`previous_response_id`); None for a request without it.
     pub(crate) previous: Option<String>,
-    /// True if the engine continues with the request after the client has left.
+    /// True if the engine continues to process the request after the client has left.
     pub(crate) in_background: bool,
 }
 
@@ -94,45 +95,46 @@ pub(crate) struct PromptFacts {
     pub(crate) tokens: u32,
     /// Block size in tokens.
     pub(crate) block_size: u32,
-    /// Content hashes of the blocks, in the dialect of most engines of the model; empty if unknown.
+    /// Content hashes of the prompt's blocks, as rendered for most engines of the model; empty if unknown.
     pub(crate) hashes: Arc<[u64]>,
-    /// Content hashes of the blocks in each other dialect.
+    /// Content hashes of the prompt's blocks as rendered in each other dialect (way of rendering chats).
     pub(crate) others: Vec<DialectBlocks>,
-    /// The prompt as text, for policies that use it.
+    /// Prompt as text, for policies that use the text.
     pub(crate) text: Option<String>,
-    /// Parts of the prompt that are not text; None if there are none.
+    /// Images and other media in the prompt; None for a prompt of text alone.
     pub(crate) media: Option<ModelMedia>,
-    /// Images in the prompt, if engines get ids for them.
+    /// Images in the prompt, if the router assigns ids to them for the engines.
     pub(crate) pictured: Option<RequestPictures>,
-    /// True if an engine whose tokenizer agrees with the router's must count exactly `tokens`.
+    /// True if an engine whose tokenizer agrees with the router's must report exactly `tokens` prompt tokens.
     pub(crate) is_counted: bool,
-    /// True if `tokens` is exact for every engine, and the prompt must not be truncated.
+    /// True if `tokens` is exact for every engine, and the engine must not truncate the prompt.
     pub(crate) is_exact: bool,
-    /// True if the prompt has the same tokens in the dialects of all its engines.
+    /// True if the prompt has the same tokens for all engines of its model, whatever their way of rendering chats.
     pub(crate) is_alike: bool,
-    /// The token ids, if they may be sent to engines.
+    /// Token ids of the prompt, if the request may be sent to engines as ids.
     pub(crate) ids: Option<Vec<u32>>,
-    /// Reason why tokens are missing, while an engine may still provide them; None if they are not missing.
+    /// Reason why the router has no tokens, while an engine may still provide them; None if tokens are known.
     pub(crate) why_not: Option<PromptFailure>,
     pub(crate) adapter: Option<Arc<str>>,
     pub(crate) salts: Salts,
-    /// The prompt as evidence for an index; None if no index learns from it.
+    /// Prompt from which an index may learn the blocks that an engine holds; None if no index learns from it.
     pub(crate) evidence: Option<Arc<PromptEvidence>>,
-    /// Keyspace of the index with the model's blocks; None if there is none.
+    /// Part of the index with the blocks of the request's model; None if the index has no such part.
     pub(crate) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// Hints on where and when to send a request.
+/// Hints on the engine to which a request is sent, and on the time.
 #[derive(Default)]
 pub(crate) struct RoutingHints {
-    /// Id of the session that the request names; None if it names none.
+    /// Id of the session that the request names; None for a request without one.
     pub(crate) session: Option<Name>,
     /// Position of the request in its session; None if unknown.
     pub(crate) turn: Option<Arc<Turn>>,
     pub(crate) priority: i32,
-    /// True if the engine can be told, in a field of the body, what to load and where to pull from.
+    /// True if a field of the body can tell the engine which blocks to load, and from which engine to pull blocks.
     pub(crate) tells: bool,
-    /// The only engine that can answer, because it stores what the request continues; None if any engine can.
+    /// Name of the only engine that can answer, because it stores the item that the request continues; None if any
+    /// engine can.
     pub(crate) only_engine: Option<Arc<str>>,
 }
 
@@ -142,7 +144,7 @@ pub(crate) struct RequestPictures {
     pub(crate) expanded: ExpandedPrompt,
 }
 
-/// Content hashes of a prompt's blocks in one dialect.
+/// Content hashes of a prompt's blocks as rendered in one dialect (way of rendering chats).
 #[derive(Debug, Clone)]
 pub(crate) struct DialectBlocks {
     pub(crate) dialect: Dialect,
@@ -150,9 +152,9 @@ pub(crate) struct DialectBlocks {
 }
 
 impl RequestFacts {
-    /// Number of tokens for which an engine's context must have room; 0 if they were not counted. An engine that
-    /// computes the prompt for another one (`is_prefill`) generates at most one token, and one that computes embeddings
-    /// none.
+    /// Returns the number of tokens that an engine's context must have for the request; 0 if the tokens were not
+    /// counted. An engine that computes the prompt for another one (`is_prefill`) generates at most one token, and an
+    /// engine that computes embeddings none.
     pub(crate) fn room(&self, is_prefill: bool) -> u32 {
         let tokens = self.prompt.tokens;
         match self.body.answer_room {
@@ -165,7 +167,7 @@ impl RequestFacts {
 }
 
 impl BodyFields {
-    /// Makes the fields of a parsed request. `as_is`: whether engines get the body unchanged.
+    /// Makes the fields of a parsed request. `as_is`: true if engines get the body unchanged.
     pub(crate) fn of(endpoint: Endpoint, request: &Request<'_>, model: Option<String>, as_is: bool) -> Self {
         let is_response = endpoint == Endpoint::Responses;
         Self {
@@ -198,14 +200,14 @@ impl BodyFields {
         }
     }
 
-    /// Makes the fields for a body that is not parsed; at most the model is known.
+    /// Makes the fields for a body that is not parsed, of which at most the model is known.
     pub(crate) fn unread(model: Option<String>, generates: bool) -> Self {
         Self { model, answers: 1, generates, ..Self::default() }
     }
 }
 
 impl PromptFacts {
-    /// Makes the facts for a body whose prompt is not parsed: an estimated number of tokens.
+    /// Makes the facts for a body whose prompt is not parsed, with an estimated number of tokens.
     pub(crate) fn of_work(body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
         let is_text = is_json && memmem::find(body, b";base64,").is_none();
@@ -213,12 +215,13 @@ impl PromptFacts {
         Self { tokens: estimate(body).clamp(1, most), ..Self::default() }
     }
 
-    /// Returns the parts of the prompt by which the session that it continues is found.
+    /// Returns the parts of the prompt that are compared with earlier prompts, to find the session that the prompt
+    /// continues.
     pub(crate) fn in_session(&self) -> Prompt<'_> {
         Prompt { hashes: &self.hashes, tokens: self.tokens, block_size: self.block_size }
     }
 
-    /// Returns the prompt with the tokens and blocks of its images.
+    /// Returns the prompt with the tokens and blocks of its images included.
     pub(super) fn with_pictures(mut self, pictures: Pictures, expanded: ExpandedPrompt, answers: u32) -> Self {
         self.hashes = expanded.content_hashes(self.block_size, self.adapter.as_deref(), self.salts.main());
         let counted = u32::try_from(expanded.tokens.len()).unwrap_or(u32::MAX);
@@ -229,8 +232,8 @@ impl PromptFacts {
         self
     }
 
-    /// Block hashes of the prompt, as the index identifies blocks. `hashes`: computes content hashes by block size,
-    /// adapter and salt; `tokens`: returns the token ids.
+    /// Computes the hashes by which the index identifies the prompt's blocks. `hashes`: function that computes content
+    /// hashes by block size, adapter and salt; `tokens`: function that returns the token ids.
     pub(super) fn block_names<'t>(
         &self,
         salt: Option<&str>,
@@ -246,8 +249,8 @@ impl PromptFacts {
         }
     }
 
-    /// Returns the prompt with its blocks. `tokens` is called only if an index learns from the tokens, or the index's
-    /// block hashes are keyed.
+    /// Returns the prompt with the hashes of its blocks. The function `tokens` is called only if an index learns from
+    /// the tokens, or the index's block hashes are keyed.
     pub(super) fn with_blocks<'t>(
         mut self,
         model: Option<&str>,
@@ -272,10 +275,10 @@ impl PromptFacts {
     }
 }
 
-/// Cache salts of a request; vLLM and SGLang take them from different fields.
+/// Cache salts of a request (secrets that keep equal prompts apart); vLLM and SGLang read them from different fields.
 #[derive(Default)]
 pub(crate) struct Salts {
-    /// Kind of most engines of the request's model.
+    /// Kind of engine (vLLM or SGLang) that most engines of the request's model have.
     main: Engine,
     vllm: Option<String>,
     sglang: Option<String>,
@@ -306,27 +309,28 @@ pub(crate) fn estimate(body: &[u8]) -> u32 {
     u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX).min(LONGEST)
 }
 
-/// Headers that name an objective; the first one present counts.
+/// Headers that name an objective (a named priority of requests); the first one present is used.
 const OBJECTIVE_HEADERS: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
 
-/// Names of the results of looking up an objective, in the metrics.
+/// Names, in the metrics, of the results of looking up a request's objective (named priority).
 pub(crate) const OBJECTIVE_FOUND: [&str; 2] = ["known", "unknown"];
 
-/// Priorities by the names of objectives; none unless objectives are followed.
+/// Priorities of requests by the names of a cluster's objectives; empty if the router does not read objectives.
 #[derive(Default)]
 pub(crate) struct Objectives {
     priorities: ArcSwapOption<HashMap<String, i32>>,
-    /// Number of requests that named an objective, by whether it is known ([`OBJECTIVE_FOUND`]).
+    /// Number of requests that named an objective, known or unknown ([`OBJECTIVE_FOUND`]).
     pub(crate) named: [AtomicU64; 2],
 }
 
 impl Objectives {
-    /// Replaces all objectives.
+    /// Replaces all objectives and their priorities.
     pub(crate) fn set(&self, priorities: HashMap<String, i32>) {
         self.priorities.store(Some(Arc::new(priorities)));
     }
 
-    /// Priority of a request by the objective named in its headers; None if they name none, or an unknown one.
+    /// Returns the priority of a request by the objective that its headers name; None if they name none, or an unknown
+    /// one.
     pub(crate) fn priority(&self, headers: &HeaderMap) -> Option<i32> {
         let priorities = self.priorities.load();
         let priorities = priorities.as_deref()?;

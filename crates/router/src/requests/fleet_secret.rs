@@ -1,7 +1,7 @@
 //! Secret of a fleet, from which ids are derived that clients cannot compute.
 //!
-//! Routers in front of the same engines must derive the same ids, also after a restart. So the secret is derived from a
-//! key that the routers share and clients do not have.
+//! Routers in front of the same engines must derive the same ids, also after a restart. The secret is therefore derived
+//! from a key that the routers share and clients do not have.
 
 use std::hash::{BuildHasher as _, RandomState};
 
@@ -13,8 +13,8 @@ use crate::config::Config;
 pub(crate) struct FleetSecret([u8; 32]);
 
 impl FleetSecret {
-    /// Derives the secret from the admin key, else from the key of all engines, else from the router's only key.
-    /// Without any of these, the secret is random.
+    /// Derives the secret from the first of these keys that is configured: the admin key, the key of all engines, the
+    /// router's only key. Without any of them, the secret is random.
     pub(crate) fn new(gate: &Gate, config: &Config) -> Self {
         match gate.fleet_secret(config.upstream.key.as_ref()) {
             Some(secret) => {
@@ -30,7 +30,7 @@ impl FleetSecret {
         }
     }
 
-    /// Derives a key for one purpose.
+    /// Derives a key for the purpose `purpose` from the secret.
     pub(crate) fn key(&self, purpose: &str) -> [u8; 32] {
         blake3::derive_key(purpose, &self.0)
     }

@@ -1,4 +1,5 @@
-//! Work on bodies that takes long, which is done on other threads than the server's.
+//! Work on request bodies that takes long, which is done on separate threads so that the server's threads are not
+//! delayed.
 
 use std::sync::Arc;
 
@@ -11,28 +12,28 @@ use crate::answers::refusal::Refusal;
 /// Size of a body, in bytes, above which it is parsed on another thread, as parsing takes about a millisecond.
 pub(crate) const LONG_BODY: usize = 512 << 10;
 
-/// Size of a body, in bytes, up to which it is parsed at once, whatever its contents.
+/// Size of a body, in bytes, up to which it is parsed on the server's thread, whatever its contents.
 const SHORT_BODY: usize = 16 << 10;
 
-/// Number of objects and lists above which a body is parsed on another thread, as each can take a microsecond.
+/// Number of JSON objects and lists above which a body is parsed on another thread, as each can take a microsecond.
 const MANY: usize = 2_000;
 
-/// True if parsing a body may take a millisecond or more. Braces and brackets within texts are counted as well, so that
-/// this test itself is fast.
+/// True if parsing a body may take a millisecond or more, judged by its size and number of braces and brackets. Those
+/// within texts are counted as well, so that the judgement itself is fast.
 pub(crate) fn takes_long(body: &[u8]) -> bool {
     body.len() > LONG_BODY || body.len() > SHORT_BODY && openings(body) > MANY
 }
 
-/// Number of opening braces and brackets, including those within texts.
+/// Counts opening braces and brackets, including those within texts.
 fn openings(body: &[u8]) -> usize {
-    /// Number of bytes in which the brackets can be counted without exceeding a byte.
+    /// Number of bytes whose brackets are counted in one byte, which thus cannot overflow.
     const COUNTED: usize = 240;
     // One bit tells the two apart, and few others: so they are counted at once, many bytes at a time.
     let count = |bytes: &[u8]| bytes.iter().fold(0_u8, |count, byte| count.wrapping_add(u8::from(byte | 0x20 == b'{')));
     body.chunks(COUNTED).map(|bytes| usize::from(count(bytes))).sum()
 }
 
-/// Threads for work that takes long. At most as many tasks as there are cores run at once; the others wait.
+/// Threads for work that takes long. At most as many tasks run at once as the machine has cores; further tasks wait.
 #[derive(Clone)]
 pub(crate) struct LongWork(Arc<Semaphore>);
 
@@ -41,7 +42,7 @@ impl LongWork {
         Self(Arc::new(Semaphore::new(cores)))
     }
 
-    /// Runs `work` on another thread than the server's.
+    /// Runs `work` on a separate thread.
     ///
     /// # Errors
     /// [`Refusal`] if `work` panics.
@@ -55,8 +56,8 @@ impl LongWork {
         work.await.map_err(|_| failed())
     }
 
-    /// Runs `work` on a body: on this thread, unless work on the body [takes long](takes_long), else as
-    /// [`LongWork::run`] does.
+    /// Runs `work` on a body: on a separate thread if processing the body [takes long](takes_long), else on the present
+    /// thread.
     ///
     /// # Errors
     /// [`Refusal`] if `work` panics on another thread.
@@ -75,7 +76,7 @@ impl LongWork {
     }
 }
 
-/// Makes the refusal of a request after a panic.
+/// Makes the refusal of a request whose processing panicked.
 pub(crate) fn failed() -> Refusal {
     let message = "internal error; the router's log has the details";
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

@@ -1,5 +1,5 @@
-//! Estimates of the tokens in images, sounds and other media: running means by model and kind of medium, learnt from
-//! engines' token counts.
+//! Estimates of the number of tokens in images, sounds and other media: running means by model and kind of medium,
+//! learnt from engines' token counts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,43 +9,43 @@ use parking_lot::Mutex;
 
 use crate::requests::pictures::{Lengths, PictureCount};
 
-/// Maximum number of tokens that one medium is estimated at, whatever an engine has counted; as for a video of some
-/// minutes.
+/// Upper limit of the estimated number of tokens of one medium, such as a video of some minutes, whatever engines
+/// count.
 const MOST: f64 = 65_536.0;
-/// Minimum weight of a new sample in a mean, so that old samples lose their influence.
+/// Minimum weight of a new sample in a running mean, so that old samples lose their influence.
 const SLOWEST: f64 = 0.1;
-/// Maximum number of models with estimates.
+/// Maximum number of models with learnt estimates.
 const MODELS: usize = 1024;
 
-/// Mean number of tokens of each kind of medium, and the number of samples behind each mean.
+/// Mean number of tokens of each kind of medium, and the number of samples for each mean.
 type Means = ([f64; MediaKind::ALL.len()], [f64; MediaKind::ALL.len()]);
 
-/// Learnt numbers of tokens of media.
+/// Learnt estimates of the number of tokens in images, sounds and other media.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTokens {
     by_model: Mutex<HashMap<String, Means>>,
-    /// Lengths of single images, in tokens.
+    /// Learnt token counts of single images.
     pub(crate) lengths: Lengths,
 }
 
-/// The parts of a request that are not text, with the request's model.
+/// Media of a request (parts that are not text), with the request's model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelMedia {
     pub(crate) model: String,
     pub(crate) media: Media,
-    /// Images whose lengths can be learnt from an engine's token count; None if there are none.
+    /// Images whose token counts can be computed from the engine's count for the prompt; None for no such images.
     pub(crate) counting: Option<Arc<PictureCount>>,
 }
 
 impl MediaTokens {
-    /// Estimates the number of tokens in a prompt with media.
+    /// Estimates the number of tokens in a prompt from its text and media.
     pub(crate) fn estimate(&self, model: &str, media: &Media) -> u32 {
         let each = self.by_model.lock().get(model).map_or(MEDIA_TOKENS, |(means, _)| *means);
         media.tokens(&each) as u32
     }
 
-    /// Updates the means by an engine's count of a prompt's tokens. `of`: media of the prompt; `counted`: number of
-    /// prompt tokens reported by the engine.
+    /// Updates the running means by an engine's count of a prompt's tokens. `of`: media of the prompt; `counted`:
+    /// number of prompt tokens reported by the engine.
     pub(crate) fn learn(&self, of: &ModelMedia, counted: u32) {
         let ModelMedia { model, media, counting } = of;
         counting.iter().for_each(|counting| self.lengths.learn(counting, counted));

@@ -1,17 +1,17 @@
-//! Requests as they come from clients: their routes, bodies, prompts and sessions.
+//! Parsing of clients' requests: their routes, bodies, prompts and sessions.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `routes` | the table of routes |
 //! | `task.rs` | kinds of work for engines |
 //! | `cors.rs` | cross-origin access for web pages (CORS) |
-//! | `read_body.rs` | reading of a body: received, decompressed (`encoding.rs`), parsed; on other threads (`long_work.rs`) if that takes long |
+//! | `read_body.rs` | reading of a body: receiving, decompression (`encoding.rs`) and parsing; on other threads (`long_work.rs`) if that takes long |
 //! | `reserved` | detection of ids and fields that only the router may write |
-//! | `facts.rs` | the facts of a request: body fields, prompt, routing hints |
-//! | `prompts.rs`, `engine_tokens.rs` | conversion of prompts to tokens and content hashes, here or by engines |
+//! | `facts.rs` | the facts about a request: body fields, prompt, routing hints |
+//! | `prompts.rs`, `engine_tokens.rs` | conversion of prompts to tokens and content hashes, by the router or by engines |
 //! | `media.rs`, `pictures.rs` | tokens and blocks of images and other media |
-//! | `evidence.rs` | prompts from which an index learns what engines hold |
-//! | `unread.rs` | prompts that cannot be read |
+//! | `evidence.rs` | prompts from which an index learns which blocks engines hold |
+//! | `unread.rs` | prompts that cannot be converted to tokens |
 //! | `sessions` | sessions and their turns |
 //! | `fleet_secret.rs` | the secret from which ids of images and sessions are derived |
 

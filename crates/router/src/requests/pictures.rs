@@ -1,13 +1,14 @@
-//! Prompts with images: the number of tokens of each image, learnt from engines' counts, and the hashes of the blocks
-//! with images.
+//! Prompts with images: the number of tokens of each image (its length), learnt from engines' counts, and the hashes of
+//! the blocks with images.
 //!
-//! For an image, an engine inserts a run of equal tokens, and adds the image's id to the keys of the blocks that
-//! contain some of them. The length of the run depends on the model's settings and on the size of the image. It follows
-//! from the engine's token count of a prompt if no other length in the prompt is unknown. If an engine inserts
-//! something else for an image, no blocks behind the image are found, but never those of another prompt.
+//! For an image, an engine inserts a run of equal tokens into the prompt, and adds the image's id to the keys of the
+//! blocks that contain some of these tokens. The number of tokens depends on the model's settings and on the size of
+//! the image. It can be computed from the engine's token count for a prompt if the lengths of all other images in the
+//! prompt are known. If an engine inserts other tokens for an image, no blocks after the image are found in the index,
+//! but never those of another prompt.
 //!
-//! An image may state a wrong size. Of the lengths observed for images of one size, the one that most of the recent
-//! prompts showed is used.
+//! The header of an image file may state a wrong size. Among the lengths observed for images of one size, the one that
+//! most recent prompts showed is used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,36 +20,36 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Maximum number of lengths that are stored; the least recently used ones are dropped.
+/// Maximum number of images' lengths that are stored; the least recently used ones are dropped.
 const KEPT: usize = 1 << 17;
 /// Maximum number of tokens of one image.
 const MOST: u32 = 1 << 20;
 
-/// Key of a stored length: hash of a model and an image, or of a model and a size.
+/// Key of a stored length of an image: hash of a model and an image, or of a model and an image size.
 type LengthKey = u128;
 
-/// The stored lengths of images, in tokens.
+/// Learnt lengths of images, in tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Lengths(Mutex<KnownLengths>);
 
 #[derive(Debug)]
 struct KnownLengths(LruCache<LengthKey, KnownLength>);
 
-/// A stored length, in tokens, and its votes.
+/// Learnt length of an image, in tokens, and its votes from observed prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KnownLength {
     length: u32,
-    /// Number of prompts that confirmed the length, minus those that showed another one.
+    /// Number of prompts that confirmed the length minus the number that showed another length.
     votes: u8,
-    /// True if a prompt showed another length and too few have confirmed this one since.
+    /// True if a prompt showed another length, and too few prompts have confirmed the stored one since.
     is_disputed: bool,
 }
 
-/// Maximum number of votes for a length, so that it can be outvoted soon.
+/// Maximum number of votes for a length, so that a few prompts with another length suffice to replace it.
 const MOST_VOTES: u8 = 4;
-/// Number of votes from which a disputed length is used.
+/// Minimum number of votes for a disputed length to be used.
 const USED: u8 = 2;
-/// Number of votes from which a length is no longer disputed.
+/// Number of votes at which a length is no longer disputed.
 const AGREED: u8 = 3;
 
 impl KnownLength {
@@ -61,7 +62,7 @@ impl KnownLength {
         (!self.is_disputed || self.votes >= USED).then_some(self.length)
     }
 
-    /// Returns the length and votes after a prompt has shown `length`.
+    /// Returns the stored length and votes as updated by a prompt that showed the length `length`.
     fn after(self, length: u32) -> Self {
         match (length == self.length, self.votes) {
             (true, votes) => {
@@ -81,7 +82,7 @@ impl Default for KnownLengths {
     }
 }
 
-/// Images of a chat, whose lengths an engine's token count may reveal.
+/// Images of a chat whose lengths can be computed from an engine's token count for the chat.
 #[derive(Debug)]
 pub(crate) struct PictureCount {
     /// Number of prompt tokens besides the images.
@@ -96,15 +97,15 @@ struct Names {
     size: Option<LengthKey>,
 }
 
-/// A prompt in which images are expanded to tokens, up to the first image of unknown length.
+/// Prompt in which images are replaced by their tokens, up to the first image of unknown length.
 #[derive(Debug)]
 pub(crate) struct ExpandedPrompt {
     pub(crate) tokens: Vec<u32>,
-    /// Range of the tokens of each image, and the image's id.
+    /// Range of the tokens of each image in the prompt, and the image's id.
     runs: Vec<(Range<usize>, Box<str>)>,
-    /// True if the tokens are those of the whole prompt, as the lengths of all images are known.
+    /// True if the tokens cover the whole prompt, as the lengths of all images are known.
     pub(crate) is_whole: bool,
-    /// True if the length of each image was learnt from that very image, not from another one of its size.
+    /// True if the length of each image was learnt from the same image, not only from another image of equal size.
     pub(crate) is_counted: bool,
 }
 
@@ -130,14 +131,14 @@ impl KnownLengths {
         }
     }
 
-    /// The length of an image, and whether it was learnt from this very image; None if unknown.
+    /// Returns the length of an image in tokens, with true if it was learnt from the same image; None if unknown.
     fn length(&mut self, names: Names) -> Option<(u32, bool)> {
         let mut get = |of: Option<LengthKey>| self.get(of?);
         get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
     }
 
-    /// Stores the lengths of images in one prompt. The prompt has one vote for the length of each size, and none for
-    /// images whose length was known already.
+    /// Stores the lengths of images in one prompt. The prompt has one vote for the length of each image size, and none
+    /// for images whose length was known already.
     fn learn(&mut self, pictures: impl Iterator<Item = (Names, u32)>) {
         let mut heard = Vec::new();
         for (names, length) in pictures {
@@ -155,8 +156,9 @@ impl KnownLengths {
 }
 
 impl Lengths {
-    /// Expands the placeholders of images to their lengths; returns the prompt, and what is needed to learn lengths
-    /// from the engine's count. None if there are not as many images as placeholders.
+    /// Replaces the placeholders of images in a prompt by tokens, as many as each image's length. Returns the prompt,
+    /// and the data with which lengths are learnt from the engine's count. None if the numbers of images and
+    /// placeholders differ.
     pub(crate) fn expand(
         &self,
         model: &str,
@@ -193,8 +195,8 @@ impl Lengths {
         Some((made, PictureCount { text, pictures: names }))
     }
 
-    /// Learns lengths from an engine's token count. `of`: images of the prompt; `counted`: number of prompt tokens
-    /// reported by the engine.
+    /// Learns the lengths of images from an engine's token count. `of`: images of the prompt; `counted`: number of
+    /// prompt tokens reported by the engine.
     pub(crate) fn learn(&self, of: &PictureCount, counted: u32) {
         let mut kept = self.0.lock();
         let Some(all) = counted.checked_sub(of.text) else { return };
@@ -232,7 +234,7 @@ impl Lengths {
 }
 
 impl ExpandedPrompt {
-    /// Content hashes of the full blocks, with the ids of images in the keys of their blocks.
+    /// Computes the content hashes of the prompt's full blocks, with the ids of images in the keys of their blocks.
     pub(crate) fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Arc<[u64]> {
         let size = block_size as usize;
         let mut hashes = content_hashes(&self.tokens, size, lora, salt);
@@ -250,7 +252,7 @@ impl ExpandedPrompt {
         hashes.into()
     }
 
-    /// Lengths, in tokens, of the images with a known length.
+    /// Returns the lengths, in tokens, of the images whose length is known.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
         self.runs.iter().map(|(run, _)| run.len())
     }
@@ -328,7 +330,7 @@ mod tests {
         assert!(made.content_hashes(0, None, None).is_empty());
     }
 
-    /// Learns from a prompt of images of one size, each with `length` tokens.
+    /// Records, for a test, a prompt with images of one size that have `length` tokens each.
     fn sized(lengths: &Lengths, pictures: &[u128], length: u32) {
         let names = pictures.iter().map(|it| Names { picture: Some(*it), size: Some(1) });
         let counting = PictureCount { text: 10, pictures: names.collect() };

@@ -1,4 +1,4 @@
-//! Conversion of request bodies to model, tokens and content hashes.
+//! Conversion of request bodies to the requested model, prompt tokens and content hashes of blocks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use crate::requests::media::{MediaTokens, ModelMedia};
 use crate::requests::read_body::ReadingTurns;
 use crate::requests::unread::UnreadPrompts;
 
-/// Value of the setting `tokenizer` for which engines are asked for the tokens of prompts.
+/// Value of the setting `tokenizer` that makes the router ask engines for the tokens of prompts.
 const ENGINE: &str = "engine";
 
-/// Memory for remembered chats, in bytes.
+/// Memory for cached conversions of chats' earlier turns, in bytes.
 const REMEMBERED: usize = 256 << 20;
 
-/// The prompters (template and tokenizer) of all models, and memory of earlier turns.
+/// Converters of prompts to tokens (template and tokenizer) for all models, with a cache of chats' earlier turns.
 pub(crate) struct Prompts {
-    /// Prompters for models without their own tokenizer.
+    /// Converters for models without a tokenizer of their own in the configuration.
     any: Prompters,
     by_model: HashMap<String, Prompters>,
     memory: Turns,
@@ -38,40 +38,42 @@ pub(crate) struct Prompts {
     asks_engines: bool,
     /// Forms of a prompt that the policy uses.
     wants: PromptForms,
-    /// Reporter to an index in another process; None if that index does not learn from prompts.
+    /// Sender of reports to an index in another process; None if that index does not learn from prompts.
     pub(super) cache_reporter: Option<Arc<CacheReporter>>,
-    /// True if the token ids of completions are kept, to be sent to engines.
+    /// True if the token ids of completions are stored, so that they can be sent to engines.
     keeps_ids: bool,
-    /// Number of unknown bytes of a prompt above which it takes long to read.
+    /// Number of bytes of a prompt not in the cache of earlier turns above which its conversion takes long.
     long_prompt: usize,
     block_size: u32,
     routing_group: String,
-    /// Rule by which images get their ids; None if they get none.
+    /// Rule by which the router assigns ids to images; None if it assigns none.
     names_pictures: Option<PictureNames>,
-    /// Limit on the number of long prompts that are read at once.
+    /// Limit on the number of long prompts that are converted concurrently.
     pub(crate) turns: Arc<ReadingTurns>,
-    /// Number of prompts without tokens, by endpoint ([`Endpoint::ALL`]) and reason ([`PromptFailure::ALL`]).
+    /// Number of prompts that could not be converted to tokens, by endpoint ([`Endpoint::ALL`]) and reason
+    /// ([`PromptFailure::ALL`]).
     pub(crate) why_not: [[AtomicU64; PromptFailure::ALL.len()]; Endpoint::ALL.len()],
-    /// Share of recent prompts that could not be read.
+    /// Share of recent prompts that could not be converted to tokens.
     pub(crate) unread: UnreadPrompts,
-    /// True if prompts are supposed to be tokenized, here or by engines, so that failures are reported.
+    /// True if the router or engines are configured to tokenize prompts, so that failures are reported.
     is_read: bool,
-    /// Number of prompts rendered again for engines of another dialect.
+    /// Number of prompts rendered a second time, for engines that render chats differently.
     pub(crate) again: AtomicU64,
-    /// Estimates of the tokens in images and other media.
+    /// Estimates of the number of tokens in images and other media.
     pub(crate) media: MediaTokens,
 }
 
-/// Size of a body, in bytes, above which media are looked for even if the policy does not use the prompt.
+/// Size of a body, in bytes, above which the body is searched for media even if the policy does not use the prompt.
 const LARGE: usize = 16 << 10;
 
-/// Number of unknown bytes of a prompt above which reading takes a millisecond or more, with the fast tokenizer
-/// library.
+/// Number of bytes of a prompt, without those known from earlier turns, above which the conversion takes a millisecond
+/// or more with the fast tokenizer library.
 const LONG_PROMPT: usize = 80 << 10;
-/// Number of unknown bytes of a prompt above which reading takes a millisecond or more, with the common library.
+/// Number of bytes of a prompt, without those known from earlier turns, above which the conversion takes a millisecond
+/// or more with the common tokenizer library.
 const LONG_PROMPT_FOR_COMMON: usize = 2 << 10;
 
-/// Forms of a prompt that the policy uses.
+/// Forms of a prompt that the policy uses: content hashes, text, or neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptForms {
     /// True if the policy uses content hashes.
@@ -80,14 +82,14 @@ pub(crate) struct PromptForms {
     pub(crate) text: bool,
 }
 
-/// Limits for reading a prompt.
+/// Limits for the conversion of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptLimits {
-    /// Time by which the prompt must have been read.
+    /// Deadline for the conversion of the prompt.
     pub(crate) until: Instant,
-    /// Reason for not reading the prompt at all; None to read it.
+    /// Reason for not converting the prompt at all; None to convert it.
     pub(crate) unread: Option<PromptFailure>,
-    /// True if engines get the body unchanged.
+    /// True if the body is forwarded to the engine unchanged.
     pub(crate) as_is: bool,
 }
 
@@ -97,7 +99,8 @@ impl PromptLimits {
     }
 }
 
-/// The prompters of one model, which convert prompts to tokens: one for each dialect, in the order of [`Dialect::ALL`].
+/// Converters of prompts to tokens for one model: one for each dialect (way of rendering chats), in the order of
+/// [`Dialect::ALL`].
 struct Prompters([Prompter; Dialect::ALL.len()]);
 
 impl Prompters {
@@ -111,8 +114,9 @@ impl Prompters {
 }
 
 impl Prompts {
-    /// Loads the tokenizers named in the configuration. `cache_reporter`: reporter to an index in another process;
-    /// `secret`: secret from which the ids of images are derived; `cores`: number of long prompts read at once.
+    /// Loads the tokenizers named in the configuration. `cache_reporter`: sender of reports to an index in another
+    /// process; `secret`: secret from which the ids of images are derived; `cores`: number of long prompts converted
+    /// concurrently.
     pub(crate) fn new(
         config: &Config,
         wants: PromptForms,
@@ -171,25 +175,26 @@ impl Prompts {
         })
     }
 
-    /// True if prompts are read at all.
+    /// True if prompts are converted to tokens at all.
     pub(crate) fn are_read(&self) -> bool {
         self.wants.hashes || self.wants.text
     }
 
-    /// Looks up the part of a body that is known from an earlier turn of the chat.
+    /// Looks up the part of a body whose conversion is cached from an earlier turn of the chat.
     pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
         if self.are_read() { self.memory.recall(endpoint, body) } else { RecalledBody::nothing(body) }
     }
 
-    /// True if the unknown part of a body takes long to read.
+    /// True if the conversion of the part of a body that is not cached takes long.
     pub(crate) fn is_long(&self, recalled: &RecalledBody) -> bool {
         self.wants.hashes && recalled.new_bytes() > self.long_prompt
     }
 
-    /// Reads a body. A body that cannot be parsed is passed on, as the engine answers what is wrong with it.
+    /// Reads the fields and the prompt of a body. A body that cannot be parsed is forwarded, as the engine's answer
+    /// explains the error.
     ///
-    /// `dialects`: returns the dialects of a model's engines; `takes_names`: returns whether all engines of a model
-    /// identify images by the `uuid` in a request.
+    /// `dialects`: function that returns the dialects (ways of rendering chats) of a model's engines; `takes_names`:
+    /// function that returns whether all engines of a model identify images by the `uuid` in a request.
     #[expect(clippy::too_many_arguments, reason = "a body, what is known of it, and of whom its engines are")]
     pub(crate) fn read(
         &self,
@@ -295,12 +300,12 @@ impl Prompts {
         Box::new((fields, prompt))
     }
 
-    /// Makes the facts of a prompt that is not read.
+    /// Makes the facts about a prompt that is not converted to tokens, with an estimated number of tokens.
     fn estimated(&self, body: &[u8]) -> PromptFacts {
         PromptFacts { tokens: estimate(body), block_size: self.block_size, ..PromptFacts::default() }
     }
 
-    /// The blocks of a prompt as rendered in other dialects.
+    /// Computes the blocks of a prompt as rendered in other dialects (ways of rendering chats).
     fn others(
         &self,
         prompters: &Prompters,
@@ -323,13 +328,13 @@ impl Prompts {
         made.collect()
     }
 
-    /// True if an engine is to be asked for a prompt's tokens. A prompt that skips the cache needs none.
+    /// True if an engine must be asked for a prompt's tokens. A prompt that does not use the cache needs no tokens.
     fn is_asked_for(&self, prompted: &PromptTokens) -> bool {
         let is_due = |why_not: PromptFailure| why_not != PromptFailure::SkipsCache && !why_not.is_limit();
         self.asks_engines && prompted.token_count() == 0 && prompted.why_not.is_none_or(is_due)
     }
 
-    /// Estimates the number of tokens in a prompt with media; None if there are no media.
+    /// Estimates the number of tokens in a prompt with media; None for a prompt without media.
     fn weigh(&self, model: Option<&str>, media: Option<Media>) -> Option<(u32, ModelMedia)> {
         let media = media?;
         let model = model.unwrap_or_default().to_owned();
@@ -345,7 +350,7 @@ impl Prompts {
         self.count_as(endpoint, why_not, None);
     }
 
-    /// Counts a prompt without tokens. `said`: what an engine answered instead of tokens.
+    /// Counts a prompt that could not be converted to tokens. `said`: the engine's answer in place of tokens, if any.
     pub(super) fn count_as(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
         let of = Endpoint::ALL.iter().position(|other| *other == endpoint);
         let at = PromptFailure::ALL.iter().position(|other| *other == why_not);
@@ -365,13 +370,13 @@ impl Prompts {
     }
 }
 
-/// True if engines render the requests of an endpoint directly, without converting them first.
+/// True if engines render the requests of an endpoint as they are, without converting them to another form first.
 pub(super) fn is_given_so(endpoint: Endpoint) -> bool {
     matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings)
 }
 
-/// Computes the tokens that the router makes of a request, for an engine of a kind and version. `tokenizer`: path of
-/// the tokenizer; `path`: path of the request.
+/// Computes the tokens of a request's prompt as the router does, for an engine of a given kind and version.
+/// `tokenizer`: path of the tokenizer; `path`: path of the request.
 ///
 /// # Errors
 ///

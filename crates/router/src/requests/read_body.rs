@@ -1,10 +1,10 @@
-//! Reading of request bodies; long ones are read on other threads, so that they do not delay other connections.
+//! Reading of request bodies. Long ones are read on other threads, so that they do not delay other connections.
 //!
-//! Time and memory for reading a prompt are limited: a request whose prompt is not read in time is placed by load, and
+//! Time and memory for reading a prompt are limited: a request whose prompt is not read in time is routed by load, and
 //! only its other fields are known.
 //!
-//! The next body to be read belongs to the client with the fewest prompts being read, and is the shortest of that
-//! client. The longest prompts leave at least one turn for others.
+//! The number of prompts read concurrently is limited too. The next prompt is that of the client with the fewest
+//! prompts being read, and the shortest of this client's. Very long prompts never use the last free thread.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -32,29 +32,29 @@ use crate::requests::long_work::{LONG_BODY, LongWork, failed, takes_long};
 use crate::requests::prompts::{PromptLimits, Prompts};
 use crate::requests::routes::{ModelAt, of_query};
 
-/// Time limit for reading a prompt, including the wait for a turn.
+/// Time limit for reading a prompt, including the wait for a free thread.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Time limit for computing the tokens of a probe text.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Properties of a body that depend on its request.
+/// Properties of a body that are determined by its request's path and headers.
 pub(crate) struct BodySource<'a> {
     /// Endpoint of the prompt; None if the body has no prompt.
     pub(crate) endpoint: Option<Endpoint>,
-    /// Place of the model's name, if the body has no prompt.
+    /// Place of the model's name in a body that has no prompt.
     pub(crate) model: ModelAt,
     /// Value of the header `Content-Type`.
     pub(crate) kind: &'a str,
-    /// Query of the request's URL, which may name the model, too; None if it has none.
+    /// Query of the request's URL, which may name the model; None for a URL without a query.
     pub(crate) query: Option<&'a str>,
-    /// True if engines get the body unchanged.
+    /// True if the body is forwarded to the engine unchanged.
     pub(crate) as_is: bool,
-    /// True if work on the body [takes long](crate::requests::long_work::takes_long).
+    /// True if processing the body [takes long](crate::requests::long_work::takes_long).
     pub(crate) takes_long: bool,
 }
 
-/// Reader of request bodies.
+/// Reader of request bodies, with limits on time, memory and threads.
 pub(crate) struct BodyReader {
     pub(crate) prompts: Prompts,
     fleet: Arc<Fleet>,
@@ -85,7 +85,7 @@ impl BodyReader {
         body::read(body, limits, &self.memory).await.map_err(|fault| Refusal::of_body(&fault, most))
     }
 
-    /// Decompresses a body to at most `most` bytes; None if it is not compressed.
+    /// Decompresses a body to at most `most` bytes; None for a body without compression.
     ///
     /// # Errors
     /// [`Refusal`] if the body has several content encodings or an unknown one, or cannot be decompressed.
@@ -139,8 +139,8 @@ impl BodyReader {
         Ok(read)
     }
 
-    /// Reads a body on another thread, after waiting for a turn and for memory; without its prompt if that takes too
-    /// long.
+    /// Reads a body on another thread, after waiting for a free thread and for memory. If this takes too long, the
+    /// prompt is left out.
     async fn read_beside(
         self: &Arc<Self>,
         client: Client,
@@ -195,7 +195,8 @@ impl BodyReader {
         self.prompts.read(self.follower.as_deref(), dialects, takes_names, endpoint, body, recalled, limits)
     }
 
-    /// Returns the token ids of a completion's prompt, as the router computes them for engines of a dialect.
+    /// Returns the token ids of a completion's prompt, as the router computes them for engines of the dialect
+    /// `dialect`.
     pub(crate) fn completion_tokens(&self, dialect: Dialect, body: &[u8]) -> Option<Vec<u32>> {
         let recalled = self.prompts.recall(Endpoint::Completions, body);
         // Completions are alike for all engines.
@@ -207,23 +208,23 @@ impl BodyReader {
     }
 }
 
-/// Size of a prompt, in bytes, above which it counts as one of the longest, which leave a turn for others.
+/// Size of a prompt, in bytes, above which it is very long, so that it must not use the last free thread.
 const LONGEST: usize = 1 << 20;
 
-/// Extra time for reading a prompt after its time limit, for work that cannot check the limit itself.
+/// Extra time after the deadline for reading a prompt, for work that cannot check the deadline itself.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Client of a turn, by its IP address; None if unknown.
+/// Client whose prompt is read, by IP address; None if unknown.
 pub(crate) type Client = Option<IpAddr>;
 
-/// Reason why work had no result.
+/// Reason why work on a prompt had no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoResult {
     TookTooLong,
     Panicked,
 }
 
-/// Limit on the number of long prompts that are read at once, with the work that waits for a turn.
+/// Limit on the number of long prompts that are read concurrently, with the queue of work that waits for a free thread.
 pub(crate) struct ReadingTurns {
     all: usize,
     state: Mutex<State>,
@@ -232,19 +233,19 @@ pub(crate) struct ReadingTurns {
 #[derive(Default)]
 struct State {
     taken: usize,
-    /// Number of turns taken by the longest prompts.
+    /// Number of very long prompts that are being read.
     longest: usize,
-    /// Number of turns taken by each client that has any.
+    /// Number of prompts that are being read for each client; clients without any are left out.
     by_client: HashMap<Client, usize>,
     waiting: Vec<Turn>,
 }
 
-/// Work on a prompt that has a turn or waits for one.
+/// Work on a prompt that is being done or waits for a free thread.
 struct Turn {
     client: Client,
     bytes: usize,
     work: Box<dyn FnOnce() + Send>,
-    /// Set once the work begins; gone if no task waits for the result any more.
+    /// Flag that is set once the work begins; dropped by the owner if no task waits for the result any more.
     has_begun: Weak<AtomicBool>,
 }
 
@@ -253,11 +254,11 @@ impl ReadingTurns {
         Arc::new(Self { all: all.max(1), state: Mutex::default() })
     }
 
-    /// Runs work on a prompt of `bytes` bytes on another thread, when its turn comes. A thread that is done continues
-    /// with waiting work, so that no thread is woken between two prompts.
+    /// Runs work on a prompt of `bytes` bytes on another thread, as soon as one is free. A thread that has finished
+    /// continues with waiting work, so that no thread is woken between two prompts.
     ///
     /// # Errors
-    /// [`NoResult`] if the turn does not come by `until`, or the work takes much longer than until then, or panics.
+    /// [`NoResult`] if the work does not begin by `until`, or takes much longer than until then, or panics.
     pub(crate) async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         client: Client,
@@ -304,7 +305,8 @@ impl ReadingTurns {
         state.taken < self.all && (bytes <= LONGEST || state.longest < most_longest)
     }
 
-    /// Ends a turn, and returns the waiting work that gets it; None if there is none.
+    /// Records that a thread has finished a prompt of `client`, and returns the waiting work that the thread does next;
+    /// None if no work waits.
     fn pass_on(&self, client: Client, bytes: usize) -> Option<Turn> {
         let mut state = self.state.lock();
         state.end(client, bytes);
@@ -351,7 +353,7 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    /// Occupies a turn until the returned sender is dropped.
+    /// Occupies a thread, in tests, until the returned sender is dropped.
     fn hold(turns: &Arc<ReadingTurns>, number: u8, bytes: usize) -> mpsc::Sender<()> {
         let (end, ended) = mpsc::channel::<()>();
         let begun = Arc::new(AtomicBool::new(false));
@@ -365,8 +367,8 @@ mod tests {
         end
     }
 
-    /// Queues the work `waiting` in this order while `held` has a turn, then ends that turn. Returns the order in which
-    /// the work is done.
+    /// Queues the work `waiting` in the given order while `held` occupies a thread, and then frees the thread. Returns
+    /// the order in which the work is done.
     async fn order(turns: &Arc<ReadingTurns>, held: mpsc::Sender<()>, waiting: &[(u8, usize)]) -> Vec<(u8, usize)> {
         let read = Arc::new(Mutex::new(Vec::new()));
         let mut all = tokio::task::JoinSet::new();

@@ -1,30 +1,31 @@
-//! Kinds of work that requests are, and the engines that can do it where prefill and decode are separate.
+//! Kinds of work that requests cause at engines, and the engines that can do each kind if prefill and decode are
+//! separate.
 
 use crate::config::{Handover, Role};
 use crate::engines::Engine;
 
-/// Kind of work that a request is.
+/// Kind of work that a request causes at an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// An answer is generated; another engine may compute the prompt.
+    /// Generation of an answer, for which another engine may compute the prompt.
     Generate,
-    /// A result is computed by one engine alone.
+    /// Computation of a result by one engine alone, such as an embedding.
     Alone,
-    /// Nothing is computed with the model: the tokens of a text, or something that an engine stores or knows.
+    /// Information without computing with a model: the tokens of a text, or an item that an engine stores.
     Tell,
-    /// A prompt is computed for an engine that takes it over by this protocol.
+    /// Computation of a prompt whose blocks another engine gets by the given protocol.
     Prefill(Handover),
 }
 
 impl Task {
-    /// True if the task is to compute a prompt for another engine.
+    /// True if the work is to compute a prompt for another engine.
     pub(crate) fn is_prefill(self) -> bool {
         matches!(self, Self::Prefill(_))
     }
 }
 
 impl Engine {
-    /// True if the engine's role includes the task. Engines that do only prefill get no whole requests.
+    /// True if the engine's role includes the kind of work. Engines that do only prefill get no complete requests.
     pub(crate) fn is_for(&self, task: Task) -> bool {
         match task {
             // One that does both can do it when it is asked for the answer.
@@ -35,8 +36,8 @@ impl Engine {
         }
     }
 
-    /// True if the engine, by its kind, can do a task of its role. Decode engines of vLLM can do everything; those of
-    /// SGLang compute nothing without a prefill engine.
+    /// True if the engine, by its kind, can do work that its role includes. Decode engines of vLLM can do all work;
+    /// those of SGLang cannot compute without a prefill engine.
     pub(crate) fn can_do(&self, task: Task) -> bool {
         match (self.config.role, task) {
             (_, Task::Tell) | (Role::Both, _) => true,

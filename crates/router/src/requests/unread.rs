@@ -1,5 +1,5 @@
-//! Prompts that cannot be read, which are placed without knowledge of caches. Their share among recent prompts is a
-//! condition of the fleet.
+//! Statistics of prompts that the router cannot convert to tokens, so that it chooses engines without knowledge of
+//! their caches. A high share among recent prompts is reported as a fault of the fleet.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -8,29 +8,31 @@ use kvatlas_prompt::{Endpoint, PromptFailure};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-/// Number of recent prompts above which their counts are halved.
+/// Maximum number of recent prompts. Above it, the counts of recent prompts are halved, so that old prompts lose
+/// weight.
 const MOST: u64 = 2_000;
 /// Time after which the counts of recent prompts are halved.
 const FORGETS_AFTER: Duration = Duration::from_secs(120);
 
-/// Minimum number of unread prompts, among the recent ones, to be reported as a condition.
+/// Minimum number of recent prompts without tokens for which a fault is reported.
 const LEAST: u64 = 3;
-/// Minimum share of unread prompts among the recent ones to be reported as a condition.
+/// Minimum share of prompts without tokens, among the recent ones, for which a fault is reported.
 const LEAST_SHARE: f64 = 0.02;
 
 const KINDS: usize = Endpoint::ALL.len();
 
-/// URL of the runbook's entry.
+/// URL of the advice to operators about prompts without tokens.
 const RUNBOOK: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md#unread-prompts";
 
-/// Counts of prompts that could not be read, and of all prompts. Requests only add to the counts; the share among
-/// recent prompts is computed from the counts at intervals.
+/// Counts of prompts that could not be converted to tokens, and of all prompts. Requests only add to the counts; the
+/// share among recent prompts is computed from the counts periodically.
 #[derive(Debug, Default)]
 pub(crate) struct UnreadPrompts {
-    /// Number of prompts that were to be read, by endpoint ([`Endpoint::ALL`]).
+    /// Number of prompts that the router tried to convert to tokens, by endpoint ([`Endpoint::ALL`]).
     pub(crate) all: [AtomicU64; KINDS],
     unread: [AtomicU64; KINDS],
-    /// The latest reason, and what an engine answered instead of tokens; None if all prompts could be read.
+    /// Latest reason for a prompt without tokens, with the engine's answer if an engine was asked; None if there was no
+    /// such prompt.
     last: Mutex<Option<(PromptFailure, Option<String>)>>,
     lately: Mutex<Lately>,
 }
@@ -38,23 +40,23 @@ pub(crate) struct UnreadPrompts {
 /// Counts of the recent prompts.
 #[derive(Debug, Default)]
 struct Lately {
-    /// Total counts as of the last update: all prompts, and unread ones.
+    /// Total counts at the last update: all prompts, and those without tokens.
     seen: [(u64, u64); KINDS],
-    /// Counts of recent prompts: all, and unread ones.
+    /// Counts of recent prompts: all prompts, and those without tokens.
     last: [(u64, u64); KINDS],
-    /// Time at which the counts were last halved.
+    /// Time at which the counts of recent prompts were last halved.
     halved: Option<Instant>,
-    /// True if the condition has been logged.
+    /// True if the log already reports the high share of prompts without tokens.
     is_said: bool,
 }
 
 impl UnreadPrompts {
-    /// Counts a prompt that is to be read.
+    /// Counts a prompt that the router is about to convert to tokens.
     pub(crate) fn note(&self, endpoint: Endpoint) {
         self.all[endpoint as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts a prompt that could not be read. `said`: what an engine answered instead of tokens.
+    /// Counts a prompt that could not be converted to tokens. `said`: the engine's answer in place of tokens, if any.
     pub(crate) fn note_unread(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
         if matters(why_not) {
             self.unread[endpoint as usize].fetch_add(1, Relaxed);
@@ -62,13 +64,13 @@ impl UnreadPrompts {
         }
     }
 
-    /// The share of recent prompts that could not be read, from 0 to 1.
+    /// Returns the share of recent prompts that could not be converted to tokens, from 0 to 1.
     pub(crate) fn share(&self) -> f64 {
         let (all, unread) = self.lately.lock().sum();
         if all == 0 { 0.0 } else { unread as f64 / all as f64 }
     }
 
-    /// Updates the share, and logs when the condition begins and ends.
+    /// Updates the share of prompts without tokens, and logs when the share becomes too high or normal again.
     pub(crate) fn look(&self, now: Instant) {
         let is_there = {
             let mut lately = self.lately.lock();
@@ -91,7 +93,8 @@ impl UnreadPrompts {
         }
     }
 
-    /// Returns the condition as JSON for answers; None if nearly all prompts can be read.
+    /// Returns the fault of too many prompts without tokens as JSON for answers; None if nearly all prompts have
+    /// tokens.
     pub(crate) fn condition(&self) -> Option<Value> {
         let lately = self.lately.lock();
         if !lately.is_ill() {
@@ -147,7 +150,7 @@ impl Lately {
     }
 }
 
-/// True if the operator can remove the reason why a prompt cannot be read.
+/// True if the operator can remove the reason why a prompt has no tokens.
 fn matters(why_not: PromptFailure) -> bool {
     use PromptFailure::{NoRoom, NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TookTooLong};
     matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | NotAnswered | TookTooLong | NoRoom)

@@ -1,19 +1,21 @@
-//! Scanner for keys and strings in a body, as an engine reads them: in any encoding, with any escapes.
+//! Scanner for JSON keys and strings in a request body, which decodes them as an engine does: in any encoding, with any
+//! escapes.
 //!
-//! A body need not be valid JSON: engines refuse invalid ones, so nothing is at risk.
+//! A body need not be valid JSON, as engines refuse an invalid one, so that no harm is done.
 //!
-//! In JSON every quote that is not escaped begins or ends a string, so reserved parts are found without reading what is
-//! between quotes: most of a body is the text of a prompt.
+//! In JSON every quote that is not escaped begins or ends a string. Reserved keys and strings are therefore found
+//! without decoding the text between quotes, which is most of a body.
 
 use kvatlas_prompt::PICTURE_PREFIX;
 use memchr::{memchr_iter, memmem};
 
 use super::{ReservedPart, has_address, is_engine_field};
 
-/// Number of bytes of a string that are kept; no field's name is longer.
+/// Number of bytes of a string that are stored for comparison; no name of a field is longer.
 const KEPT: usize = 512;
 
-/// Fields of a body with the client's own schemas and arguments, in which keys are not fields of the engine.
+/// Fields of a body that have the client's own schemas and arguments. Keys within these fields are not read by the
+/// engine.
 const OF_CLIENTS: [&[u8]; 9] = [
     b"messages",
     b"tools",
@@ -26,7 +28,7 @@ const OF_CLIENTS: [&[u8]; 9] = [
     b"output_format",
 ];
 
-/// Encoding of a body, detected from its first bytes as in Python's `json`.
+/// Text encoding of a body, detected from its first bytes as in Python's `json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Text {
     Utf8,
@@ -45,7 +47,7 @@ impl Text {
         }
     }
 
-    /// True if the body begins like a JSON object.
+    /// True if the body begins as a JSON object does.
     pub(super) fn is_object(self, body: &[u8]) -> bool {
         let beginning = &body[..body.len().min(KEPT)];
         let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte >= 0x80;
@@ -66,8 +68,8 @@ impl Text {
     }
 }
 
-/// Code units of `width` bytes: each ASCII character as itself, any other as a non-ASCII byte, as only ASCII is
-/// searched.
+/// Converts code units of `width` bytes to bytes: each ASCII character to itself, any other to a non-ASCII byte, as
+/// only ASCII texts are searched for.
 fn units(body: &[u8], width: usize, is_big: bool) -> impl Iterator<Item = u8> + '_ {
     body.chunks_exact(width).map(move |unit| {
         let (low, high) = if is_big { (unit[width - 1], &unit[..width - 1]) } else { (unit[0], &unit[1..]) };
@@ -75,19 +77,19 @@ fn units(body: &[u8], width: usize, is_big: bool) -> impl Iterator<Item = u8> + 
     })
 }
 
-/// The last token read outside of strings.
+/// Last JSON token that was read outside of strings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     Text,
-    /// A key and its colon.
+    /// Key of an object, with the colon after it.
     Key(Key),
     Other,
 }
 
-/// Kind of a key, by what its value may be.
+/// Kind of a JSON key, which determines the values that are forbidden.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
-    /// Key of a field reserved for the router and its engines.
+    /// Key of a field reserved for the router and its engines; every value but null is forbidden.
     Field,
     /// Key of an image's id.
     Uuid,
@@ -96,33 +98,33 @@ enum Key {
     Other,
 }
 
-/// State of an escape within a string.
+/// State of decoding an escape sequence within a string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Escape {
     None,
     Begun,
-    /// Number of digits read, of four, and their value.
+    /// Within `\uXXXX`: number of the hexadecimal digits read, and their value.
     Digits(u8, u16),
 }
 
-/// Scanner for keys and strings, which takes one byte after the other.
+/// Scanner for JSON keys and strings, which is fed byte by byte.
 pub(super) struct Reader {
     is_object: bool,
     may_write_fields: bool,
     is_in_text: bool,
     escape: Escape,
     kept: Vec<u8>,
-    /// Length of the current string in bytes.
+    /// Length of the string that is being read, in bytes.
     length: usize,
     depth: usize,
-    /// True inside a field whose keys are the client's own.
+    /// True inside a field with the client's own schemas or arguments, whose keys are not read by the engine.
     is_of_client: bool,
     last: Last,
 }
 
 impl Reader {
-    /// Makes a scanner. `is_object`: whether the body begins like a JSON object; `may_write_fields`: whether the client
-    /// may write reserved fields.
+    /// Makes a scanner. `is_object`: true if the body begins as a JSON object does; `may_write_fields`: true if the
+    /// client may write reserved fields.
     pub(super) fn new(is_object: bool, may_write_fields: bool) -> Self {
         Self {
             is_object,
@@ -174,7 +176,7 @@ impl Reader {
         None
     }
 
-    /// Kind of the key that the string just read is.
+    /// Returns the kind of the key that was just read as a string.
     fn key(&mut self) -> Key {
         let name = &*self.kept;
         if self.length > KEPT {
@@ -226,7 +228,7 @@ impl Reader {
         self.length += 1;
     }
 
-    /// Ends a string, and returns the reserved part that it is, if any.
+    /// Ends a string; returns the reserved id or field if the string is one.
     fn end(&mut self) -> Option<ReservedPart> {
         self.is_in_text = false;
         let of = std::mem::replace(&mut self.last, Last::Text);
@@ -243,28 +245,28 @@ impl Reader {
     }
 }
 
-/// Maximum length of a key that is compared, in bytes: 64 characters, each written as an escape.
+/// Maximum length of a key that is compared with reserved names, in bytes: 64 characters, each written as an escape.
 const LONGEST: usize = 64 * 6;
 
-/// Number of hexadecimal digits after the prefix by which a string is recognized as one of the router's image ids.
+/// Number of hexadecimal digits after the prefix that make a string one of the router's image ids.
 const DIGITS: usize = 32;
 
-/// Result of a quick scan of a body's quotes.
+/// Result of a quick search of a body for reserved ids and fields.
 pub(super) enum Suspicion {
-    /// Nothing in the body is reserved.
+    /// The body has no reserved ids or fields.
     None,
-    /// Undecided: the body must be scanned in full.
+    /// Undecided: the body must be scanned completely.
     Open,
     Sure(ReservedPart),
 }
 
-/// True if a string is one of the router's image ids, or could be taken for one.
+/// True if a string is one of the router's image ids, or could be mistaken for one.
 pub(super) fn is_picture_name(text: &[u8]) -> bool {
     is_prefixed(text.iter().copied()).is_some_and(|is_name| is_name)
 }
 
-/// Scans a body quickly for reserved parts. `is_object`: whether the body begins like a JSON object;
-/// `may_write_fields`: whether the client may write reserved fields.
+/// Searches a body quickly for reserved ids and fields. `is_object`: true if the body begins as a JSON object does;
+/// `may_write_fields`: true if the client may write reserved fields.
 pub(super) fn suspicion(body: &[u8], is_object: bool, may_write_fields: bool) -> Suspicion {
     if !is_object && let Some(found) = in_form(body, may_write_fields) {
         return Suspicion::Sure(found);
@@ -297,7 +299,7 @@ pub(super) fn suspicion(body: &[u8], is_object: bool, may_write_fields: bool) ->
     Suspicion::None
 }
 
-/// True if a key with this value may be a field reserved for the router and its engines.
+/// True if a key with the value `value` may be a field reserved for the router and its engines.
 fn is_suspicious(key: &[u8], value: &[u8]) -> bool {
     let decoded: Vec<u8>;
     let name = if key.contains(&b'\\') {
@@ -318,7 +320,7 @@ fn is_suspicious(key: &[u8], value: &[u8]) -> bool {
     name == b"request_id" && value.trim_ascii_start().strip_prefix(b"\"").is_some_and(|text| !is_plain(text))
 }
 
-/// Searches forms and lines of JSON for reserved ids and fields.
+/// Searches a body of another format, such as a form or lines of JSON, for reserved ids and fields.
 fn in_form(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     let is_name = |at: usize| is_picture_name(&body[at..]);
     if memmem::find_iter(body, PICTURE_PREFIX).any(is_name) {
@@ -334,7 +336,7 @@ fn in_form(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     Some(ReservedPart::Field(String::from_utf8_lossy(field).into_owned().into()))
 }
 
-/// True if a string is one of the router's image ids; None if it does not even have their prefix.
+/// True if a string is one of the router's image ids, false if only its prefix is; None for another prefix.
 fn is_prefixed(mut text: impl Iterator<Item = u8>) -> Option<bool> {
     if !PICTURE_PREFIX.bytes().all(|byte| text.next() == Some(byte)) {
         return None;
@@ -342,7 +344,7 @@ fn is_prefixed(mut text: impl Iterator<Item = u8>) -> Option<bool> {
     Some(text.take(DIGITS).filter(u8::is_ascii_hexdigit).count() == DIGITS)
 }
 
-/// Bytes of a string with escapes resolved, up to its end; 255 in place of any that are not ASCII.
+/// Decodes the bytes of a JSON string up to its end; each character that is not ASCII becomes the byte 255.
 fn unescaped(text: &[u8]) -> impl Iterator<Item = u8> + '_ {
     let mut rest = text;
     std::iter::from_fn(move || {

@@ -1,12 +1,12 @@
 //! Detection of ids and fields in clients' requests that only the router may write.
 //!
 //! An engine does not examine an image whose id it knows, so a client that used one of the router's ids for another
-//! image would change the answers to others. Fields for the connectors between engines make engines fetch blocks by
-//! number, keep them, or connect to an address.
+//! image would change the answers to others. Fields for the transfer of blocks between engines make engines fetch
+//! blocks by number, keep them, or connect to an address.
 //!
-//! Every body that goes to an engine is searched for both, whether or not the router can parse it, the way the engine
-//! would read it: with escapes resolved, in UTF-16 and UTF-32 too. A quick scan of the quotes clears most bodies at
-//! nearly no cost; only suspicious ones are scanned in full.
+//! Every body that is sent to an engine is searched for such ids and fields, whether or not the router can parse the
+//! body, with the engine's decoding: with escapes resolved, in UTF-16 and UTF-32 too. For most bodies, a quick scan of
+//! the quotes suffices at nearly no cost; only suspicious bodies are scanned completely.
 
 mod json;
 
@@ -21,7 +21,7 @@ use crate::engines::request_head::REQUEST_ID;
 use crate::requests::long_work::LongWork;
 use kvatlas_http::ShownKey;
 
-/// Headers reserved for the router, or for an engine's own proxy.
+/// Headers that clients must not send, as they are reserved for the router or for an engine's own proxy.
 const HEADERS: [&str; 9] = [
     "x-data-parallel-rank",
     "x-data-parallel-host-port",
@@ -34,24 +34,24 @@ const HEADERS: [&str; 9] = [
     "x-worker-instance-id",
 ];
 
-/// Parts of a request id after which vLLM's NCCL connector reads addresses.
+/// Parts of a request id that vLLM's NCCL connector interprets as followed by an address.
 const ADDRESSES: [&str; 2] = ["___prefill_addr_", "___decode_addr_"];
 
-/// A reserved part of a request.
+/// Part of a client's request that only the router may write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ReservedPart {
-    /// An image id that only the router may assign.
+    /// Image id that only the router may assign.
     Name,
-    /// A field or header for the communication between the router and its engines.
+    /// Field or header for the communication between the router and its engines.
     Field(Cow<'static, str>),
 }
 
-/// True if a client that has sent this key may write the fields reserved for the router.
+/// True if a client that has sent the key `shown` may write the fields reserved for the router.
 pub(crate) fn may_write_fields(config: &Config, shown: ShownKey) -> bool {
     config.engine_fields == EngineFields::All || shown == ShownKey::AdminKey
 }
 
-/// Refuses a head with headers reserved for the router.
+/// Refuses a request with headers reserved for the router.
 ///
 /// # Errors
 /// A refusal that names the header.
@@ -66,8 +66,8 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
     found.map_or(Ok(()), |name| Err(ReservedPart::Field(name.into()).refusal("header")))
 }
 
-/// Refuses a body with ids or fields reserved for the router. `may_write_fields`: whether the client may write reserved
-/// fields; `takes_long`: whether work on the body [takes long](crate::requests::long_work::takes_long).
+/// Refuses a body with ids or fields reserved for the router. `may_write_fields`: true if the client may write reserved
+/// fields; `takes_long`: true if processing the body [takes long](crate::requests::long_work::takes_long).
 ///
 /// # Errors
 /// A refusal that names the field.
@@ -104,13 +104,13 @@ fn is_engine_field(name: &[u8]) -> bool {
         || matches!(name, b"disaggregated_params" | b"decode_tp_size")
 }
 
-/// True if a request id contains an address for a connector.
+/// True if a request id contains an address that vLLM's connector would connect to.
 fn has_address(id: &[u8]) -> bool {
     ADDRESSES.iter().any(|piece| memchr::memmem::find(id, piece.as_bytes()).is_some())
 }
 
 impl ReservedPart {
-    /// Makes the refusal of a reserved part. `what`: the word for it, `header` or `field`.
+    /// Makes the refusal of a request with a reserved part. `what`: name of the part's kind, `header` or `field`.
     fn refusal(self, what: &str) -> Refusal {
         match self {
             Self::Name => {
@@ -143,7 +143,7 @@ mod tests {
         Some(ReservedPart::Field(name.into()))
     }
 
-    /// A text in which each character selected by `which` is written as a JSON escape.
+    /// Writes each character of a text that `which` selects as a JSON escape.
     fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
         text.chars().map(|it| if which(it) { format!("\\u{:04X}", u32::from(it)) } else { it.to_string() }).collect()
     }

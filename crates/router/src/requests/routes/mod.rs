@@ -1,7 +1,7 @@
-//! The table of the router's routes: those that it answers itself, and the forwarded ones.
+//! Table of the router's routes: the requests that the router answers itself, and those that it forwards to engines.
 //!
-//! A path below `/v1/` that is not in the table is forwarded only for the admin key: engines have routes there that
-//! change them for all clients (`/v1/load_lora_adapter`), and get new ones with each release.
+//! A path below `/v1/` that is not in the table is forwarded only with the admin key, because engines have routes there
+//! that change them for all clients (`/v1/load_lora_adapter`), and get new ones with each release.
 
 mod model;
 mod table;
@@ -17,9 +17,9 @@ pub(crate) use self::table::{ForwardRule, Responder, Route, RouterAnswer, WELCOM
 #[derive(Debug)]
 pub(crate) enum RouteMatch {
     Route(&'static Route),
-    /// A method for the admin key only; other clients may use the listed methods.
+    /// Route that requires the admin key for the request's method; other clients may use the listed methods.
     ForAdmins(&'static Route, Methods),
-    /// A known path, which accepts only the listed methods.
+    /// Known path that does not accept the request's method, only the listed methods.
     WrongMethod(Methods),
     Unknown,
 }
@@ -75,7 +75,7 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
     if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
 }
 
-/// True if a path is forwarded only for clients with a key, and this client has sent none.
+/// True if a path is forwarded only for clients with a key, and the client has sent no key.
 pub(crate) fn lacks_key(forwarded: ForwardRule, shown: ShownKey, path: &str, listed: &[String]) -> bool {
     forwarded.allowed == ForwardCondition::ToAdmins && shown == ShownKey::Nothing && !is_listed(path, listed)
 }
@@ -88,7 +88,7 @@ fn is_listed(path: &str, listed: &[String]) -> bool {
     })
 }
 
-/// The path as an engine may read it: decoded, in lower case, without empty segments.
+/// Returns the path as an engine may interpret it: decoded, in lower case, without empty segments.
 fn plain(path: &str) -> String {
     let decoded = kvatlas_http::plain(path.as_bytes());
     let decoded = String::from_utf8_lossy(&decoded).to_ascii_lowercase();
@@ -110,11 +110,11 @@ fn climbs(path: &str) -> bool {
     })
 }
 
-/// Pattern of a path with at most one parameter: `{id}` matches one segment, `{name*}` one or more.
+/// Pattern of a route's path with at most one parameter: `{id}` matches one segment, `{name*}` one or more.
 #[derive(Debug)]
 struct Pattern {
     text: &'static str,
-    /// Number of bytes before the parameter, and after it; None if there is no parameter.
+    /// Number of bytes before and after the parameter; None for a pattern without a parameter.
     around: Option<(usize, usize)>,
     is_rest: bool,
 }
@@ -135,7 +135,7 @@ impl Pattern {
         Self { text, around, is_rest }
     }
 
-    /// True if the pattern is a single path, without a parameter.
+    /// True if the pattern matches a single path, as it has no parameter.
     const fn is_literal(&self) -> bool {
         self.around.is_none()
     }
@@ -144,7 +144,8 @@ impl Pattern {
         self.parameter(path).is_some()
     }
 
-    /// Returns the parameter in a matching path, empty if the pattern has none; None if the path does not match.
+    /// Returns the parameter's value in a matching path, empty if the pattern has none; None if the path does not
+    /// match.
     fn parameter<'p>(&self, path: &'p str) -> Option<&'p str> {
         let Some((before, behind)) = self.around else { return (path == self.text).then_some("") };
         let (head, tail) = (&self.text[..before], &self.text[self.text.len() - behind..]);
@@ -158,11 +159,11 @@ pub(crate) fn bare(path: &str) -> &str {
     path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
 }
 
-/// A set of HTTP methods.
+/// Set of HTTP methods that a route accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Methods(u8);
 
-/// All methods that a route can have; the position is the method's bit in [`Methods`].
+/// All methods that a route can accept; the position is the method's bit in [`Methods`].
 const METHODS: [Method; 6] = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
 const STREAM: Methods = Methods(1);
@@ -176,14 +177,14 @@ impl Methods {
         METHODS.iter().position(|other| other == method).is_some_and(|at| self.0 & (1 << at) != 0)
     }
 
-    /// Lists the methods as in an `Allow` header.
+    /// Lists the methods in the form of an `Allow` header.
     pub(crate) fn list(self) -> String {
         let names = METHODS.iter().filter(|method| self.has(method)).map(Method::as_str);
         names.collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Removes the trailing slash of a request's path, which engines would answer with a redirect.
+/// Removes the trailing slash of a request's path, as engines would answer the path with the slash by a redirect.
 pub(crate) fn take_off_slash(uri: &mut Uri) {
     let bare = bare(uri.path());
     if bare.len() < uri.path().len() {

@@ -10,18 +10,18 @@ use serde_json::value::RawValue;
 /// Maximum length of a model's name in a body, in bytes.
 const LONGEST_NAME: usize = 4096;
 
-/// Place where a body names the model, unless its content type determines another.
+/// Place where a body names the model, unless the body's content type implies another place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelAt {
-    /// The model is named in the field `model` of a JSON object.
+    /// Field `model` of a JSON object.
     Json,
-    /// The model is named in the field `model` of a form (`multipart/form-data`).
+    /// Field `model` of a form (`multipart/form-data`).
     Form,
     Nowhere,
 }
 
 impl ModelAt {
-    /// The model named in a body of content type `kind`; None if it names none.
+    /// Returns the model named in a body of the content type `kind`; None if the body names none.
     pub(crate) fn of(self, kind: &str, body: &[u8]) -> Option<String> {
         match self.value(kind, body)? {
             ModelText::Json(value) if value.len() > LONGEST_NAME => None,
@@ -31,7 +31,7 @@ impl ModelAt {
         }
     }
 
-    /// Makes the body with another name for the model; None if the body names no model.
+    /// Makes a copy of a body with another name for the model; None if the body names no model.
     pub(crate) fn renamed(self, kind: &str, body: &[u8], name: &str) -> Option<Vec<u8>> {
         let (old, new) = match self.value(kind, body)? {
             ModelText::Json(value) => (value, serde_json::to_string(name).ok()?),
@@ -60,17 +60,17 @@ impl ModelAt {
     }
 }
 
-/// A model's name as written in a body, borrowed from it.
+/// Name of a model as written in a body or URL, not yet decoded.
 enum ModelText<'b> {
     /// A JSON string, quotes and escapes included.
     Json(&'b str),
     /// The text of a form's field.
     Form(&'b str),
-    /// A value of a query, in which bytes may be written as `%XX`.
+    /// A value in a URL's query, in which bytes may be written as `%XX`.
     Url(&'b str),
 }
 
-/// The model named in the query of a URL; None if it names none.
+/// Returns the model named in the query of a URL; None if the query names none.
 pub(crate) fn of_query(query: &str) -> Option<String> {
     decoded(query_field(query)?)
 }
@@ -84,12 +84,12 @@ fn decoded(value: &str) -> Option<String> {
     Some(plain).filter(|model| !model.is_empty())
 }
 
-/// Returns the field `model` of a JSON object; the last one if it is repeated, as engines do.
+/// Returns the field `model` of a JSON object; of a repeated field the last value, like engines.
 fn json_field(body: &[u8]) -> Option<&str> {
     serde_json::from_slice::<ModelField<'_>>(body).ok()?.0.map(|value| value.get())
 }
 
-/// Parser that keeps only the field `model` of a JSON object.
+/// JSON parser that reads only the field `model` of an object.
 struct ModelField<'b>(Option<&'b RawValue>);
 
 impl<'de> Deserialize<'de> for ModelField<'de> {
@@ -127,8 +127,8 @@ impl<'de> Deserialize<'de> for ModelField<'de> {
     }
 }
 
-/// Returns a field of a form (RFC 7578). `boundary`: separator of the form's parts; None to take it from the first
-/// line.
+/// Returns a field of a form (RFC 7578). `boundary`: separator of the form's parts; None to read the separator from the
+/// first line.
 fn form_field<'b>(body: &'b [u8], boundary: Option<&str>, name: &str) -> Option<&'b str> {
     let mark = match boundary {
         Some(boundary) => format!("--{boundary}").into_bytes(),
@@ -158,7 +158,7 @@ fn form_field<'b>(body: &'b [u8], boundary: Option<&str>, name: &str) -> Option<
     })
 }
 
-/// A parameter of a header's value: `name="value"` or `name=value`, after a semicolon or at the beginning.
+/// Returns a parameter of a header's value: `name="value"` or `name=value`, after a semicolon or at the beginning.
 fn parameter(text: &str, name: &str) -> Option<String> {
     text.split(';').find_map(|parameter| {
         let (key, value) = parameter.split_once('=')?;

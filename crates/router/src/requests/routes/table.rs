@@ -1,4 +1,4 @@
-//! Rows of the table of routes, the text at `GET /`, and tables for the documentation.
+//! Rows of the table of routes, the text of the answer to `GET /`, and tables for the documentation.
 
 use std::sync::LazyLock;
 
@@ -13,10 +13,10 @@ use Access::{Admin, Ask, Open};
 use ForwardCondition::{IfListed, ToAdmins};
 use ModelAt::{Form, Json};
 
-/// Pattern of the paths below `/v1/` without a row of their own.
+/// Pattern of the paths below `/v1/` for which the table has no row of their own.
 const UNNAMED: &str = "/v1/{path*}";
 
-/// A row of the table of routes: some methods of a path.
+/// Row of the table of routes: a path pattern with some of its methods.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) methods: Methods,
@@ -28,7 +28,7 @@ pub(crate) struct Route {
     about: &'static str,
 }
 
-/// Place where a request is answered: in the router, or at an engine.
+/// Responder to a route's requests: the router itself, or an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Responder {
     /// The router answers itself.
@@ -37,21 +37,22 @@ pub(crate) enum Responder {
     Engine(ForwardRule),
 }
 
-/// Properties of a request that is forwarded to an engine.
+/// Rule for a route whose requests are forwarded to engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForwardRule {
-    /// API of the body, if it has a prompt that is parsed; None if it has not.
+    /// API whose format the body has, for a body with a prompt that is parsed; None for other bodies.
     pub(crate) endpoint: Option<Endpoint>,
     /// Place where the body names the model.
     pub(crate) model: ModelAt,
-    /// Kind of work that the request is.
+    /// Kind of work that the request causes at an engine.
     pub(crate) task: Task,
-    /// True if a POST has no lasting effect at the engine, so that it may be sent again after it was sent completely.
+    /// True if a POST request has no lasting effect at the engine, so that it may be retried after it was sent
+    /// completely.
     pub(crate) repeats: bool,
     pub(crate) allowed: ForwardCondition,
 }
 
-/// Condition under which a path is forwarded.
+/// Condition under which a path is forwarded to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ForwardCondition {
     Always,
@@ -62,17 +63,17 @@ pub(crate) enum ForwardCondition {
 }
 
 impl Route {
-    /// Pattern of the route's paths.
+    /// Returns the pattern of the route's paths.
     pub(crate) fn pattern(&self) -> &'static str {
         if self.path.text.is_empty() { "/{path*}" } else { self.path.text }
     }
 
-    /// Returns the parameter in a path that matches the route.
+    /// Returns the value of the pattern's parameter in a path that matches the route.
     pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
         self.path.parameter(bare(path)).unwrap_or_default()
     }
 
-    /// True if a request may be sent again after an engine has received it completely.
+    /// True if a request may be retried after an engine has received it completely.
     pub(crate) fn may_repeat(&self, method: &Method) -> bool {
         match self.to {
             // Some engines are changed by GET too.
@@ -82,17 +83,17 @@ impl Route {
         }
     }
 
-    /// True if a trailing slash is removed from the path, as engines accept none at the listed paths.
+    /// True if a trailing slash is removed from the path, as engines do not accept one at the table's paths.
     pub(crate) fn takes_off_slash(&self) -> bool {
         !self.path.text.is_empty() && !self.is_unnamed()
     }
 
-    /// True for the row of the paths below `/v1/` without a row of their own.
+    /// True for the row that matches all paths below `/v1/` without a row of their own.
     pub(crate) fn is_unnamed(&self) -> bool {
         self.path.text == UNNAMED
     }
 
-    /// True if the admin listener answers the route without a key.
+    /// True if the listener for administrators answers the route without a key, as for health probes.
     pub(crate) fn is_for_probes(&self) -> bool {
         matches!(
             self.to,
@@ -101,7 +102,7 @@ impl Route {
     }
 }
 
-/// Requests that the router answers itself, in `dispatch`.
+/// Requests that the router answers itself, with the functions in `dispatch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RouterAnswer {
     Welcome,
@@ -150,7 +151,7 @@ const fn forwarded(methods: Methods, path: &'static str, about: &'static str, fo
     Route { methods, path: Pattern::new(path), wants, to: Responder::Engine(forwarded), about }
 }
 
-/// Makes the route of a prompt in JSON.
+/// Makes the route of a request with a prompt in JSON.
 const fn prompt(path: &'static str, endpoint: Endpoint) -> Route {
     let what = ForwardRule {
         endpoint: Some(endpoint),
@@ -162,12 +163,13 @@ const fn prompt(path: &'static str, endpoint: Endpoint) -> Route {
     forwarded(POST, path, "a prompt that is read", what)
 }
 
-/// Makes the route of work whose result an engine computes and does not store.
+/// Makes the route of a request whose result an engine computes with a model and does not store.
 const fn work(path: &'static str, model: ModelAt) -> Route {
     computed(path, model, Task::Alone)
 }
 
-/// Makes the route of a request that an engine answers about a body without computing with its model.
+/// Makes the route of a request that an engine answers from its body without computing with a model, such as
+/// tokenizing.
 const fn said(path: &'static str) -> Route {
     computed(path, Json, Task::Tell)
 }
@@ -177,7 +179,7 @@ const fn computed(path: &'static str, model: ModelAt, task: Task) -> Route {
     forwarded(POST, path, "computed by the engine", what)
 }
 
-/// Makes the route of something that an engine creates and stores.
+/// Makes the route of a request by which an engine creates and stores an item.
 const fn made(path: &'static str, about: &'static str) -> Route {
     let what = ForwardRule {
         endpoint: None,
@@ -189,7 +191,7 @@ const fn made(path: &'static str, about: &'static str) -> Route {
     forwarded(ANY, path, about, what)
 }
 
-/// Makes the route of something that an engine knows, or stores for a client.
+/// Makes the route of a request for information that an engine has, or for an item that it stores for a client.
 const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Route {
     let what = ForwardRule {
         endpoint: None,
@@ -207,18 +209,18 @@ const fn change(path: &'static str, allowed: ForwardCondition) -> Route {
     forwarded(ANY, path, "changes an engine for everybody", what)
 }
 
-/// Makes the route of all other paths below `/v1/`, which may be work for a model.
+/// Makes the route of all other paths below `/v1/`, whose requests may be work for a model.
 const fn unnamed() -> Route {
     let what = ForwardRule { endpoint: None, model: Json, task: Task::Tell, repeats: false, allowed: ToAdmins };
     forwarded(ANY, UNNAMED, "what no other row is about", what)
 }
 
-/// Route of the paths in the setting `forward` that change no engine.
+/// Route of the paths in the setting `forward` that do not change an engine.
 pub(super) static LISTED: Route = made("", "a path that the setting `forward` adds");
 /// Route of the paths in the setting `forward` that change an engine.
 pub(super) static LISTED_CHANGE: Route = change("", IfListed);
 
-/// All routes, the most frequent ones first.
+/// All routes, the most frequently requested ones first.
 pub(super) static ROUTES: &[Route] = &[
     prompt("/v1/chat/completions", Endpoint::Chat),
     prompt("/v1/completions", Endpoint::Completions),
@@ -397,7 +399,7 @@ pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
 mod tests {
     use super::*;
 
-    /// Formats rows as a table for the documentation, with similar rows combined.
+    /// Formats rows of the table of routes for the documentation, with similar rows combined.
     fn documented(allowed: Option<ForwardCondition>) -> String {
         let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
         for route in ROUTES {

@@ -1,9 +1,10 @@
-//! Detection of sessions that defeat every cache: their prompts begin differently turn after turn, by a time, a counter
-//! or a changing order.
+//! Detection of sessions that no cache can help: the beginnings of their prompts change with every turn, through a
+//! time, a counter or a changing order.
 //!
-//! The recent prompts of a session are stored as the hashes of their blocks: several of them, as an agent's side
-//! requests (a title, a summary) have their own prompts. A turn that shares next to nothing with any of them is lost
-//! work; a single one is a fresh start, several in a row are a habit.
+//! The recent prompts of a session are stored as the hashes of their blocks. Several prompts are stored, as an agent's
+//! side requests (a title, a summary) have their own prompts. A turn that shares next to nothing with any of them
+//! cannot use a cache. A single turn of this kind is a fresh start; several in a row are reported as a habit of the
+//! session.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,26 +22,26 @@ const MOST_BYTES: usize = 64 << 20;
 /// Number of prompts stored for each session.
 const KEPT: usize = 3;
 
-/// Number of blocks below which a prompt is ignored, as too little could be cached.
+/// Number of blocks below which a prompt is ignored, as too few blocks could be cached.
 const SHORTEST: usize = 8;
 
-/// Two prompts share too little to use a cache if the common blocks are at most one in this number of the shorter
-/// one's.
+/// Divisor for sharing too little: two prompts have too few common blocks to use a cache if these are at most one in
+/// this number of the shorter prompt's blocks.
 const FEW: usize = 8;
 
-/// Number of successive turns with changed beginnings that make a habit.
+/// Number of successive turns with changed beginnings after which they are reported as a habit of the session.
 const IN_A_ROW: u32 = 3;
 
-/// Time after its last turn for which a habit is reported, in seconds.
+/// Time after a session's last turn with a changed beginning for which its habit is reported, in seconds.
 const TOLD: f64 = 600.0;
 
-/// Maximum number of habits reported at a time.
+/// Maximum number of sessions whose habit of changing beginnings is reported at a time.
 const MOST_TOLD: usize = 1024;
 
-/// The recent prompts of sessions, and the sessions whose prompts begin differently each time.
+/// Recent prompts of sessions, and the sessions whose prompts begin differently with every turn.
 pub(super) struct Habits {
     sessions: Lru<Prompts>,
-    /// Number of turns that had a changed beginning by habit.
+    /// Number of turns whose beginning changed, in sessions that have this habit.
     turns: u64,
     told: VecDeque<Habit>,
 }
@@ -48,16 +49,17 @@ pub(super) struct Habits {
 #[derive(Debug, Default)]
 struct Prompts {
     last: VecDeque<Arc<[u64]>>,
-    /// Number of successive turns that shared next to nothing with the turns before.
+    /// Number of successive turns of the session that shared next to nothing with its earlier turns.
     lost: u32,
 }
 
-/// A session whose prompts begin differently turn after turn.
+/// Report on a session whose prompts begin differently with every turn.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Habit {
     pub(super) session: u64,
     at: f64,
-    /// First token, rounded down to a block, at which the session's last prompt differs from the ones before.
+    /// Position of the first token, rounded down to a block, at which the session's last prompt differs from earlier
+    /// ones.
     pub(super) differs_at: u32,
     pub(super) tokens: u32,
 }
@@ -67,13 +69,13 @@ impl Habits {
         Self { sessions: Lru::new(MOST, MOST_BYTES), turns: 0, told: VecDeque::new() }
     }
 
-    /// Drops the prompts of a session whose next prompt begins anew for a good reason.
+    /// Drops the stored prompts of a session whose next prompt will begin differently for a good reason.
     pub(super) fn forget(&mut self, session: u64) {
         self.sessions.remove(session);
     }
 
-    /// Compares a prompt of `tokens` tokens in blocks of `block_size` tokens with the recent ones. Returns the
-    /// session's habit when it is first detected, else None. `now`: time in seconds.
+    /// Compares a prompt of `tokens` tokens in blocks of `block_size` tokens with the session's recent prompts. Returns
+    /// a report when changing beginnings are first detected as the session's habit, else None. `now`: time in seconds.
     pub(super) fn look(
         &mut self,
         session: u64,
@@ -115,12 +117,13 @@ impl Habits {
         (lost == IN_A_ROW).then_some(habit)
     }
 
-    /// Number of turns that had a changed beginning by habit.
+    /// Number of turns whose beginning changed, in sessions that have this habit.
     pub(super) fn turns(&self) -> u64 {
         self.turns
     }
 
-    /// The recent habits as JSON, for a page; None if there are none. `now`: time in seconds.
+    /// Returns the sessions with changing beginnings as JSON, for a web page; None if there are none lately. `now`:
+    /// time in seconds.
     pub(super) fn to_json(&self, now: f64, shown_under: &ShownUnder) -> Option<Value> {
         let last = self.told.back().filter(|habit| habit.at + TOLD >= now)?;
         Some(json!({
@@ -131,7 +134,7 @@ impl Habits {
         }))
     }
 
-    /// Number of sessions whose prompts changed in this way in the last ten minutes. `now`: time in seconds.
+    /// Number of sessions whose prompts had changing beginnings in the last ten minutes. `now`: time in seconds.
     pub(super) fn count(&self, now: f64) -> usize {
         self.told.iter().filter(|habit| habit.at + TOLD >= now).count()
     }

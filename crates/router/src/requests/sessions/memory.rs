@@ -1,5 +1,5 @@
-//! The most recent sessions: number of turns, end of the last answer, and its reason, in a map limited in number and
-//! size, which drops the least recently used ones.
+//! Table of the most recent sessions, with the number of turns, and the time and reason of the last answer's end. The
+//! table is limited in number and size, and drops the least recently used sessions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -9,13 +9,13 @@ use lru::LruCache;
 use super::turn::{Class, Hints, Identity, ShownUnder, Turn};
 use crate::answers::observe::Stop;
 
-/// Maximum number of sessions remembered.
+/// Maximum number of sessions in the table.
 const MOST: usize = 1 << 16;
 
-/// Maximum number of ended child sessions remembered for a session.
+/// Maximum number of ended child sessions recorded for a session.
 const MOST_CHILDREN: usize = 64;
 
-/// The most recently used sessions.
+/// Table of the most recently used sessions.
 pub(super) struct Memory {
     sessions: Lru<Session>,
     shown_under: ShownUnder,
@@ -25,14 +25,15 @@ pub(super) struct Memory {
 struct Session {
     turns: u32,
     last: Option<AnswerEnd>,
-    /// Child sessions that have ended since the session's last request, each with its last answer.
+    /// Child sessions (of agents started by the session) that have ended since the session's last request, each with
+    /// the end of its last answer.
     children: Vec<(u64, AnswerEnd)>,
 }
 
-/// End of an answer.
+/// Time and reason of an answer's end.
 #[derive(Debug, Clone, Copy)]
 struct AnswerEnd {
-    /// Number of the request's decision.
+    /// Number that identifies the request in routing decisions.
     id: u64,
     at: f64,
     stop: Option<Stop>,
@@ -52,7 +53,7 @@ impl Memory {
         self.sessions.get(session).is_some_and(|session| session.last.is_some())
     }
 
-    /// Returns the turn that a request is in its session, without recording it. `now`: time in seconds.
+    /// Returns the position of a request in its session, without recording the request. `now`: time in seconds.
     pub(super) fn look(&self, identity: Identity, hints: Hints, now: f64) -> Turn {
         let Identity { name, source } = identity;
         let session = self.sessions.get(name.key);
@@ -97,7 +98,8 @@ impl Memory {
         session.children.clear();
     }
 
-    /// Records the end of the answer to a request. `id`: number of the decision; `now`: time in seconds.
+    /// Records the end of the answer to a request. `id`: number that identifies the request in decisions; `now`: time
+    /// in seconds.
     pub(super) fn end(&mut self, turn: &Turn, id: u64, stop: Option<Stop>, now: f64) {
         let ended = AnswerEnd { id, at: now, stop };
         if let Some(parent) = turn.parent.and_then(|parent| self.sessions.get_mut(parent)) {
@@ -115,7 +117,7 @@ impl Memory {
     }
 }
 
-/// Map that drops the least recently used values, limited in number and in bytes. Keys are hashes.
+/// Map with limits in number and in bytes, which drops the least recently used values. Keys are hashes.
 #[derive(Debug)]
 pub(super) struct Lru<T> {
     slots: LruCache<u64, Slot<T>, KeySeed>,
@@ -148,13 +150,13 @@ impl<T: Default> Lru<T> {
         self.slots.peek_mut(&key).map(|slot| &mut slot.value)
     }
 
-    /// Returns the value of a key, inserted if missing, and marks it as used.
+    /// Returns the value of a key, which is inserted if missing, and marks the value as recently used.
     pub(super) fn used(&mut self, key: u64) -> &mut T {
         while self.slots.len() >= self.most && !self.slots.contains(&key) && self.drop_oldest() {}
         &mut self.slots.get_or_insert_mut(key, Slot::default).value
     }
 
-    /// Sets the number of bytes that a value takes besides its own size.
+    /// Sets the number of bytes that a value occupies in addition to its own size.
     pub(super) fn weigh(&mut self, key: u64, bytes: usize) {
         let Some(slot) = self.slots.peek_mut(&key) else { return };
         self.bytes = self.bytes - slot.bytes + bytes;
@@ -176,7 +178,8 @@ impl<T: Default> Lru<T> {
     }
 }
 
-/// Seed for hashing keys. Keys are hashes of clients' inputs: without a seed, clients could choose keys that collide.
+/// Random seed for a hash map. The keys are hashes of clients' inputs: without a seed, clients could choose keys that
+/// collide.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeySeed(u64);
 
@@ -194,7 +197,7 @@ impl BuildHasher for KeySeed {
     }
 }
 
-/// Hasher of keys that are hashes already.
+/// Hasher for a map whose keys are hashes already.
 pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {

@@ -1,12 +1,12 @@
-//! Sessions: groups of requests that belong together, as the turns of a chat or the requests of an agent. Sessions
-//! without a name are handled in this file.
+//! Sessions: groups of requests that belong together, such as the turns of a chat or the requests of an agent. This
+//! file handles sessions without a name, which are recognized by their prompts.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `named.rs` | sessions named in headers and fields of the body |
 //! | `memory.rs` | the most recent sessions |
 //! | `habits.rs` | sessions whose prompts begin differently each time |
-//! | `turn.rs` | the session that a request names, and the turn that the request is in its session |
+//! | `turn.rs` | the session that a request names, and the request's position in the session |
 
 mod habits;
 mod memory;
@@ -39,28 +39,28 @@ use named::Headers;
 use turn::{Class, ShownUnder};
 pub(crate) use turn::{Hints, Identity, Name, Turn};
 
-/// The sessions to which requests belong.
+/// Recognition and records of the sessions to which requests belong.
 pub(crate) struct Sessions {
-    /// Places that may name a session, in the order of the search.
+    /// Places of a request that may name a session, in the order in which they are searched.
     sources: Vec<Source>,
     own_header: Option<HeaderName>,
     memory: Mutex<Memory>,
     shown_under: ShownUnder,
     habits: Mutex<Habits>,
     chains: Chains,
-    /// Number of sessions without a name that have begun; also the input for their keys, which no other router
-    /// generates.
+    /// Number of sessions without a name that have begun. A session's key is derived from this number and a random seed,
+    /// so that no other router generates equal keys.
     started: AtomicU64,
     has_warned: AtomicBool,
     seed: u64,
-    /// Number of prompts by the source of their session's name, in the order of [`Source::ALL`]; those without a
+    /// Number of prompts by the place that named their session, in the order of [`Source::ALL`], with prompts without a
     /// session last.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
-    /// Number of prompts of sessions, by the kind of turn ([`Kind::ALL`]).
+    /// Number of prompts in sessions, by the kind of turn ([`Kind::ALL`]).
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
 }
 
-/// The parts of a prompt by which the session that it continues is found.
+/// Parts of a prompt that are compared with earlier prompts, to find the session that the prompt continues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prompt<'a> {
     pub(crate) hashes: &'a Arc<[u64]>,
@@ -91,7 +91,7 @@ impl Sessions {
         })
     }
 
-    /// Returns the session named in a request, None if none is, and the client's hints.
+    /// Returns the session named in a request, or None, and further facts that the client states.
     pub(crate) fn identify(&self, headers: &HeaderMap, body: &BodyNames) -> (Option<Identity>, Hints) {
         if self.sources.is_empty() {
             return (None, Hints::default());
@@ -102,13 +102,14 @@ impl Sessions {
         (found, headers.hints)
     }
 
-    /// Returns the turn that a request is in its session, without recording it. None if it belongs to no known session.
+    /// Returns the position of a request in its session, without recording the request. None if the request belongs to
+    /// no known session.
     pub(crate) fn look(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Turn> {
         let identity = named.or_else(|| self.continued(prompt).map(unnamed))?;
         Some(self.memory.lock().look(identity, hints, seconds()))
     }
 
-    /// Records a prompt, and returns the turn that it is in its session. None if its session is unknown.
+    /// Records a prompt in its session, and returns its position there. None if the session is unknown.
     pub(crate) fn begin(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Arc<Turn>> {
         let identity = named.or_else(|| self.continue_or_start(prompt).map(unnamed));
         let source = identity.and_then(|identity| Source::ALL.iter().position(|source| *source == identity.source));
@@ -126,12 +127,12 @@ impl Sessions {
         Some(Arc::new(turn))
     }
 
-    /// Records the end of the answer to a prompt. `id`: number of the decision.
+    /// Records the end of the answer to a prompt. `id`: number that identifies the request in decisions.
     pub(crate) fn end(&self, turn: &Turn, id: u64, stop: Option<Stop>) {
         self.memory.lock().end(turn, id, stop, seconds());
     }
 
-    /// Detects sessions whose prompts begin differently each time, so that no cache helps.
+    /// Detects and logs sessions whose prompts begin differently each time, so that no cache helps.
     fn watch(&self, turn: &Turn, prompt: Prompt<'_>) {
         // Sessions without names are recognized by their beginnings.
         if turn.source == Source::Prefix || turn.hints.class == Some(Class::Auxiliary) {
@@ -156,24 +157,25 @@ impl Sessions {
         }
     }
 
-    /// Returns the number of turns with changed beginnings, and the number of sessions that had them lately.
+    /// Returns the number of turns whose beginning changed, and the number of sessions that had such turns lately.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
         let habits = self.habits.lock();
         (habits.turns(), habits.count(seconds()))
     }
 
-    /// The sessions whose prompts begin differently each time, as JSON for a page; None if there were none lately.
+    /// Returns the sessions whose prompts begin differently each time, as JSON for a web page; None if there were none
+    /// lately.
     pub(crate) fn habits(&self) -> Option<Value> {
         self.habits.lock().to_json(seconds(), &self.shown_under)
     }
 
-    /// Number of sessions that are remembered.
+    /// Number of recorded sessions.
     pub(crate) fn len(&self) -> usize {
         self.memory.lock().len()
     }
 
-    /// Key of the session without a name that a prompt continues; None if there is none. The next turn of a session
-    /// comes after the answer to the last one, and has a longer prompt.
+    /// Returns the key of the session without a name that a prompt continues; None if it continues none. The next turn
+    /// of a session comes after the answer to the last one, and has a longer prompt.
     fn continued(&self, prompt: Prompt<'_>) -> Option<u64> {
         if !self.sources.contains(&Source::Prefix) {
             return None;
@@ -182,7 +184,7 @@ impl Sessions {
         (prompt.tokens > end.tokens && self.memory.lock().has_answer(end.session)).then_some(end.session)
     }
 
-    /// Key of the session without a name that a prompt continues or starts. None if sessions without a name are not
+    /// Returns the key of the session without a name that a prompt continues or starts. None if such sessions are not
     /// tracked, or the prompt has no full block.
     fn continue_or_start(&self, prompt: Prompt<'_>) -> Option<u64> {
         if prompt.hashes.is_empty() || !self.sources.contains(&Source::Prefix) {
@@ -206,19 +208,19 @@ fn unnamed(key: u64) -> Identity {
     Identity { name: Name { key, parent: None }, source: Source::Prefix }
 }
 
-/// Maximum number of prompts whose ends are remembered.
+/// Maximum number of prompts whose last blocks are recorded.
 const MOST: usize = 1 << 17;
 
-/// Number of blocks, from the end of a prompt, among which the end of an earlier one is searched: 16 K tokens in blocks
-/// of 16. In recordings of coding agents, 95 % of the turns are shorter than a third of that.
+/// Number of blocks, from the end of a prompt, among which the last block of an earlier prompt is sought: 16 K tokens
+/// in blocks of 16. In recordings of coding agents, 95 % of the turns are shorter than a third of this number.
 const LOOKED_AT: usize = 1024;
 
-/// The ends of recent prompts, by which a prompt that continues one of them is recognized.
+/// Last blocks of recent prompts, by which a prompt that continues one of them is recognized.
 struct Chains {
     ends: RwLock<Lru<End>>,
 }
 
-/// The prompt that ends with some block.
+/// Prompt whose last block has a given hash.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct End {
     session: u64,
@@ -230,14 +232,15 @@ impl Chains {
         Self { ends: RwLock::new(Lru::new(MOST, usize::MAX)) }
     }
 
-    /// Returns the longest earlier prompt that is a prefix of this one; None if there is none.
+    /// Returns the longest earlier prompt that is a prefix of the prompt with the hashes `hashes`; None if there is
+    /// none.
     fn find(&self, hashes: &[u64]) -> Option<End> {
         let ends = self.read();
         let from = hashes.len().saturating_sub(LOOKED_AT);
         hashes.iter().enumerate().skip(from).rev().find_map(|(at, hash)| ends.get(key(at, *hash)).copied())
     }
 
-    /// Remembers the end of a session's prompt.
+    /// Records the last block of a session's prompt.
     fn insert(&self, hashes: &[u64], end: End) {
         let Some((at, hash)) = hashes.iter().enumerate().next_back() else { return };
         *self.write().used(key(at, *hash)) = end;
@@ -252,7 +255,7 @@ impl Chains {
     }
 }
 
-/// Key of a block at a position of a prompt.
+/// Computes the key of a block from its position in the prompt and its hash.
 fn key(at: usize, hash: u64) -> u64 {
     hash ^ (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,4 +1,4 @@
-//! Sessions named in fields of the body or in headers, and hints on a request that clients send in other headers.
+//! Sessions named in fields of the body or in headers, and further facts about a request that clients send in headers.
 //!
 //! | client | headers |
 //! |---|---|
@@ -40,7 +40,7 @@ impl BodyNames {
         }
     }
 
-    /// Returns the session named in fields of this kind; None if they name none.
+    /// Returns the session named in the fields of the kind `source`; None if they name none.
     pub(super) fn name(&self, source: Source) -> Option<Name> {
         match source {
             Source::Body => self.body,
@@ -51,7 +51,7 @@ impl BodyNames {
     }
 }
 
-/// An agent's identity, with the field names of Dynamo and vllm-router.
+/// Identity of an agent in a body, with the field names of Dynamo and vllm-router.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Context<'a> {
@@ -69,13 +69,13 @@ struct Context<'a> {
     parent_program_id: Option<&'a RawValue>,
     #[serde(borrow)]
     agent_id: Option<&'a RawValue>,
-    /// SGLang's id of a session.
+    /// Id of a session in SGLang's format.
     #[serde(borrow)]
     id: Option<&'a RawValue>,
 }
 
 impl<'a> Context<'a> {
-    /// Returns the most specific session: the agent's own, else the whole session; None if nothing names one.
+    /// Returns the most specific session: the agent's own, else the whole session; None if no field names one.
     fn name(&self) -> Option<Name> {
         let named = |name, parent| {
             let parent: Option<Cow<'_, str>> = text(parent);
@@ -90,8 +90,8 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Parses an object that identifies an agent. The object may be written as a string, as not every field accepts
-/// objects.
+/// Parses an object that identifies an agent. The object may be written as a string, as some fields accept only
+/// strings.
 fn agent(raw: Option<&RawValue>) -> Option<Name> {
     match text(raw) {
         Some(inner) => serde_json::from_str::<Context<'_>>(&inner).ok()?.name(),
@@ -165,7 +165,7 @@ fn plain(raw: Option<&RawValue>) -> Option<Name> {
     text(raw).map(|name| Name::new(name.as_bytes(), None))
 }
 
-/// Returns a non-empty string, or a number as text; None for anything else.
+/// Returns a non-empty string, or a number as text; None for any other value.
 fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     let raw = raw?;
     if raw.get().starts_with(|first: char| first.is_ascii_digit()) {
@@ -178,7 +178,7 @@ fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// The headers of a request that concern its session. Empty headers count as missing.
+/// Headers of a request that concern its session. Empty headers count as missing.
 #[derive(Default)]
 pub(super) struct Headers<'h> {
     own: Option<&'h [u8]>,
@@ -190,7 +190,7 @@ pub(super) struct Headers<'h> {
     thread: Option<&'h [u8]>,
     session: Option<&'h [u8]>,
     session_before: Option<&'h [u8]>,
-    /// The common headers, in the order of [`COMMON`].
+    /// Headers with a session's id that various clients send, in the order of [`COMMON`].
     common: [Option<&'h [u8]>; COMMON.len()],
     parent: Option<&'h [u8]>,
     pub(super) hints: Hints,
@@ -200,7 +200,7 @@ pub(super) struct Headers<'h> {
 const COMMON: [&str; 4] = ["x-session-id", "x-session-affinity", "x-opencode-session", "x-hermes-session-id"];
 
 impl<'h> Headers<'h> {
-    /// Reads all headers once. `own`: the header named in the configuration.
+    /// Reads all headers that concern the session. `own`: name of the header that the operator configured.
     pub(super) fn of(headers: &'h HeaderMap, own: Option<&HeaderName>) -> Self {
         let mut found = Self::default();
         for (name, value) in headers {
@@ -256,7 +256,7 @@ impl<'h> Headers<'h> {
         *slot = Some(value);
     }
 
-    /// Returns the session named in headers of this kind; None if they name none.
+    /// Returns the session named in the headers of the kind `source`; None if they name none.
     pub(super) fn name(&self, source: Source) -> Option<Name> {
         match source {
             Source::OwnHeader => Some(Name::new(self.own?, self.parent)),
@@ -279,12 +279,13 @@ impl<'h> Headers<'h> {
     }
 }
 
-/// True unless the value of a flag means no.
+/// True unless the value of a flag in a header means no.
 fn is_yes(value: &[u8]) -> bool {
     !["0", "false", "no", "none"].iter().any(|no| value.eq_ignore_ascii_case(no.as_bytes()))
 }
 
-/// Parses a text such as `Bash=742;Read=9`, in milliseconds, and returns the sum in seconds; None if it has no numbers.
+/// Parses the durations of tools from a text such as `Bash=742;Read=9`, in milliseconds, and returns the sum in
+/// seconds; None if the text has no numbers.
 fn seconds(text: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(text).ok()?;
     let took = text.split(';').filter_map(|tool| tool.rsplit_once('=')?.1.trim().parse::<u32>().ok());

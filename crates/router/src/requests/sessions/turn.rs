@@ -1,4 +1,4 @@
-//! The session that a request names, and the turn that the request is in its session.
+//! Identity of the session that a request names, and the request's position in the session (its turn).
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::answers::observe::Stop;
 use crate::config::Source;
 
-/// Key with which sessions' ids are hashed before they are shown, so that ids cannot be found by guessing.
+/// Key with which ids of sessions are hashed before they are shown, so that ids cannot be found by guessing.
 #[derive(Clone, PartialEq)]
 pub(crate) struct ShownUnder(Arc<[u8; 32]>);
 
@@ -19,7 +19,7 @@ impl ShownUnder {
         Self(Arc::new(key))
     }
 
-    /// Returns a session's id as records and pages show it: hashed, in hexadecimal.
+    /// Returns a session's id in the form that records and web pages show: hashed, in hexadecimal.
     pub(super) fn hex(&self, session: u64) -> String {
         blake3::keyed_hash(&self.0, &session.to_le_bytes()).to_hex()[..16].to_owned()
     }
@@ -31,7 +31,7 @@ impl fmt::Debug for ShownUnder {
     }
 }
 
-/// A turn of a session: a request with its position in the session.
+/// Turn of a session: a request with its position in the session.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Turn {
     pub(crate) session: u64,
@@ -44,16 +44,16 @@ pub(crate) struct Turn {
     pub(crate) stop: Option<Stop>,
     /// Seconds since the end of the session's previous answer; None for the first request.
     pub(crate) pause: Option<f64>,
-    /// Numbers of the decisions of the requests that had to end before this one could be made.
+    /// Numbers that identify, in routing decisions, the requests that had to end before this one could be made.
     pub(crate) after: Vec<u64>,
-    /// Seconds since the last of the requests in `after` ended; None if there were none.
+    /// Seconds since the last of the requests in `after` ended; None if `after` is empty.
     pub(crate) delay: Option<f64>,
     pub(crate) hints: Hints,
     pub(crate) shown_under: ShownUnder,
 }
 
 impl Turn {
-    /// Returns the turn as JSON.
+    /// Returns the turn (position of the request in its session) as JSON.
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "key": self.shown_under.hex(self.session),
@@ -69,7 +69,7 @@ impl Turn {
         })
     }
 
-    /// Writes the turn's fields of a record of decisions, with the names used in traces.
+    /// Adds the turn's fields to a record of a decision, with the names used in traces.
     pub(crate) fn record(&self, fields: &mut Map<String, Value>) {
         let millis = |seconds: f64| (seconds * 1e3).round() as u64;
         let fields_of_turn: [(&str, Value); 10] = [
@@ -93,7 +93,7 @@ fn to_millis(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }
 
-/// Hash of a session's name, and of the name of the session that started it. Names themselves are not stored.
+/// Hash of a session's name, and of the name of the session that started it. The names themselves are not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) key: u64,
@@ -115,14 +115,14 @@ impl Name {
     }
 }
 
-/// The session that a request names, and the place where it is named.
+/// Session that a request names, and the place of the request that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) name: Name,
     pub(crate) source: Source,
 }
 
-/// Facts that a client states about a request besides its session.
+/// Facts about a request that the client states in headers, besides its session.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Hints {
     pub(crate) class: Option<Class>,
@@ -130,11 +130,11 @@ pub(crate) struct Hints {
     pub(crate) is_compacted: bool,
     /// True if the client states that the session ends with this request.
     pub(crate) is_last: bool,
-    /// Seconds that the tools took whose results are in the request; None if not stated.
+    /// Seconds that the tools ran whose results are in the request; None if not stated.
     pub(crate) tools: Option<f64>,
 }
 
-/// Part of an agent's work that a request does, by Claude Code's names.
+/// Purpose of a request within an agent's work, by Claude Code's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     Main,
