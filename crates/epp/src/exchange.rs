@@ -1,4 +1,5 @@
-//! [`PickExchange`]: state of one request, with the replies to the gateway in each mode. Uses no sockets.
+//! State of one request in the exchange with a gateway, with the replies in each mode ([`PickExchange`]). The module
+//! uses no sockets.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,46 +13,46 @@ use crate::messages::{
 };
 use crate::{AnswerWatcher, Counts, Pick, PickRefusal, RequestToPick};
 
-/// Name of the header, and key of the metadata, for the picked endpoints.
+/// Name of the header, and key of the metadata, with the picked endpoints for the gateway.
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
 
-/// Namespace and key of the metadata with the endpoints among which to pick.
+/// Namespace and key of the metadata in which a gateway lists the endpoints among which to pick.
 const SUBSET: (&str, &str) = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset");
 
-/// Header by which conformance tests choose endpoints.
+/// Header by which a gateway's conformance tests choose the endpoints to pick.
 const CHOSEN: &str = "test-epp-endpoint-selection";
-/// Header that tells conformance tests which endpoint answered.
+/// Header that reports to a gateway's conformance tests which endpoint answered.
 const SERVED: &str = "x-conformance-test-served-endpoint";
 
 /// Namespace and key of the metadata in which a gateway names the endpoint to which it sent the request.
 const SERVED_BY: (&str, &str) = ("envoy.lb", "x-gateway-destination-endpoint-served");
 
-/// Maximum number of bytes of a body that one message may send back; Envoy's limit is 64 KB.
+/// Maximum number of bytes of a body in one message to the gateway; Envoy's limit is 64 KB.
 const PART: usize = 62_000;
 
-/// Value of `append_action` that overwrites a header or adds it.
+/// Value of the field `append_action` that replaces a header if present, and else adds it.
 const OVERWRITE: i32 = 2;
 
-/// Action of the server after a message of the gateway.
+/// Action that the server takes after a message of the gateway.
 pub(crate) enum NextStep {
-    /// Send these replies.
+    /// Send replies to the gateway.
     Reply(Vec<ProcessingResponse>),
-    /// Call the picker, then [`PickExchange::picked`] or [`PickExchange::refused`].
+    /// Call the picker for an engine, and then [`PickExchange::picked`] or [`PickExchange::refused`].
     Ask(RequestToPick),
 }
 
-/// The message of the gateway to which the pick is the reply.
+/// Message of the gateway that is answered with the pick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PickAt {
-    /// The head, before any part of the body.
+    /// Head of the request, before any part of its body.
     Head,
-    /// The end of a body whose chunks wait for no reply, or the trailers after it.
+    /// End of a body that the gateway sends without waiting for replies, or the trailers after the body.
     End { trailers: bool },
-    /// The body, buffered by the gateway.
+    /// Whole body of the request, buffered by the gateway.
     Body,
 }
 
-/// State of one request.
+/// State of one request in the exchange of messages with a gateway.
 pub(crate) struct PickExchange {
     conformance: bool,
     request_mode: BodyMode,
@@ -63,16 +64,16 @@ pub(crate) struct PickExchange {
     size: usize,
     at: PickAt,
     has_asked: bool,
-    /// True if the pick was based on the whole request.
+    /// True if the picker got the whole request.
     is_whole: bool,
-    /// True if the head states the length of the body.
+    /// True if the head of the request states the length of the body.
     has_length: bool,
     watcher: Option<Box<dyn AnswerWatcher>>,
     is_over: bool,
 }
 
 impl PickExchange {
-    /// Makes the state of a new stream. `conformance`: as in [`crate::Settings`].
+    /// Makes the state of a new stream. `conformance`: the setting of this name in [`crate::Settings`].
     pub(crate) fn new(conformance: bool) -> Self {
         Self {
             conformance,
@@ -91,18 +92,18 @@ impl PickExchange {
         }
     }
 
-    /// True if the picker has been called.
+    /// True if the picker has been called for this request.
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked
     }
 
-    /// The request as received so far.
+    /// Returns the parts of the request received so far.
     pub(crate) fn request(&self) -> &RequestToPick {
         &self.request
     }
 
-    /// Size of the request's body, including the part in this message, in bytes; None if the message has no part, or
-    /// the picker has been called.
+    /// Returns the size in bytes of the request's body with the part in `message` included; None if the message has no
+    /// part of the body, or the picker has been called.
     pub(crate) fn size_with(&self, message: &ProcessingRequest) -> Option<usize> {
         match &message.request {
             Some(GatewayMessage::RequestBody(body)) if !self.has_asked => Some(self.size + body.body.len()),
@@ -110,17 +111,17 @@ impl PickExchange {
         }
     }
 
-    /// True if nothing more is to be sent on this stream.
+    /// True if no more replies will be sent on this stream.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// True if no part of the request comes after the pick.
+    /// True if the picker got the whole request, so that no part of it arrives after the pick.
     pub(crate) fn has_whole_request(&self) -> bool {
         self.is_whole
     }
 
-    /// Takes a message of the gateway, and returns what to do next.
+    /// Processes a message of the gateway, and returns the server's next action.
     pub(crate) fn take(&mut self, message: ProcessingRequest, counts: &Counts) -> NextStep {
         if let Some(config) = message.protocol_config {
             self.request_mode = config.request_body_mode();
@@ -228,7 +229,7 @@ impl PickExchange {
         }
     }
 
-    /// Calls for the picker. `is_whole`: whether the whole body has arrived.
+    /// Returns the action that calls the picker. `is_whole`: true if the whole body has arrived.
     fn ask(&mut self, at: PickAt, is_whole: bool) -> NextStep {
         (self.at, self.has_asked, self.is_whole) = (at, true, is_whole);
         let mut request = std::mem::take(&mut self.request);
@@ -255,7 +256,8 @@ impl PickExchange {
         NextStep::Ask(request)
     }
 
-    /// Replies with the picked endpoints. `watches`: whether the pick's watcher is to receive the answer.
+    /// Makes the replies that tell the gateway the picked endpoints. `watches`: true if the pick's watcher receives the
+    /// engine's answer.
     pub(crate) fn picked(&mut self, pick: Pick, watches: bool) -> Vec<ProcessingResponse> {
         let to = pick.endpoints.join(",");
         let mut set = vec![header(DESTINATION, &to)];
@@ -296,7 +298,7 @@ impl PickExchange {
         replies
     }
 
-    /// Replies to the received parts of the request's body.
+    /// Makes the replies that return the received parts of the request's body to the gateway.
     fn send_back(&mut self, is_end: bool) -> Vec<ProcessingResponse> {
         let received = std::mem::take(&mut self.parts);
         if self.request_mode == BodyMode::FullDuplexStreamed {
@@ -305,7 +307,7 @@ impl PickExchange {
         received.iter().map(|_| reply(ReplyKind::RequestBody(PhaseReply::default()))).collect()
     }
 
-    /// Replies with a refusal, which ends the exchange.
+    /// Makes the replies with a refusal for the client, which end the exchange.
     pub(crate) fn refused(&mut self, refused: PickRefusal) -> Vec<ProcessingResponse> {
         (self.is_over, self.has_asked) = (true, true);
         let mut set = vec![header("content-type", "application/json")];
@@ -333,7 +335,7 @@ fn structure(key: &str, kind: Kind) -> Struct {
     Struct { fields: BTreeMap::from([(key.to_owned(), Value { kind: Some(kind) })]) }
 }
 
-/// Cuts a body into parts small enough for a message; the last one is marked if the body ends there.
+/// Splits a body into parts that fit into one message each. The last part is marked if `is_end` is true.
 fn parts(body: &[Bytes], is_end: bool) -> impl Iterator<Item = PhaseReply> {
     let mut cut: Vec<Bytes> = Vec::new();
     for part in body {
@@ -350,7 +352,7 @@ fn parts(body: &[Bytes], is_end: bool) -> impl Iterator<Item = PhaseReply> {
     })
 }
 
-/// The endpoint to which a gateway states that it sent the request; None if it states none.
+/// Returns the endpoint to which the gateway sent the request, according to its metadata; None if not stated.
 fn served_by(metadata: Option<&RequestMetadata>) -> Option<String> {
     match &metadata?.filter_metadata.get(SERVED_BY.0)?.fields.get(SERVED_BY.1)?.kind {
         Some(Kind::StringValue(endpoint)) => Some(endpoint.clone()),
@@ -364,7 +366,7 @@ fn read_headers(headers: Option<HeaderMap>) -> Vec<(String, Bytes)> {
     headers.into_iter().map(|it| (it.key, value(it.value, it.raw_value))).collect()
 }
 
-/// Reads endpoints from a list, or from a text separated by commas.
+/// Appends the endpoints in a list, or in a text separated by commas, to `into`.
 fn read_entries(value: &Value, into: &mut Vec<String>) {
     match &value.kind {
         Some(Kind::StringValue(text)) => {

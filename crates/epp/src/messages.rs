@@ -18,16 +18,16 @@ pub enum BodyMode {
     Buffered = 2,
     /// The body is sent up to the gateway's buffer limit; a larger one in part.
     BufferedPartial = 3,
-    /// The body is sent in chunks that do not wait for replies, and are sent back.
+    /// The body is sent in chunks without waiting for replies, and the replies return the chunks.
     FullDuplexStreamed = 4,
     /// The body is sent as gRPC messages.
     Grpc = 5,
 }
 
-/// A message from the gateway, with a part of a request or its answer.
+/// Message from the gateway, with a part of a request or of its answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProcessingRequest {
-    /// Part of the request or of its answer.
+    /// Part of the request or of its answer in this message.
     #[prost(oneof = "GatewayMessage", tags = "2, 3, 4, 5, 6, 7")]
     pub request: Option<GatewayMessage>,
     /// Metadata of the request, by namespace.
@@ -38,7 +38,7 @@ pub struct ProcessingRequest {
     pub protocol_config: Option<ProtocolConfiguration>,
 }
 
-/// The part of a request or of its answer in a message from the gateway.
+/// Part of a request or of its answer in a message from the gateway.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum GatewayMessage {
     /// Head of the request.
@@ -109,7 +109,7 @@ pub struct HttpBody {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HttpTrailers {}
 
-/// Headers of a request or an answer, in their order.
+/// Headers of a request or an answer, in the order sent.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct HeaderMap {
     /// The headers, one entry for each value.
@@ -131,10 +131,10 @@ pub struct HeaderValue {
     pub raw_value: Bytes,
 }
 
-/// A reply to a message of the gateway.
+/// Reply to a message of the gateway.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProcessingResponse {
-    /// The reply, by the kind of message.
+    /// Contents of the reply, by the kind of the gateway's message.
     #[prost(oneof = "ReplyKind", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub response: Option<ReplyKind>,
     /// Metadata for the gateway, by namespace.
@@ -142,7 +142,7 @@ pub struct ProcessingResponse {
     pub dynamic_metadata: Option<Struct>,
 }
 
-/// A reply, by the part of the request or answer that it is for.
+/// Contents of a reply, by the part of the request or answer in the gateway's message.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum ReplyKind {
     /// Reply to the request's head.
@@ -163,7 +163,7 @@ pub enum ReplyKind {
     /// Reply to the answer's trailers.
     #[prost(message, tag = "6")]
     ResponseTrailers(TrailersReply),
-    /// An answer to the client in place of an engine's.
+    /// Answer to the client by the gateway itself, without an engine.
     #[prost(message, tag = "7")]
     Immediate(ImmediateResponse),
 }
@@ -216,15 +216,15 @@ pub struct HeaderValueOption {
 /// Change to a body; at most one of the fields is set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct BodyMutation {
-    /// The whole body to send on, if the gateway has buffered it.
+    /// Whole body that the gateway forwards, if it has buffered the body.
     #[prost(bytes = "bytes", optional, tag = "1")]
     pub body: Option<Bytes>,
-    /// The part of the body to send on, in full duplex.
+    /// Part of the body that the gateway forwards, in the full duplex mode.
     #[prost(message, optional, tag = "3")]
     pub streamed_response: Option<HttpBody>,
 }
 
-/// An answer to the client in place of an engine's.
+/// Answer to the client by the gateway itself, without an engine.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ImmediateResponse {
     /// HTTP status of the answer.

@@ -25,16 +25,16 @@ use crate::exchange::{NextStep, PickExchange};
 use crate::messages::{ProcessingRequest, ProcessingResponse};
 use crate::{BodyRoom, Counts, PickRefusal, Picker};
 
-/// Full name of the gRPC service.
+/// Full name of the gRPC service for external processing.
 pub(crate) const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
-/// Path of the service's only method.
+/// Path of the only method of the gRPC service for external processing.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
-/// Maximum size of a message besides the body in it, in bytes.
+/// Maximum size of a message without the body in it, in bytes.
 const BESIDE_BODY: usize = 1 << 20;
 
-/// Maximum number of a stream's replies that wait for the gateway.
+/// Maximum number of replies of a stream that the gateway has not yet received.
 const REPLIES: usize = 16;
 
 /// Settings of the gRPC server.
@@ -42,18 +42,18 @@ const REPLIES: usize = 16;
 pub struct Settings {
     /// Maximum size of a request's body in bytes; a larger one is refused with 413.
     pub max_body: usize,
-    /// True to pass answers to the pick's watcher. If false, each stream ends after the request's part, so that
-    /// stopping this server breaks no answer.
+    /// True to pass engines' answers to the pick's watcher. If false, each stream ends after the request's part, so
+    /// that stopping this server breaks no answer.
     pub answers: bool,
-    /// True for the functions that conformance tests of gateways need: the client chooses endpoints by a header, and
-    /// another header tells which one answered. Not for untrusted clients.
+    /// True to enable functions for conformance tests of gateways: the client chooses endpoints by a header, and
+    /// another header reports which endpoint answered. Not for untrusted clients.
     pub conformance: bool,
 }
 
-/// Serves the connections that come until `end` is ready, then finishes open streams.
+/// Serves the connections from `connections` until `end` is ready, and then finishes open streams.
 ///
 /// # Errors
-/// If no more connections can be accepted.
+/// The server fails if no more connections can be accepted.
 pub async fn serve<P: Picker, C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
     connections: impl Stream<Item = std::io::Result<C>>,
     picker: Arc<P>,
@@ -70,7 +70,7 @@ pub async fn serve<P: Picker, C: AsyncRead + AsyncWrite + Connected + Unpin + Se
         .await
 }
 
-/// The service `envoy.service.ext_proc.v3.ExternalProcessor`.
+/// Implementation of the gRPC service `envoy.service.ext_proc.v3.ExternalProcessor`.
 struct ExternalProcessor<P> {
     picker: Arc<P>,
     settings: Settings,
@@ -133,7 +133,7 @@ impl<P: Picker> StreamingService<ProcessingRequest> for ExternalProcessor<P> {
 }
 
 impl<P: Picker> ExternalProcessor<P> {
-    /// Handles one stream, which is one request.
+    /// Handles one stream of the gateway, which concerns one request.
     async fn run(
         &self,
         mut messages: Streaming<ProcessingRequest>,
@@ -221,7 +221,7 @@ impl<P: Picker> ExternalProcessor<P> {
     }
 }
 
-/// Sends the last replies of a stream; stops if the stream has ended meanwhile.
+/// Sends the last replies of a stream; stops if the stream has ended in the meantime.
 async fn send(sender: &mpsc::Sender<Result<ProcessingResponse, Status>>, replies: Vec<ProcessingResponse>) {
     for reply in replies {
         if sender.send(Ok(reply)).await.is_err() {
@@ -230,7 +230,8 @@ async fn send(sender: &mpsc::Sender<Result<ProcessingResponse, Status>>, replies
     }
 }
 
-/// Waits until an arriving body is evicted, and returns the refusal; never returns without a body.
+/// Waits until a body that is arriving must give its memory to others, and returns the refusal; never returns without a
+/// body.
 async fn must_leave(room: Option<&impl BodyRoom>) -> PickRefusal {
     match room {
         Some(room) => room.must_leave().await,
@@ -238,20 +239,20 @@ async fn must_leave(room: Option<&impl BodyRoom>) -> PickRefusal {
     }
 }
 
-/// Stage of the server's life, as shown by the services of [`PickerHealth`].
+/// Stage of the server between start and end, which determines the services that [`PickerHealth`] reports as serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthStage {
-    /// Started, but without the knowledge to pick well: only `liveness` is serving.
+    /// Started, but without the data needed to pick well: only `liveness` is reported as serving.
     Starting,
-    /// Open for requests, though not everything is known: the picker's own service is serving, too.
+    /// Open for requests, though some data are still missing: the picker's own service is reported as serving, too.
     Picking,
-    /// Open, and everything is known: `readiness` is serving as well.
+    /// Open for requests, with all data: `readiness` is reported as serving as well.
     Ready,
-    /// About to end: only `liveness` is serving.
+    /// About to end: only `liveness` is reported as serving.
     Leaving,
 }
 
-/// State of gRPC's health service, with the services `liveness` and the empty name, `readiness`, and
+/// State of gRPC's health service, which reports on the services `liveness` and the empty name, `readiness`, and
 /// `envoy.service.ext_proc.v3.ExternalProcessor`.
 #[derive(Debug, Clone)]
 pub struct PickerHealth {
@@ -259,7 +260,7 @@ pub struct PickerHealth {
 }
 
 impl PickerHealth {
-    /// Makes the state at a stage.
+    /// Makes the state of the health service at the stage `stage`.
     pub async fn new(stage: HealthStage) -> Self {
         let health = Self { reporter: HealthReporter::new() };
         health.reporter.set_service_status("liveness", ServingStatus::Serving).await;
@@ -267,7 +268,7 @@ impl PickerHealth {
         health
     }
 
-    /// Changes the stage, and notifies clients that watch it.
+    /// Changes the stage, and notifies clients that watch the health service.
     pub async fn set(&self, stage: HealthStage) {
         let picks = matches!(stage, HealthStage::Picking | HealthStage::Ready);
         for (name, serves) in [("readiness", stage == HealthStage::Ready), (SERVICE, picks)] {
@@ -276,16 +277,16 @@ impl PickerHealth {
         }
     }
 
-    /// Makes the gRPC service; there may be several.
+    /// Makes a gRPC health service from the state; several servers can each have one.
     pub(crate) fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
     }
 }
 
-/// Serves only the health service, without TLS, as probes support none, until `end` is ready.
+/// Serves only the health service, until `end` is ready. TLS is not used, as health probes do not support it.
 ///
 /// # Errors
-/// If the server cannot continue to listen.
+/// The server fails if it cannot continue to listen.
 pub async fn serve_health(
     listener: TcpListener,
     health: PickerHealth,

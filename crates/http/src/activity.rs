@@ -1,13 +1,13 @@
-//! State of a connection: its phase, with the time of the last change.
+//! Activity of a client's connection: its present phase, with the time of the last change, for time limits.
 //!
-//! A timer for every request would be one of its larger costs. Events therefore only store the time, and one timer per
-//! connection checks it when the earliest possible deadline is over.
+//! A timer for every request would be one of the largest costs of a request. Events therefore only store the time, and
+//! one timer per connection checks the stored time when the earliest possible deadline has passed.
 //!
-//! HTTP/2 streams: a stream whose client does not take its answer is reset, without closing its connection.
-//!
-//! hyper sends an answer piece by piece, as the flow-control windows of stream and connection allow, and waits for them
-//! without a limit. It runs each stream on an executor given by the server. This executor checks, whenever a stream is
-//! pending, whether it waits for the client, and drops it after too long, which resets the stream and frees its memory.
+//! For HTTP/2, a stream whose client does not read its answer is reset, without closing the connection. hyper sends an
+//! answer piece by piece, as the flow-control windows of stream and connection allow, and waits for these windows
+//! without a limit. Each stream runs on an executor given by the server. The executor checks, whenever a stream is
+//! pending, whether the stream waits for the client. If the wait is too long, the executor drops the stream, which
+//! resets the stream and frees its memory.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};
@@ -24,24 +24,24 @@ use crate::heads::HeadSummary;
 use crate::ledger::{Counts, Limits, STRANGER_WRITE, UNREAD};
 use crate::places::Place;
 
-/// Number of bytes that a client must take within the write limit, unless fewer are available.
+/// Number of bytes of an answer that a client must read within the write limit, unless fewer are available.
 pub(crate) const PIECE: usize = 16 << 10;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Milliseconds since the first call of this function.
+/// Returns the milliseconds since the first call of this function.
 pub(crate) fn millis() -> u64 {
     START.elapsed().as_millis() as u64
 }
 
-/// Phase of a connection.
+/// Phase of a connection, which determines the time limit in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// No request has begun on the connection since the last one ended.
     Idle,
-    /// The head of a request is arriving.
+    /// A part of a request's head has arrived.
     Head,
-    /// A request is running, under the handler's own time limits.
+    /// A request is being processed; the handler's own time limits apply.
     Busy,
     /// No byte has arrived on the connection yet.
     Fresh,
@@ -49,23 +49,24 @@ pub(crate) enum Phase {
 
 const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
 
-/// State of a connection: its phase with the time of its beginning, the number of running requests, and whether the
-/// client reads.
+/// Activity of a client's connection: its phase with the time of its beginning, the number of running requests, and
+/// whether the client reads.
 pub(crate) struct Activity {
-    /// The connection's place, which records whether the client has sent a key.
+    /// Place that the connection occupies, which also records whether the client has sent a key.
     pub(crate) place: Arc<Place>,
     phase: AtomicU64,
-    /// Time since which the socket accepts no bytes, as [`millis`] plus one; 0 if it accepts some.
+    /// Time since which the socket has accepted no bytes, as [`millis`] plus one; 0 while the socket accepts bytes.
     stuck: AtomicU64,
     /// Number of bytes that the socket has accepted since the time in `stuck`.
     taken: AtomicUsize,
-    /// Time since which a stream has not sent a piece of its answer, on a connection without a key, as [`millis`] plus
+    /// Time since which a stream has sent no piece of its answer, on a connection without a key, as [`millis`] plus
     /// one; 0 if no stream waits.
     waiting: AtomicU64,
     /// Number of times the connection's task was polled while the client had sent no key.
     turn: AtomicU32,
     requests: AtomicU64,
-    /// Length of the current request's head in bytes, and whether the head is ambiguous; 0 if it was not seen.
+    /// Length of the current request's head in bytes, and whether the head is ambiguous; 0 if the head was not
+    /// observed.
     head: AtomicU64,
     /// True if the running request has arrived completely (HTTP/1.1).
     is_whole: AtomicBool,
@@ -101,8 +102,8 @@ impl Activity {
         (PHASES[(word & 3) as usize], word >> 2)
     }
 
-    /// Remaining time until the next deadline, at most `look`, as another phase with an earlier deadline may begin
-    /// meanwhile.
+    /// Returns the time until the next deadline, but at most `look`, because another phase with an earlier deadline may
+    /// begin in the meantime.
     pub(crate) fn remaining(&self, limits: &Limits, look: Duration) -> Duration {
         let now = millis();
         let left = |since: u64, limit: Duration| limit.saturating_sub(Duration::from_millis(now.saturating_sub(since)));
@@ -126,7 +127,7 @@ impl Activity {
         of_phase.min(of_writing(&self.stuck)).min(of_streams).min(look)
     }
 
-    /// Records that the connection's task is polled.
+    /// Records that the connection's task is being polled.
     pub(crate) fn begin_turn(&self) {
         if self.place.is_stranger() {
             self.turn.fetch_add(1, Relaxed);
@@ -137,13 +138,13 @@ impl Activity {
         self.turn.load(Relaxed)
     }
 
-    /// Records the time since which a stream has not sent a piece of its answer, on a connection without a key; None if
-    /// no stream waits.
+    /// Records the time since which a stream has sent no piece of its answer, on a connection without a key; None if no
+    /// stream waits.
     pub(crate) fn set_waiting(&self, since: Option<u64>) {
         self.waiting.store(since.map_or(0, |since| since + 1), Relaxed);
     }
 
-    /// True if the client has sent no key, and does not take available data.
+    /// True if the client has sent no key, and does not read available data.
     pub(crate) fn is_unread_stranger(&self) -> bool {
         self.place.is_stranger() && (self.is_stuck() || self.waiting.load(Relaxed) > 0)
     }
@@ -179,7 +180,7 @@ impl Activity {
         }
     }
 
-    /// Records that the write buffer is empty.
+    /// Records that the connection's write buffer is empty.
     pub(crate) fn record_flush(&self) {
         if self.is_stuck() {
             self.unstick();
@@ -189,19 +190,19 @@ impl Activity {
         }
     }
 
-    /// Records the beginning of a request. `is_whole`: whether it has arrived completely.
+    /// Records the beginning of a request. `is_whole`: true if the whole request has already arrived.
     pub(crate) fn begin(&self, is_whole: bool) {
         self.requests.fetch_add(1, Relaxed);
         self.is_whole.store(is_whole, Relaxed);
         self.set(Phase::Busy);
     }
 
-    /// Records the end of a request. True if no other is running.
+    /// Records the end of a request. True if no other request is running on the connection.
     pub(crate) fn end(&self) -> bool {
         self.requests.fetch_sub(1, Relaxed) == 1
     }
 
-    /// Records the arrival of a piece of the body. `is_whole`: whether it is the last one.
+    /// Records the arrival of a piece of a request's body. `is_whole`: true for the last piece.
     pub(crate) fn body_came(&self, is_whole: bool) {
         self.is_whole.store(is_whole, Relaxed);
     }
@@ -215,7 +216,7 @@ impl Activity {
         self.head.store((seen.bytes as u64) << 1 | u64::from(seen.is_ambiguous), Relaxed);
     }
 
-    /// Takes the summary of the current request's head, if it was seen.
+    /// Removes and returns the summary of the current request's head; None if the head was not observed.
     pub(crate) fn take_head(&self) -> Option<HeadSummary> {
         match self.head.swap(0, Relaxed) {
             0 => None,
@@ -225,12 +226,13 @@ impl Activity {
 }
 
 thread_local! {
-    /// Number of pieces that the stream being polled has sent of its answer, and whether it waits for the handler's
-    /// next piece.
+    /// Progress of the stream that is being polled on this thread: the number of pieces of its answer sent so far, and
+    /// true if it waits for the handler's next piece.
     static PIECES: Cell<(u32, bool)> = const { Cell::new((0, true)) };
 }
 
-/// Records that the stream being polled asked for the next piece of its answer. `has_got`: whether there was one.
+/// Records that the stream being polled requested the next piece of its answer from the handler. `has_got`: true if a
+/// piece was available.
 pub(crate) fn asked(has_got: bool) {
     PIECES.set(match PIECES.get() {
         (pieces, _) if has_got => (pieces.wrapping_add(1), false),
@@ -238,10 +240,10 @@ pub(crate) fn asked(has_got: bool) {
     });
 }
 
-/// Executor of HTTP/2 streams, which resets a stream whose client does not take available data.
+/// Executor of HTTP/2 streams, which resets a stream whose client does not read available data.
 #[derive(Clone)]
 pub(crate) struct Streams {
-    /// Time limit for a client to take a piece.
+    /// Time limit for a client to read a piece of an answer.
     pub(crate) write: Duration,
     pub(crate) counts: Arc<Counts>,
 }
@@ -269,7 +271,7 @@ impl<S: Future<Output = ()> + Send + 'static> Executor<S> for Streams {
     }
 }
 
-/// Supervision of a stream that may be waiting for its client to read.
+/// Timer for a stream that may be waiting for its client to read.
 struct Stall {
     write: Duration,
     pieces: (u32, bool),
@@ -278,7 +280,8 @@ struct Stall {
 }
 
 impl Stall {
-    /// Ready when the client has taken too long for a piece; otherwise pending, with a timer set if necessary.
+    /// Checks whether the client has needed too long for a piece, in which case the result is ready; otherwise pending,
+    /// with a timer set if necessary.
     fn look(&mut self, pieces: (u32, bool), context: &mut Context<'_>) -> Poll<()> {
         if pieces != self.pieces {
             (self.pieces, self.since) = (pieces, time::Instant::now());

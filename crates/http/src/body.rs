@@ -1,8 +1,8 @@
-//! Reading of a request's body, within its size and time limits, into memory shared by all bodies.
+//! Reading of a request's body, within its size and time limits, into memory shared by all bodies; and the body's
+//! content type according to its header.
 //!
-//! The content type of a body, from its header.
-//!
-//! A web page can make a browser send other types to any server without permission, but not these two.
+//! Only two content types are known. A web page cannot make a browser send one of these to another server without that
+//! server's permission, but can make it send other types.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use tokio::time::timeout_at;
 use crate::activity::Activity;
 use crate::memory::{BodyTurn, Lease, Memory};
 
-/// First allocation for a body of unknown length, in bytes.
+/// Size of the first allocation for a body of unknown length, in bytes.
 const FIRST: usize = 64 << 10;
 
-/// A request's body as it arrives.
+/// Body of a request that is still arriving.
 pub struct RequestBody {
     body: hyper::body::Incoming,
     activity: Arc<Activity>,
@@ -64,15 +64,15 @@ impl Body for RequestBody {
 pub enum BodyFault {
     /// The body exceeds the maximum size.
     TooLarge,
-    /// The body ended early, or contradicts its framing in the head; with hyper's message.
+    /// The body ended early, or contradicts the length or coding stated in the head. The text is hyper's message.
     CutOff(String),
     /// The body did not arrive within the time limit.
     TooSlow,
-    /// The memory for bodies is full, or the body was evicted to make room for others.
+    /// The memory for bodies is full, or the body was dropped because its memory was needed for others.
     NoRoom,
 }
 
-/// A body in memory, whose size counts in the memory limit until dropped.
+/// Body in memory, whose size counts in the memory limit until dropped.
 struct BodyBuffer {
     bytes: Vec<u8>,
     _lease: Lease,
@@ -87,10 +87,10 @@ impl AsRef<[u8]> for BodyBuffer {
 /// Limits for reading a body.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
-    /// Largest body, in bytes.
+    /// Maximum size of a body, in bytes.
     pub most: usize,
-    /// Number of bytes beyond the limit that are read and dropped, so that a client that sends its whole body first
-    /// still reads the refusal.
+    /// Number of bytes beyond the limit that are read and dropped. A client that sends its whole body first can then
+    /// still read the refusal.
     pub thrown_away: u64,
     /// Deadline for the end of the body.
     pub until: Instant,
@@ -99,7 +99,7 @@ pub struct BodyLimits {
 /// Reads a body to its end.
 ///
 /// # Errors
-/// The reason, as a [`BodyFault`].
+/// The reason for an incomplete body, as a [`BodyFault`].
 pub async fn read(body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>) -> Result<Bytes, BodyFault> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
@@ -145,8 +145,8 @@ async fn collect(mut body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>
     Ok(Bytes::from_owner(BodyBuffer { bytes: whole, _lease: lease }))
 }
 
-/// Grows the buffer to hold `length` bytes, with reserved memory. A client's declared length is trusted only as far as
-/// it has sent.
+/// Grows the buffer to hold `length` bytes, with reserved memory. If the client declares a larger length, memory is
+/// reserved only in proportion to the bytes that have arrived.
 async fn make_room(
     whole: &mut Vec<u8>,
     length: usize,
@@ -192,17 +192,17 @@ async fn discard(mut body: RequestBody, most: u64) -> BodyFault {
     BodyFault::TooLarge
 }
 
-/// The content type of a body, from its header.
+/// Content type of a body, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// JSON, or a format based on it.
     Json,
-    /// Binary numbers, as in the bodies of queries.
+    /// Numbers in binary form, as in the bodies of queries to an index.
     Bytes,
 }
 
 impl Content {
-    /// The content type in the headers; None if it is missing or another one.
+    /// Returns the content type stated in the headers; None if it is missing or another one.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;

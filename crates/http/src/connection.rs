@@ -1,4 +1,4 @@
-//! A client's connection: hyper handles HTTP on it, and a watchdog closes it when the client takes too long.
+//! Connection of a client: hyper handles HTTP on it, and a watchdog closes it when the client is too slow.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -24,18 +24,18 @@ use crate::heads::{self, Head};
 use crate::heads::{GRACE, Protocol};
 use crate::ledger::{Counts, HTTP2, Ledger, Limits, STRANGER_READ};
 
-/// Number of bytes read at once beyond a head, so that a body that arrives in one piece, as most prompts do, is not
-/// copied.
+/// Number of bytes beyond a head that are read at once. With this size, a body that arrives in one piece, as most
+/// prompts do, is not copied.
 const READ: usize = 64 << 10;
 
-/// Time for a client to close its connection after being told to.
+/// Time allowed to a client for closing its connection after the server has asked for it.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Number of bytes of a request with a too large head that are read and dropped, so that the client still reads the
+/// Number of bytes of a request with a too large head that are read and dropped. The client can then still read the
 /// refusal.
 const THROWN_AWAY: usize = 256 << 10;
 
-/// Conditions under which a connection is served.
+/// Settings and limits under which a connection is served.
 pub(crate) struct Terms {
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
@@ -45,7 +45,7 @@ pub(crate) struct Terms {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// A client's socket or TLS stream, whose traffic is recorded in [`Activity`].
+/// Wrapper of a client's socket or TLS stream that records the traffic in [`Activity`].
 struct Monitor<S, B> {
     stream: S,
     activity: Arc<Activity>,
@@ -53,17 +53,18 @@ struct Monitor<S, B> {
     protocol: Protocol,
     limits: Limits,
     head: Head,
-    /// Number of bytes counted for the head, on a connection without a key.
+    /// Number of bytes of the head counted in the memory limit, on a connection without a key.
     held: usize,
-    /// Poll of the connection's task in which a part of a head was last read, on a connection without a key.
+    /// Number of the poll of the connection's task in which a part of a head was last read, on a connection without a
+    /// key.
     turn: u32,
-    /// The open HTTP/2 streams, until the client sends a key; None afterwards.
+    /// Record of the open HTTP/2 streams, until the client sends a key; None afterwards.
     ledger: Option<Box<Ledger>>,
     refuse: fn(Denial) -> Response<B>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S, B> {
-    /// The open HTTP/2 streams, if the client has sent no key yet; None otherwise.
+    /// Returns the record of the open HTTP/2 streams, if the client has sent no key yet; None otherwise.
     fn ledger(&mut self) -> Option<&mut Ledger> {
         if self.ledger.is_some() && !self.activity.place.is_stranger() {
             self.ledger = None;
@@ -89,7 +90,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         }))
     }
 
-    /// Records bytes sent over HTTP/2 to a client without a key.
+    /// Records that `count` bytes were sent over HTTP/2 to a client without a key.
     fn went(&mut self, bytes: &[std::io::IoSlice<'_>], mut count: usize) {
         if self.ledger().is_none() {
             return;
@@ -103,7 +104,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         self.activity.set_waiting(ledger.waiting_since());
     }
 
-    /// Maximum number of bytes of an HTTP/1.1 request to read at once.
+    /// Returns the maximum number of bytes of an HTTP/1.1 request to read at once.
     fn most(&self, phase: Phase) -> usize {
         // One byte more shows that a head is too large.
         let of_head = if phase == Phase::Head {
@@ -114,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         if self.activity.place.is_stranger() { of_head.min(STRANGER_READ) } else { of_head }
     }
 
-    /// Counts the incomplete head of a client without a key.
+    /// Counts the bytes of an incomplete head in the memory limit for clients without a key.
     fn hold_head(&mut self) {
         self.turn = self.activity.turn();
         let bytes = 2 * self.head.bytes().next_multiple_of(STRANGER_READ);
@@ -124,7 +125,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         }
     }
 
-    /// Answers a request with a too large head, drops the head, and closes the connection.
+    /// Refuses a request with a too large head: answers, drops the head, and closes the connection.
     fn refuse_head(&mut self, context: &mut Context<'_>) -> std::io::Error {
         let answer = heads::raw((self.refuse)(heads::too_large(self.limits.max_head, self.limits.max_headers)));
         // Bytes after a request that was answered early may belong to its body; a client that reads no answer gets
@@ -233,7 +234,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrit
     }
 }
 
-/// Reads at most `most` bytes into `buffer`.
+/// Reads at most `most` bytes from the stream into `buffer`.
 fn poll_some<S: AsyncRead + Unpin>(
     stream: &mut S,
     context: &mut Context<'_>,
@@ -250,7 +251,7 @@ fn poll_some<S: AsyncRead + Unpin>(
     read
 }
 
-/// A running request, until its answer has been passed on completely and this is dropped.
+/// Guard of a running request. The request counts as running until its answer has been sent and this value is dropped.
 struct Exchange {
     activity: Arc<Activity>,
     protocol: Protocol,
@@ -265,10 +266,11 @@ impl Drop for Exchange {
     }
 }
 
-/// Body of an answer, which keeps its request running until dropped.
+/// Body of an answer. Its request counts as running until the body is dropped.
 struct AnswerBody<B> {
     body: B,
-    /// Rest of the current piece, which is passed on in parts of at most [`PIECE`] bytes, each with a time limit.
+    /// Unsent rest of the handler's current piece of the body. It is sent in parts of at most [`PIECE`] bytes, each
+    /// with a time limit.
     rest: Bytes,
     work: Exchange,
 }
@@ -316,9 +318,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
     }
 }
 
-/// Serves requests on `stream` until the client leaves, takes too long, or the connection is told to end and its
-/// requests are done. `shows_key`: returns whether a request carries a valid key; `refuse`: makes the answer to a
-/// request with an invalid head.
+/// Serves requests on `stream` until the client leaves or is too slow, or until the connection is told to end and its
+/// requests have ended. `shows_key`: function that returns true for a request with a valid key; `refuse`: function that
+/// makes the answer to a request with an invalid head.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
     terms: Terms,

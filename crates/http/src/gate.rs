@@ -1,4 +1,4 @@
-//! Access checks: keys and certificates in force, read again when their files change or on request; host names; and
+//! Access checks of requests: keys and certificates, read again when their files change or on demand; host names; and
 //! requests that a web page makes a visitor's browser send.
 //!
 //! A browser lets any page send some requests to any server, with the visitor's access: from the visitor's network, and
@@ -26,7 +26,7 @@ use crate::config::{Config, LiveSettings};
 use crate::keys::{Access, Hosts, Keys, ShownKey, named_host};
 use crate::{Denial, Error, TlsConfig};
 
-/// Access checks as configured.
+/// Access checks of requests, according to the configuration.
 pub struct Gate {
     trust: Arc<Trust>,
     config: Config,
@@ -37,13 +37,13 @@ impl Gate {
     /// Reads keys and certificates. `alpn`: protocols to offer in TLS, the preferred one first.
     ///
     /// # Errors
-    /// If a file cannot be read or is not valid.
+    /// A file that cannot be read or is not valid is an error.
     pub fn new(config: &Config, alpn: &[&str]) -> Result<Self, Error> {
         let trust = Arc::new(Trust::new(config, alpn)?);
         Ok(Self { trust, config: config.clone(), live: ArcSwap::from_pointee(config.into()) })
     }
 
-    /// Current values of the settings that can change without a restart.
+    /// Returns the current values of the settings that can change without a restart.
     #[must_use]
     pub fn live(&self) -> Guard<Arc<LiveSettings>> {
         self.live.load()
@@ -60,13 +60,13 @@ impl Gate {
         self.trust.keys().need_key()
     }
 
-    /// True if requests that change something need a key.
+    /// True if requests that make changes need a key.
     #[must_use]
     pub fn asks_for_key_to_change(&self) -> bool {
         self.trust.keys().changes_need_key()
     }
 
-    /// True if clients are unknown at first, because a key or client certificates are configured.
+    /// True if clients are unknown before their first request, because a key or client certificates are configured.
     pub(crate) fn has_strangers(&self) -> bool {
         self.asks_for_key() || self.config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
@@ -76,13 +76,13 @@ impl Gate {
         self.trust.keys().are_shown(request)
     }
 
-    /// True if a text contains one of the keys, in any encoding.
+    /// True if a text contains one of the server's keys, in any encoding.
     #[must_use]
     pub fn has_key_in(&self, text: &[u8]) -> bool {
         self.trust.keys().are_in(text)
     }
 
-    /// The names of headers with one of the keys in their value or name, in any encoding.
+    /// Returns the names of headers that have one of the server's keys in their value or name, in any encoding.
     #[must_use]
     pub fn names_with_keys(&self, headers: &HeaderMap) -> Vec<HeaderName> {
         let keys = self.trust.keys();
@@ -92,8 +92,8 @@ impl Gate {
         headers.iter().filter(has_key).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Secret shared by the routers of a fleet: the admin key, else `engines`, the key sent to engines, else the query
-    /// key; None if there is none of these.
+    /// Returns a secret shared by the routers of a fleet, which is the first configured one of these keys: the admin
+    /// key, `engines` (the key sent to engines), the key for read access. None if no key is configured.
     #[must_use]
     pub fn fleet_secret(&self, engines: Option<&Secret>) -> Option<Secret> {
         let keys = self.trust.keys();
@@ -101,34 +101,34 @@ impl Gate {
         admin.or(engines).or_else(|| keys.for_changes()).cloned()
     }
 
-    /// True if a header name, or a list of header names, contains one of the keys.
+    /// True if a header name, or a list of header names, contains one of the server's keys.
     #[must_use]
     pub fn has_key_in_name(&self, name: &[u8]) -> bool {
         self.trust.keys().are_in_name(name)
     }
 
-    /// Refuses a request with a key in its path, query or method.
+    /// Refuses a request that has one of the server's keys in its path, query or method.
     ///
     /// # Errors
-    /// [`Denial`] if the request has one.
+    /// [`Denial`] if one of them has a key.
     pub fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         self.trust.keys().check_target(request)
     }
 
-    /// Checks that a request has the access it needs. True if it carries a key.
+    /// Checks that a request has the required access. True if the request has a key.
     ///
     /// # Errors
-    /// The reason of the refusal.
+    /// The reason for the refusal.
     pub fn check<B>(&self, request: &Request<B>, wants: Access) -> Result<bool, Denial> {
         Ok(self.admit(request, wants)? != ShownKey::Nothing)
     }
 
-    /// Checks that a request has the access it needs, and returns the key it carries. Hosts are checked on loopback
-    /// without a key, and where the configuration lists some. A request that changes something, or one with a body and
+    /// Checks that a request has the required access, and returns the key that it has. Hosts are checked on loopback
+    /// without a key, and if the configuration lists some. A request that makes a change, or a request with a body and
     /// without a key, must not come from a web page whose origin is not configured.
     ///
     /// # Errors
-    /// The reason of the refusal.
+    /// The reason for the refusal.
     pub fn admit<B>(&self, request: &Request<B>, wants: Access) -> Result<ShownKey, Denial> {
         let live = self.live();
         let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &live.hosts);
@@ -141,8 +141,8 @@ impl Gate {
         Ok(shown)
     }
 
-    /// Refuses a request that names another host, at the listener for administrators, which has no key to keep foreign
-    /// web pages out.
+    /// Refuses a request that names a host other than this machine, at the listener for administrators. Without this
+    /// check, foreign web pages could use the listener, as it requires no key.
     ///
     /// # Errors
     /// [`Denial`] if the host is another one.
@@ -152,13 +152,13 @@ impl Gate {
         hosts.check(request, &self.live().hosts)
     }
 
-    /// The acceptor of TLS connections; None if no certificate is configured.
+    /// Returns the acceptor of TLS connections; None if no certificate is configured.
     #[must_use]
     pub fn tls(&self) -> Option<Arc<TlsAcceptor>> {
         self.trust.tls()
     }
 
-    /// The server's certificate with its key; None if none is configured.
+    /// Returns the server's certificate with its private key; None if none is configured.
     #[must_use]
     pub fn certificate(&self) -> Option<Arc<CertifiedKey>> {
         self.trust.certificate()
@@ -167,7 +167,7 @@ impl Gate {
     /// Reads keys and certificates from their files again.
     ///
     /// # Errors
-    /// If one of them cannot be used: the old ones stay in force.
+    /// A file that cannot be used is an error; the previous keys and certificates stay in force.
     pub fn reload(&self) -> Result<(), Error> {
         self.trust.reload().inspect_err(
             |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay in use"),
@@ -176,16 +176,17 @@ impl Gate {
         Ok(())
     }
 
-    /// Reads the files again whenever they change; never returns if there are files.
+    /// Reads the files with keys and certificates again whenever they change, in an endless loop; returns at once
+    /// without files.
     pub async fn watch(&self) {
         self.trust.clone().watch().await;
     }
 }
 
-/// Interval at which the files are checked.
+/// Interval at which the files with keys and certificates are checked for changes.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// The keys and certificates in force.
+/// Keys and certificates in force.
 pub(crate) struct Trust {
     config: Config,
     /// Protocols to offer in TLS, the preferred one first.
@@ -193,7 +194,7 @@ pub(crate) struct Trust {
     keys: ArcSwap<Keys>,
     tls: ArcSwapOption<TlsAcceptor>,
     certificate: ArcSwapOption<CertifiedKey>,
-    /// Hashes of the files as last read; None for an unreadable one.
+    /// Hashes of the files at the last reading; None for an unreadable file.
     seen: Mutex<Vec<Option<u64>>>,
 }
 
@@ -223,7 +224,8 @@ impl Trust {
         self.certificate.load_full()
     }
 
-    /// Reads all files. If one cannot be used, the previous keys and certificates stay in force.
+    /// Reads all files with keys and certificates. If one cannot be used, the previous keys and certificates stay in
+    /// force.
     pub(crate) fn reload(&self) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         *seen = self.prints();
@@ -236,7 +238,8 @@ impl Trust {
         Ok(())
     }
 
-    /// Reads the files again whenever they change; never returns if there are files.
+    /// Reads the files with keys and certificates again whenever they change, in an endless loop; returns at once
+    /// without files.
     pub(crate) async fn watch(self: Arc<Self>) {
         if self.files().next().is_none() {
             return;
@@ -271,7 +274,7 @@ impl Trust {
     }
 }
 
-/// Makes the acceptor of TLS connections from the PEM files, and returns it with the certificate that it shows. `alpn`:
+/// Makes the acceptor of TLS connections from the PEM files, and returns it with the server's certificate. `alpn`:
 /// protocols to offer.
 fn acceptor(config: &TlsConfig, alpn: &[Vec<u8>]) -> Result<(TlsAcceptor, Arc<CertifiedKey>), Error> {
     let failed =
@@ -309,7 +312,7 @@ fn acceptor(config: &TlsConfig, alpn: &[Vec<u8>]) -> Result<(TlsAcceptor, Arc<Ce
     Ok((TlsAcceptor::from(Arc::new(config)), certificate))
 }
 
-/// Refuses a request made by a page of another origin. `allowed`: permitted origins.
+/// Refuses a request sent by a web page of another origin, unless the origin is in `allowed`.
 pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Result<(), Denial> {
     let headers = request.headers();
     let is_allowed = |origin: &HeaderValue| {
@@ -326,14 +329,14 @@ pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Resul
     if headers.get_all("sec-fetch-site").iter().all(is_fine) { Ok(()) } else { Err(foreign_origin()) }
 }
 
-/// Makes the refusal of a request sent by a page of another origin.
+/// Makes the refusal of a request sent by a web page of another origin.
 fn foreign_origin() -> Denial {
     let message = "the headers Origin and Sec-Fetch-Site say that a web page of another origin has sent this: pages may \
                    only ask the server that they come from, or the router if http.origins names their origin";
     Denial::new(StatusCode::FORBIDDEN, "foreign_origin", message)
 }
 
-/// True if an origin is the server itself, under the host name of the request.
+/// True if an origin is the server itself, with the host name that the request uses.
 fn is_own<B>(request: &Request<B>, origin: &str) -> bool {
     let Some((scheme, authority)) = origin.split_once("://") else { return false };
     let port = match scheme {

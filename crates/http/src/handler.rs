@@ -1,5 +1,5 @@
 //! Interface between the server and its application: the handler of requests, and the shared settings, keys, memory and
-//! places; also the decoding of texts, to find what any program behind the server may read in them.
+//! limits. Also the decoding of texts in which keys are searched for, as any program behind the server may decode them.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -17,16 +17,16 @@ use crate::metrics::Exposition;
 use crate::places::Places;
 use crate::{Config, Denial, Error, Gate, Memory};
 
-/// Listener through which a request came.
+/// Listener of the server through which a request arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListenerKind {
-    /// The public listener, for clients.
+    /// Public listener, for clients.
     Main,
-    /// The listener for administrators: a few routes, without a key.
+    /// Listener for administrators, with a few routes that need no key.
     Admin,
 }
 
-/// State shared by the server and its handler: settings, keys, memory, places.
+/// State shared by the server and its handler: settings, keys, and limits for memory and connections.
 pub struct Front {
     /// Settings of the server.
     pub config: Config,
@@ -34,17 +34,17 @@ pub struct Front {
     pub gate: Arc<Gate>,
     /// Memory limit for the bodies of all requests.
     pub memory: Arc<Memory>,
-    /// The latest text of `GET /metrics`, shared by simultaneous requests.
+    /// Latest text of `GET /metrics`, shared by simultaneous requests.
     pub exposition: Exposition,
     pub(crate) counts: Arc<Counts>,
     pub(crate) places: Arc<Places>,
 }
 
-/// Circumstances of a request: thread, listener, client, deadline.
+/// Circumstances of a request's arrival: thread, listener, client and deadline.
 pub struct Call {
-    /// Number of the serving thread, with [`Threads::Own`](crate::Threads::Own).
+    /// Number of the thread that serves the request, with [`Threads::Own`](crate::Threads::Own).
     pub thread: usize,
-    /// Listener through which the request came.
+    /// Listener through which the request arrived.
     pub kind: ListenerKind,
     /// IP address of the client; None if the system does not know it.
     pub from: Option<IpAddr>,
@@ -52,7 +52,7 @@ pub struct Call {
     pub until: Instant,
 }
 
-/// An application that answers requests.
+/// Application that answers the server's requests.
 pub trait Handler: Send + Sync + 'static {
     /// Type of the answers' bodies.
     type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
@@ -67,7 +67,7 @@ pub trait Handler: Send + Sync + 'static {
     /// cancelled.
     const HALF_CLOSE: bool;
 
-    /// The state shared with the server.
+    /// Returns the state that the handler shares with the server.
     fn front(&self) -> &Front;
 
     /// Answers a request.
@@ -85,7 +85,7 @@ impl Front {
     /// Makes the shared state from settings, with keys and certificates read from their files.
     ///
     /// # Errors
-    /// If a file cannot be read or is not valid.
+    /// A file that cannot be read or is not valid is an error.
     pub fn new(config: Config, http2: bool) -> Result<Self, Error> {
         let alpn: &[&str] = if http2 { &["h2", "http/1.1"] } else { &["http/1.1"] };
         let gate = Arc::new(Gate::new(&config, alpn)?);
@@ -109,33 +109,34 @@ impl Front {
         self.counts.begun.load(Relaxed).saturating_sub(ended)
     }
 
-    /// Number of connections closed to make room for others, before they had sent a key.
+    /// Number of connections without a key that were closed because others needed their place or memory.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.places.evicted.load(Relaxed)
     }
 
-    /// Number of connections closed for other reasons before they had sent a key, by reason.
+    /// Number of connections without a key that were closed for other reasons, by reason.
     #[must_use]
     pub fn closed_strangers(&self) -> [(&'static str, u64); 2] {
         let Counts { stranger_streams, unread_answers, .. } = &*self.counts;
         [("too_many_streams", stranger_streams.load(Relaxed)), ("unread_answer", unread_answers.load(Relaxed))]
     }
 
-    /// Number of bytes counted for connections without a key at the main listener.
+    /// Number of bytes counted in the memory limit for connections without a key at the main listener.
     #[must_use]
     pub fn stranger_bytes(&self) -> u64 {
         self.places.bytes() as u64
     }
 
-    /// Number of HTTP/2 streams reset because their clients did not take the answer.
+    /// Number of HTTP/2 streams reset because their clients did not read the answer.
     #[must_use]
     pub fn stalled_streams(&self) -> u64 {
         self.counts.stalled_streams.load(Relaxed)
     }
 }
 
-/// Decodes a text until nothing changes: `%41`, `%2541`, `%u0041`, and overlong UTF-8 of ASCII characters.
+/// Decodes a text repeatedly until no encoding is left: `%41`, `%2541`, `%u0041`, and overlong UTF-8 of ASCII
+/// characters.
 #[must_use]
 pub fn plain(text: &[u8]) -> Cow<'_, [u8]> {
     if !text.iter().any(|byte| *byte == b'%' || *byte >= 0xc0) {
@@ -154,7 +155,7 @@ pub fn plain(text: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// Decodes the encoded byte at the end of a text: returns the length of its encoding, and its value; None if the text
-/// does not end with one.
+/// does not end with an encoded byte.
 fn encoded(text: &[u8]) -> Option<(usize, u8)> {
     let hex = |digit: u8| (digit as char).to_digit(16).map(|digit| digit as u8);
     match *text {
@@ -169,7 +170,8 @@ fn encoded(text: &[u8]) -> Option<(usize, u8)> {
     }
 }
 
-/// Decodes a base64 text, in either alphabet, up to the first other character; incomplete last bytes are dropped.
+/// Decodes a base64 text, in either alphabet, up to the first character outside the alphabet; incomplete last bytes are
+/// dropped.
 pub(crate) fn from_base64(text: &[u8]) -> Vec<u8> {
     let (mut out, mut word, mut bits) = (Vec::with_capacity(text.len() * 3 / 4), 0_u32, 0);
     for sign in text.iter().map_while(|byte| base64_sign(*byte)) {
@@ -182,7 +184,7 @@ pub(crate) fn from_base64(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The value of a base64 character, in either alphabet; None for any other character.
+/// Returns the value of a base64 character, in either alphabet; None for any other character.
 pub(crate) fn base64_sign(byte: u8) -> Option<u8> {
     Some(match byte {
         b'A'..=b'Z' => byte - b'A',

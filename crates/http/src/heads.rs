@@ -1,11 +1,14 @@
-//! The head of an HTTP/1.1 request while it arrives: its length, and whether it declares the body's length twice.
+//! Parsers for the beginning of a client's data: heads of HTTP/1.1 requests, the HTTP version, and HTTP/2 frames.
 //!
-//! If a request has both Transfer-Encoding and Content-Length, hyper uses the chunks and drops the length, as allowed
-//! (RFC 9112, 6.3). A request with both is an attack, or comes through a broken proxy, so it is refused.
+//! The head of an HTTP/1.1 request is examined while it arrives, for its length and for a double declaration of the
+//! body's length. If a request has both Transfer-Encoding and Content-Length, hyper uses the chunks and drops the
+//! length, as allowed (RFC 9112, 6.3). A request with both is an attack, or comes through a broken proxy, and is
+//! refused.
 //!
-//! Detection of the HTTP version of a connection without TLS: HTTP/2 begins with a fixed preface (RFC 9113, 3.4).
+//! On a connection without TLS, HTTP/2 is recognized by its fixed preface (RFC 9113, 3.4).
 //!
-//! HTTP/2 frames in transit (RFC 9113, 4.1): frame heads are parsed, payloads are skipped.
+//! HTTP/2 frames in transit (RFC 9113, 4.1) are followed without buffering: frame heads are parsed, payloads are
+//! skipped.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -21,16 +24,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::Denial;
 
-/// Name of the header for the length of a body, with its colon.
+/// Name of the header that states the length of a body, in lower case with its colon.
 const LENGTH: &[u8] = b"content-length:";
-/// Name of the header for the coding of a body, with its colon.
+/// Name of the header that states the coding of a body, in lower case with its colon.
 const CODING: &[u8] = b"transfer-encoding:";
 
-/// Parser of a head that arrives in arbitrary pieces.
+/// Parser of an HTTP/1.1 request's head that arrives in arbitrary pieces.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Head {
     bytes: usize,
-    /// Number of bytes of the current line so far.
+    /// Number of bytes of the head's current line so far.
     line: usize,
     /// True while the current line may still begin with `Content-Length:`.
     length: bool,
@@ -40,7 +43,7 @@ pub(crate) struct Head {
     is_whole: bool,
 }
 
-/// Summary of a complete head that was seen from its first byte.
+/// Summary of a complete head of a request that was observed from its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadSummary {
     /// Length of the head in bytes.
@@ -84,7 +87,7 @@ impl Head {
         None
     }
 
-    /// Number of bytes of the head so far.
+    /// Number of bytes of the head received so far.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -96,14 +99,14 @@ impl Head {
     }
 }
 
-/// True if `piece`, after the first `there` bytes of a line, still matches the name.
+/// True if `piece`, which follows the first `there` bytes of a line, continues the name `name` in this line.
 fn goes_on(piece: &[u8], there: usize, name: &[u8]) -> bool {
     let Some(rest) = name.get(there..) else { return true };
     let most = rest.len().min(piece.len());
     piece[..most].eq_ignore_ascii_case(&rest[..most])
 }
 
-/// Makes the refusal of a head above the size limits.
+/// Makes the refusal of a request whose head exceeds the size limits.
 pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
     let message = format!(
         "the request's head has more than {max_head} bytes (http.max_head) or {max_headers} lines (http.max_headers)"
@@ -111,7 +114,7 @@ pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
     Denial::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message)
 }
 
-/// Encodes an HTTP/1.1 answer with a complete body, after which the connection closes.
+/// Encodes an HTTP/1.1 answer with a complete body, which announces that the connection closes.
 pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u8> {
     let (head, mut body) = response.into_parts();
     let mut data = Vec::new();
@@ -129,8 +132,8 @@ pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u
     bytes
 }
 
-/// Refuses a request whose head is not valid HTTP or is too large. `seen`: the head's summary; None if the head was not
-/// seen.
+/// Refuses a request whose head is not valid HTTP or is too large. `seen`: summary of the head; None if the head was
+/// not observed.
 pub(crate) fn check<B>(
     request: &Request<B>,
     seen: Option<HeadSummary>,
@@ -167,7 +170,7 @@ pub(crate) fn check<B>(
     Ok(())
 }
 
-/// True if a text is a valid Host header: no list, no user, no path.
+/// True if a text is a valid value of a Host header: no list, no user, no path.
 fn is_host(text: &[u8]) -> bool {
     text.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b',' | b'/' | b'@' | b'?' | b'#' | b'\\'))
 }
@@ -181,16 +184,16 @@ pub(crate) enum Protocol {
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-/// Time that a client which has connected and sent nothing has for its first byte once the server stops.
+/// Time for the first byte of a client that has connected but sent nothing when the server stops.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
-/// Maximum number of attempts to read the HTTP/2 preface while too few bytes have arrived.
+/// Maximum number of attempts to read the HTTP/2 preface while not all of its bytes have arrived.
 const LOOKS: usize = 50;
 /// Pause before the next attempt to read the HTTP/2 preface.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Waits for the client's first bytes, and returns their number; None if the client sends nothing in time or leaves, or
-/// the server stops first. `start`: receives the bytes, which stay in the socket.
+/// Waits for the client's first bytes, copies them into `start` without removing them from the socket, and returns
+/// their number. None if the client sends nothing in time or leaves, or the server stops first.
 pub(crate) async fn first(
     stream: &TcpStream,
     start: &mut [u8],
@@ -209,7 +212,7 @@ pub(crate) async fn first(
     timeout(first_byte, first).await.ok()?
 }
 
-/// Determines the protocol from the client's first bytes; None if they do not arrive in time.
+/// Determines the HTTP version from the client's first bytes; None if they do not arrive in time.
 pub(crate) async fn protocol(
     stream: &TcpStream,
     first_byte: Duration,
@@ -230,10 +233,10 @@ pub(crate) async fn protocol(
     Some(Protocol::Http1)
 }
 
-/// Length of an HTTP/2 frame's head in bytes.
+/// Length of the head of an HTTP/2 frame, in bytes.
 const HEAD: usize = 9;
 
-/// Type of an HTTP/2 frame with a part of a body.
+/// Type of an HTTP/2 frame that has a part of a body.
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const RST_STREAM: u8 = 3;
@@ -252,42 +255,42 @@ pub(crate) struct FrameHead {
     pub(crate) stream: u32,
 }
 
-/// Event in a sequence of HTTP/2 frames.
+/// Event of parsing a sequence of HTTP/2 frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// A frame's head is complete.
+    /// The head of a frame is complete.
     Begins(FrameHead),
-    /// A frame's payload is complete.
+    /// The payload of a frame is complete.
     Ends(FrameHead),
 }
 
-/// Parser of the HTTP/2 frames in one direction of a connection.
+/// Parser of the HTTP/2 frames that pass in one direction of a connection.
 #[derive(Debug)]
 pub(crate) struct Frames {
     bytes: [u8; HEAD],
     have: usize,
-    /// Number of remaining bytes of the current payload, or of the bytes before the first frame.
+    /// Number of bytes still missing of the current payload, or of the data before the first frame.
     rest: usize,
     head: Option<FrameHead>,
 }
 
 impl Frames {
-    /// Makes the parser of a direction with `before` bytes before its first frame.
+    /// Makes the parser for a direction in which `before` bytes precede the first frame.
     pub(crate) fn new(before: usize) -> Self {
         Self { bytes: [0; HEAD], have: 0, rest: before, head: None }
     }
 
-    /// Number of remaining bytes of the current head or payload.
+    /// Number of bytes still missing of the current frame's head or payload.
     pub(crate) fn remaining(&self) -> usize {
         if self.rest > 0 { self.rest } else { HEAD - self.have }
     }
 
-    /// Head of the frame whose payload is in transit; None between frames.
+    /// Returns the head of the frame whose payload is arriving; None between frames.
     pub(crate) fn current(&self) -> Option<FrameHead> {
         self.head
     }
 
-    /// Parses the next bytes, and reports each complete head and payload.
+    /// Parses the next bytes, and calls `passed` for each complete frame head and payload.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut passed: impl FnMut(Mark)) {
         while !bytes.is_empty() {
             let (piece, behind) = bytes.split_at(self.remaining().min(bytes.len()));

@@ -1,8 +1,9 @@
-//! Listening sockets that the process was started with: systemd's protocol for socket activation (`LISTEN_FDS`).
+//! Listening sockets that the process inherited at its start, by systemd's protocol for socket activation
+//! (`LISTEN_FDS`).
 //!
-//! A program takes them over once, when it starts. A server then uses the socket that listens at the server's address.
-//! As the socket is systemd's, a second process can accept from it before the first has ended, and no connection is
-//! lost between the two.
+//! A program adopts the sockets once, when it starts. A server then uses the socket that listens at the server's
+//! address. As systemd keeps the socket open, a second process can accept connections from it before the first process
+//! has ended, and no connection is lost between the two.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -11,13 +12,13 @@ use parking_lot::Mutex;
 
 use crate::Error;
 
-/// Sockets passed to the process that no server has taken yet.
+/// Inherited sockets that are not used by a server yet.
 static SOCKETS: Mutex<Vec<(SocketAddr, TcpListener)>> = Mutex::new(Vec::new());
 
-/// Takes over the sockets that the process was started with, and returns their addresses.
+/// Adopts the sockets that the process inherited at its start, and returns their addresses.
 ///
 /// # Errors
-/// If one of them is not a TCP socket.
+/// A socket that is not a TCP socket is an error.
 pub fn adopt() -> Result<Vec<SocketAddr>, Error> {
     let mut passed = ListenFd::from_env();
     let mut sockets = SOCKETS.lock();
@@ -36,14 +37,14 @@ pub fn adopt() -> Result<Vec<SocketAddr>, Error> {
     Ok(sockets.iter().map(|(address, _)| *address).collect())
 }
 
-/// Takes the socket that listens at an address; None if the process was started without one.
+/// Removes and returns the inherited socket that listens at the address `at`; None if there is no such socket.
 pub(crate) fn take(at: SocketAddr) -> Option<TcpListener> {
     let mut sockets = SOCKETS.lock();
     let number = sockets.iter().position(|(address, _)| *address == at)?;
     Some(sockets.swap_remove(number).1)
 }
 
-/// Addresses of the sockets that no server has taken.
+/// Returns the addresses of the inherited sockets that no server uses.
 #[must_use]
 pub fn unused() -> Vec<SocketAddr> {
     SOCKETS.lock().iter().map(|(address, _)| *address).collect()

@@ -1,4 +1,4 @@
-//! Access control: the two keys, and the hosts that a request may name.
+//! Access control by two keys, one for read access and one for changes, and by the hosts that a request may name.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,7 +10,7 @@ use crate::handler::{base64_sign, from_base64, plain};
 use crate::{Denial, Error};
 use kvatlas_settings::Secret;
 
-/// Access that a request needs.
+/// Access to the server that a request requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Access that needs no key.
@@ -21,38 +21,38 @@ pub enum Access {
     Admin,
 }
 
-/// Maximum number of nested encodings that are decoded when a text is searched for keys.
+/// Maximum number of nested encodings that are decoded in a text that is searched for keys.
 const DEPTH: usize = 3;
 
 /// Minimum length of a key that is searched for in base64, in bytes, as shorter ones occur in texts by chance.
 const SHORTEST: usize = 4;
 
-/// The key that a request carries.
+/// Key of the server that a request contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownKey {
-    /// The request carries none of the server's keys.
+    /// None of the server's keys.
     Nothing,
-    /// The request carries the key for read access.
+    /// Key for read access.
     QueryKey,
-    /// The request carries the configured admin key.
+    /// Admin key, if one is configured.
     AdminKey,
 }
 
-/// The keys for read access and for changes that clients must send, as currently configured.
+/// Keys that clients must send for read access and for changes, as currently configured.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     ask: Option<Secret>,
     admin: Option<Secret>,
-    /// Both keys, for a search in texts.
+    /// Both keys, prepared for a search in texts.
     written: WrittenKeys,
-    /// Both keys in lower case, for a search in header names.
+    /// Both keys in lower case, prepared for a search in header names.
     lowered: WrittenKeys,
 }
 
-/// Keys prepared for a search in texts, in any encoding.
+/// Keys prepared for a search in texts, in which they may be encoded.
 #[derive(Debug, Default)]
 struct WrittenKeys {
-    /// The keys, as given and decoded.
+    /// Keys as configured, and in decoded form.
     keys: Vec<Secret>,
     /// Length of the shortest key in bytes; `usize::MAX` without keys.
     shortest: usize,
@@ -129,17 +129,17 @@ impl Keys {
         self.ask.is_some() || self.admin.is_some()
     }
 
-    /// True if a text contains one of the keys, in any encoding.
+    /// True if a text contains one of the server's keys, in any encoding.
     pub(crate) fn are_in(&self, text: &[u8]) -> bool {
         self.written.are_in(text, 0, DEPTH)
     }
 
-    /// True if a header name, or a list of header names, contains one of the keys. Header names are in lower case.
+    /// True if a header name, or a list of header names, contains one of the server's keys in lower case.
     pub(crate) fn are_in_name(&self, name: &[u8]) -> bool {
         name.len() >= self.lowered.shortest && self.lowered.are_in(&name.to_ascii_lowercase(), 0, 1)
     }
 
-    /// Refuses a request with a key in its path, query or method, which many programs log.
+    /// Refuses a request that has a key in its path, query or method, because many programs log these.
     pub(crate) fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         if !self.are_in(target.as_bytes()) && !self.are_in(request.method().as_str().as_bytes()) {
@@ -150,13 +150,13 @@ impl Keys {
         Err(Denial::new(StatusCode::BAD_REQUEST, "key_in_target", message))
     }
 
-    /// True if a request carries one of the keys.
+    /// True if a request contains one of the server's keys in its headers.
     pub(crate) fn are_shown<B>(&self, request: &Request<B>) -> bool {
         let (ask, admin) = self.shown(request);
         ask || admin
     }
 
-    /// Returns for each of the two keys whether a request carries it.
+    /// Returns two values: true if a request contains the key for read access, and true if it contains the admin key.
     fn shown<B>(&self, request: &Request<B>) -> (bool, bool) {
         let shown = [bearer(request), request.headers().get(API_KEY).map(|key| key.as_bytes().trim_ascii())];
         let is =
@@ -164,7 +164,7 @@ impl Keys {
         (is(&self.ask), is(&self.admin))
     }
 
-    /// The key for changes: the admin key, else the only key; None without keys.
+    /// Returns the key that changes require: the admin key, else the only key; None without keys.
     pub(crate) fn for_changes(&self) -> Option<&Secret> {
         self.admin.as_ref().or(self.ask.as_ref())
     }
@@ -174,7 +174,7 @@ impl Keys {
         self.admin.is_some()
     }
 
-    /// Checks that a request has the key for its access, and returns the key it carries.
+    /// Checks that a request contains the key for the access `wanted`, and returns the key that it contains.
     pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<ShownKey, Denial> {
         let (ask, admin) = self.shown(request);
         let known = ask || admin;
@@ -194,7 +194,7 @@ impl Keys {
     }
 }
 
-/// Makes the refusal of a request without a valid key. `admin`: whether the admin key is needed.
+/// Makes the refusal of a request without a valid key. `admin`: true if the admin key is required.
 fn unauthorized(admin: bool) -> Denial {
     let message = if admin {
         "send the admin key in the header \"Authorization: Bearer KEY\""
@@ -204,7 +204,7 @@ fn unauthorized(admin: bool) -> Denial {
     Denial::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
 }
 
-/// Makes the refusal of a valid key without the needed access.
+/// Makes the refusal of a request whose key is valid but does not permit the required access.
 fn forbidden() -> Denial {
     Denial::new(StatusCode::FORBIDDEN, "forbidden", "this key allows queries only; send the admin key")
 }
@@ -223,23 +223,23 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| shown.trim_ascii())
 }
 
-/// Hosts that a request may name.
+/// Hosts that a request may name as the server.
 ///
 /// A web page can make a visitor's browser reach this server under the page's own host name (DNS rebinding), and would
-/// otherwise have the visitor's access.
+/// then have the visitor's access. A check of the host name prevents this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
-    /// Requests may name any host.
+    /// All hosts.
     Any,
-    /// Requests may name this machine and the configured host names.
+    /// This machine's own names and the configured host names.
     Own,
-    /// This machine, the configured names, and all IP addresses, as a page's host name is an IP address only if the
-    /// page comes from there.
+    /// This machine's own names, the configured host names, and all IP addresses. Addresses are safe, as a page's host
+    /// name is an IP address only if the page comes from this address.
     Addresses,
 }
 
 impl Hosts {
-    /// Hosts that requests to a server at `bind` may name. `names`: the configured host names.
+    /// Returns the hosts that requests to a server at the address `bind` may name. `names`: the configured host names.
     pub(crate) fn at(bind: SocketAddr, asks_for_key: bool, names: &[String]) -> Self {
         match bind.ip().is_loopback() && !asks_for_key {
             true => Self::Own,
@@ -248,7 +248,7 @@ impl Hosts {
         }
     }
 
-    /// Refuses a request that names a host not allowed. `names`: the configured host names.
+    /// Refuses a request that names a host that is not allowed. `names`: the configured host names.
     pub(crate) fn check<B>(self, request: &Request<B>, names: &[String]) -> Result<(), Denial> {
         if self == Self::Any {
             return Ok(());
@@ -273,7 +273,7 @@ impl Hosts {
     }
 }
 
-/// The host that a request names, with its port if given; None if the request names none.
+/// Returns the host that a request names, with its port if given; None if the request names none.
 pub(crate) fn named_host<B>(request: &Request<B>) -> Option<&[u8]> {
     let header = request.headers().get(HOST).map(|host| host.as_bytes());
     request.uri().authority().map(|host| host.as_str().as_bytes()).or(header)

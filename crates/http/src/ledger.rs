@@ -1,9 +1,9 @@
-//! Counts of the open HTTP/2 streams on a connection without a key, from the frames in transit; also limits of
-//! connections, and counts of connections.
+//! Record of the open HTTP/2 streams on a connection without a key, from the frames in transit; also limits and
+//! counters for connections.
 //!
-//! hyper passes answers to h2, which buffers data while a flow-control window is closed: only the frames on the socket
-//! show how much a client has taken. They are parsed until the client sends a key, and requests are read one at a time,
-//! so that the first with a key is known before the next is read.
+//! hyper passes answers to h2, which buffers data while a flow-control window is closed, so that only the frames on the
+//! socket show how many bytes a client has read. The frames are parsed until the client sends a key. Requests are read
+//! one at a time, so that the first request with a key is recognized before the next one is read.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -12,36 +12,36 @@ use crate::activity::{PIECE, millis};
 use crate::heads::{CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, Mark, RST_STREAM};
 use crate::places::Place;
 
-/// Length of the HTTP/2 connection preface, in bytes.
+/// Length of the preface with which an HTTP/2 connection begins, in bytes.
 const PREFACE: usize = 24;
 
-/// Number of bytes of memory for each byte of a head, including the bookkeeping of its lines.
+/// Number of bytes of memory that one byte of a request's head needs, with the bookkeeping of header lines.
 const HEAD: usize = 5;
 
 /// Error of a client without a key that opened more streams than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooManyStreams;
 
-/// The open streams of a connection without a key.
+/// Record of the open HTTP/2 streams of a connection without a key.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     incoming: Frames,
     outgoing: Frames,
     open: Vec<OpenStream>,
-    /// Highest stream number so far.
+    /// Highest number of a stream opened so far.
     last: u32,
-    /// Number of bytes counted for the incomplete head.
+    /// Number of bytes of an incomplete head that are counted in the memory limit.
     head: usize,
-    /// True if the bytes read so far must be processed before more are read, so that requests are read one at a time.
+    /// True if the bytes read so far must be processed before further reading. Requests are thus read one at a time.
     is_full: bool,
-    /// Poll of the connection's task in which bytes were last read.
+    /// Number of the poll of the connection's task in which bytes were last read.
     turn: u32,
 }
 
 #[derive(Debug)]
 struct OpenStream {
     number: u32,
-    /// Time since which the stream has not sent a piece of its answer, in milliseconds.
+    /// Time since which the stream has sent no piece of its answer, in milliseconds.
     since: u64,
     bytes: usize,
 }
@@ -54,8 +54,8 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// True if the bytes read in this poll of the connection's task have to be processed before more are read, so that
-    /// other connections are polled as well, and may evict this one.
+    /// True if the connection must not read further in the present poll of its task, whose number is `turn`. The bytes
+    /// read are processed first, and other connections are polled, which may evict this connection.
     pub(crate) fn is_over(&mut self, turn: u32) -> bool {
         if self.turn != turn {
             (self.turn, self.is_full) = (turn, false);
@@ -63,12 +63,12 @@ impl Ledger {
         self.is_full
     }
 
-    /// Maximum number of bytes to read: up to the end of the current frame.
+    /// Returns the maximum number of bytes to read next, which do not exceed the current frame.
     pub(crate) fn most(&self) -> usize {
         self.incoming.remaining().min(STRANGER_READ)
     }
 
-    /// Counts bytes received from the client. The error means that the client has opened too many streams.
+    /// Records bytes received from the client. The error means that the client has opened too many streams.
     pub(crate) fn came(&mut self, bytes: &[u8], place: &Place) -> Result<(), TooManyStreams> {
         let Self { incoming, open, last, head, is_full, .. } = self;
         let mut result = Ok(());
@@ -103,7 +103,7 @@ impl Ledger {
         result
     }
 
-    /// Counts bytes sent to the client.
+    /// Records bytes sent to the client.
     pub(crate) fn went(&mut self, bytes: &[u8], place: &Place) {
         let open = &mut self.open;
         self.outgoing.take(bytes, |mark| {
@@ -123,8 +123,8 @@ impl Ledger {
         });
     }
 
-    /// Time since which the longest waiting stream has not sent a piece of its answer, in milliseconds; None if no
-    /// stream is open.
+    /// Returns the time since which the longest waiting stream has sent no piece of its answer, in milliseconds; None
+    /// if no stream is open.
     pub(crate) fn waiting_since(&self) -> Option<u64> {
         self.open.iter().map(|stream| stream.since).min()
     }
@@ -137,39 +137,39 @@ fn close(open: &mut Vec<OpenStream>, number: u32, place: &Place) {
     }
 }
 
-/// Maximum number of HTTP/2 streams of a connection that has sent no key yet.
+/// Maximum number of concurrent HTTP/2 streams on a connection that has sent no key yet.
 pub(crate) const STRANGER_STREAMS: usize = 16;
 
-/// Maximum number of HTTP/2 streams of a connection that has sent a key.
+/// Maximum number of concurrent HTTP/2 streams on a connection that has sent a key.
 pub(crate) const KEYED_STREAMS: u32 = 1000;
 
-/// Maximum number of HTTP/2 streams of a connection if no key is configured.
+/// Maximum number of concurrent HTTP/2 streams on a connection if no key is configured.
 pub(crate) const KEYLESS_STREAMS: u32 = 250;
 
-/// Time limit for a client without a key to take an answer, or the next piece of it.
+/// Time limit for a client without a key to read an answer, or the next piece of the answer.
 pub(crate) const STRANGER_WRITE: Duration = Duration::from_secs(2);
 
 /// Maximum number of bytes read at once from a client without a key.
 pub(crate) const STRANGER_READ: usize = 4 << 10;
 
-/// Memory limit of all connections without a key at the main listener, in counted bytes. The process needs at most 128
-/// MiB more resident memory for them, including the allocator's overhead.
+/// Memory limit for all connections without a key at the main listener together, in counted bytes. The resident memory
+/// of the process grows by at most 128 MiB through them, with the allocator's overhead.
 pub(crate) const STRANGERS: usize = 80 << 20;
-/// Memory limit of all connections at the listener for administrators, in counted bytes.
+/// Memory limit for all connections at the listener for administrators together, in counted bytes.
 pub(crate) const ADMIN_STRANGERS: usize = 8 << 20;
 
-/// Number of bytes counted for an HTTP/2 stream of a client without a key.
+/// Number of bytes counted in the memory limit for an HTTP/2 stream of a client without a key.
 pub(crate) const STREAM: usize = 8 << 10;
-/// Number of bytes counted for an answer that a client without a key does not take.
+/// Number of bytes counted in the memory limit for an answer that a client without a key does not read.
 pub(crate) const UNREAD: usize = 64 << 10;
-/// Number of bytes counted for the use of HTTP/2 on a connection without a key.
+/// Number of bytes counted in the memory limit for the use of HTTP/2 on a connection without a key.
 pub(crate) const HTTP2: usize = 8 << 10;
-/// Number of bytes counted for a TLS handshake.
+/// Number of bytes counted in the memory limit for a TLS handshake.
 pub(crate) const HANDSHAKE: usize = 64 << 10;
-/// Number of bytes counted for TLS after the handshake, on a connection without a key.
+/// Number of bytes counted in the memory limit for TLS after the handshake, on a connection without a key.
 pub(crate) const TLS: usize = 24 << 10;
 
-/// Time limits of a connection's phases, and size limits of a head.
+/// Time limits for the phases of a connection, and size limits for a request's head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) idle: Duration,
@@ -178,21 +178,21 @@ pub(crate) struct Limits {
     pub(crate) first_byte: Duration,
     pub(crate) max_head: usize,
     pub(crate) max_headers: usize,
-    /// Maximum number of HTTP/2 streams at once.
+    /// Maximum number of concurrent HTTP/2 streams on the connection.
     pub(crate) streams: u32,
     /// True if a client that closes its sending side still gets its answer.
     pub(crate) half_close: bool,
 }
 
-/// Counts of connections and of reset streams.
+/// Counters of connections and of reset HTTP/2 streams.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) begun: AtomicU64,
     pub(crate) ended: AtomicU64,
     pub(crate) stalled_streams: AtomicU64,
-    /// Number of connections without a key closed because they opened too many streams.
+    /// Number of connections without a key that were closed because they opened too many streams.
     pub(crate) stranger_streams: AtomicU64,
-    /// Number of connections without a key closed because they did not take an answer.
+    /// Number of connections without a key that were closed because their clients did not read an answer.
     pub(crate) unread_answers: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! The HTTP server under the service and the router, independent of both.
+//! HTTP server that the service and the router use, independent of both.
 //!
 //! ```text
 //! server ──▶ places ──▶ connection (heads, activity, ledger) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
@@ -9,7 +9,8 @@
 //! * `listener`: accepting and serving the connections of one listener.
 //! * `handler`: the interface of the application that answers requests, the state that it shares with the server, and
 //!   the decoding of texts that are searched for keys and dot segments.
-//! * `places`: places for connections, and a memory limit for connections without a key, which are evicted for others.
+//! * `places`: limit on the number of connections, and a memory limit for connections without a key, which are evicted
+//!   for others.
 //! * `ledger`: the streams of an HTTP/2 connection without a key, limits of connections, and counts of connections.
 //! * `connection`, `activity`: one client's connection on which hyper handles HTTP, and its time limits.
 //! * `heads`: heads of HTTP/1.1 requests, detection of HTTP/2, and HTTP/2 frames.
@@ -50,7 +51,7 @@ pub use kvatlas_settings::Secret;
 pub use memory::{BodyLease, Memory, Reservation};
 pub use server::{Server, Threads};
 
-/// Error of a server that cannot start, or of an unusable file of its configuration.
+/// Error of a server that cannot start, or of a configured file that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(pub String);
@@ -60,7 +61,7 @@ pub struct Error(pub String);
 pub struct Denial {
     /// HTTP status of the answer.
     pub status: StatusCode,
-    /// Error code, the same in every release.
+    /// Stable error code, equal in every release.
     pub code: &'static str,
     /// Description of what was wrong and what would be right.
     pub message: Cow<'static, str>,

@@ -1,4 +1,4 @@
-//! Accepting the connections of one listener, and serving each until it closes.
+//! Acceptance of the connections of one listener, and service of each connection until it closes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
@@ -33,7 +33,7 @@ impl OpenCounts {
     }
 }
 
-/// State shared by all connections of a listener and thread.
+/// State shared by all connections of one listener and thread.
 pub(crate) struct ListenerContext<H> {
     pub(crate) handler: Arc<H>,
     pub(crate) kind: ListenerKind,
@@ -45,7 +45,8 @@ pub(crate) struct ListenerContext<H> {
 }
 
 impl<H: Handler> ListenerContext<H> {
-    /// Passes connections to `give` until told to stop, and then those already waiting.
+    /// Accepts connections and passes them to `give` until the listener is told to stop; then passes those already
+    /// waiting in the system's queue.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: ListeningSocket,
@@ -145,11 +146,11 @@ impl<H: Handler> ListenerContext<H> {
     }
 }
 
-/// An open connection, counted until dropped.
+/// Open connection, counted until dropped.
 pub(crate) struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
 
 impl<H: Handler> OpenConnection<H> {
-    /// Counts a connection from its acceptance on, as a server that shuts down would otherwise not wait for it.
+    /// Counts a connection from its acceptance on, so that a server that shuts down waits for it.
     pub(crate) fn new(common: Arc<ListenerContext<H>>) -> Self {
         common.handler.front().counts.begun.fetch_add(1, Relaxed);
         if common.kind == ListenerKind::Main {
@@ -159,7 +160,7 @@ impl<H: Handler> OpenConnection<H> {
         Self(common)
     }
 
-    /// Serves the connection in a task of its own, until it closes or is evicted.
+    /// Serves the connection in a separate task, until it closes or is evicted.
     pub(crate) fn serve(self, stream: TcpStream, place: Arc<Place>) {
         drop(tokio::spawn(async move {
             let _ = stream.set_nodelay(true);

@@ -1,9 +1,9 @@
 //! Memory limit for the bodies of all requests, from the first stored byte of a body until the body is no longer
 //! needed, for example by an engine.
 //!
-//! A body without room is not read further until there is room. A body that has received nothing for a while, or
-//! arrives very slowly, is evicted for waiting ones; a body that has waited too long is refused. A part of the memory
-//! is reserved for short bodies, so that stalled long ones do not delay them.
+//! A body for which there is no memory is not read further until memory is free. A body that has received no data for a
+//! while, or arrives very slowly, is dropped (evicted) if others wait for memory; a body that has waited too long is
+//! refused. A part of the memory is reserved for short bodies, so that stalled long ones do not delay them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,20 +17,21 @@ use tokio::time::{Instant, timeout_at};
 use crate::activity::millis;
 use crate::body::BodyFault;
 
-/// Maximum size of a body that may use the whole memory, in bytes; longer ones leave a quarter of it to shorter ones.
+/// Maximum size of a short body, in bytes. Short bodies may use the whole memory; longer ones leave a quarter of it
+/// free.
 const SHORT: usize = 64 << 10;
 
-/// Longest time that a body waits for room.
+/// Longest time that a body waits for memory before it is refused.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Interval at which waiting bodies look for one that must give way.
+/// Interval at which a body that waits for memory checks whether another one can be evicted.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Time without a byte, or below [`SLOW`] since its beginning, after which a body may be evicted for others, in
-/// milliseconds.
+/// Minimum time, in milliseconds, after which a body may be evicted for others: the time without a byte, or the time
+/// since the body's beginning if it arrives more slowly than [`SLOW`].
 const GRACE: u64 = 2000;
 
-/// Rate below which a body is slow, in bytes per second.
+/// Rate below which a body arrives too slowly, in bytes per second.
 const SLOW: u64 = 64 << 10;
 
 /// Memory limit for the bodies of all requests of a server.
@@ -39,25 +40,25 @@ pub struct Memory {
     limit: usize,
     used: AtomicUsize,
     freed: Notify,
-    /// Incomplete bodies, in the order of their arrival.
+    /// Incomplete bodies, in the order in which they began.
     coming: Mutex<BTreeMap<u64, Arc<Progress>>>,
     number: AtomicU64,
     refused: AtomicU64,
     gave_way: AtomicU64,
 }
 
-/// Progress of an incomplete body.
+/// Progress of a body that has not arrived completely.
 #[derive(Debug)]
 struct Progress {
     since: u64,
     last: AtomicU64,
     bytes: AtomicUsize,
-    /// True if the body waits for room, or has been told to give way.
+    /// True if the body waits for memory, or has already been evicted.
     waits: AtomicBool,
     leave: Notify,
 }
 
-/// Error of a body without room.
+/// Error of a body for which there is no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoomError;
 
@@ -74,13 +75,13 @@ pub struct Reservation {
     lease: Lease,
 }
 
-/// Memory reserved for a body that does not come over the server's own connections, until dropped.
+/// Memory reserved for a body that does not arrive over the server's own connections, until dropped.
 pub struct BodyLease {
     turn: Option<BodyTurn>,
     lease: Lease,
 }
 
-/// Entry of an incomplete body, removed when dropped.
+/// Registration of an incomplete body in the list of incomplete bodies, removed when dropped.
 pub(crate) struct BodyTurn {
     memory: Arc<Memory>,
     number: u64,
@@ -102,20 +103,20 @@ impl Memory {
         })
     }
 
-    /// Number of bytes reserved now.
+    /// Number of bytes that are reserved now.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Number of refused bodies: those without room, and those evicted for others.
+    /// Number of refused bodies by reason: those without memory, and those evicted for others.
     #[must_use]
     pub fn refused(&self) -> [(&'static str, u64); 2] {
         [("no_room", self.refused.load(Relaxed)), ("gave_way", self.gave_way.load(Relaxed))]
     }
 
-    /// Reserves memory for values derived from a body, besides the body itself, at most half of the limit. None if
-    /// there is no room by `until`.
+    /// Reserves memory for values derived from a body, in addition to the body itself, at most half of the limit. None
+    /// if the memory is not free by `until`.
     pub async fn reserve(self: &Arc<Self>, bytes: usize, until: std::time::Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit / 2);
         loop {
@@ -127,7 +128,7 @@ impl Memory {
         }
     }
 
-    /// Makes an empty reservation, which can be resized.
+    /// Makes an empty reservation, whose size can be changed.
     #[must_use]
     pub fn reserved(self: &Arc<Self>) -> Reservation {
         Reservation { lease: Lease::new(self) }
@@ -152,7 +153,7 @@ impl Memory {
         }
     }
 
-    /// Evicts one body, if one is due: the one without a byte for the longest time, else the slowest.
+    /// Evicts one body, if one may be evicted: the one without a byte for the longest time, else the slowest.
     fn make_room(&self) {
         let now = millis();
         let rate = |it: &Progress| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
@@ -171,7 +172,7 @@ impl Memory {
 }
 
 impl Reservation {
-    /// Changes the size of the reservation to `bytes`; false if there is no room now.
+    /// Changes the size of the reservation to `bytes`; false if the memory is not free now.
     #[must_use]
     pub fn try_resize(&mut self, bytes: usize) -> bool {
         let lease = &mut self.lease;
@@ -186,10 +187,11 @@ impl Reservation {
 }
 
 impl BodyLease {
-    /// Grows the reservation to `bytes`, as that much of the body has arrived; waits a while if there is no room.
+    /// Grows the reservation to `bytes`, the number of bytes of the body that have arrived; waits a while if the memory
+    /// is not free.
     ///
     /// # Errors
-    /// [`BodyFault::NoRoom`] if there is still no room.
+    /// [`BodyFault::NoRoom`] if the memory is still not free.
     pub async fn grow(&mut self, bytes: usize) -> Result<(), BodyFault> {
         let Some(turn) = &self.turn else { return Ok(()) };
         turn.came(bytes.saturating_sub(self.lease.bytes));
@@ -205,7 +207,7 @@ impl BodyLease {
         }
     }
 
-    /// Records that the body is complete, so that it is never evicted.
+    /// Records that the body has arrived completely, so that it is never evicted.
     pub fn complete(&mut self) {
         self.turn = None;
     }
@@ -231,12 +233,12 @@ impl BodyTurn {
         self.coming.last.store(millis(), Relaxed);
     }
 
-    /// Waits until the body is evicted for others.
+    /// Waits until the body is evicted for others that need its memory.
     pub(crate) async fn must_leave(&self) {
         self.coming.leave.notified().await;
     }
 
-    /// Grows a reservation to `bytes`; waits a while if there is no room.
+    /// Grows a reservation to `bytes` bytes; waits a while if the memory is not free.
     pub(crate) async fn grow(&self, lease: &mut Lease, bytes: usize) -> Result<(), NoRoomError> {
         let more = bytes.saturating_sub(lease.bytes);
         let memory = &self.memory;

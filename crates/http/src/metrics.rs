@@ -1,9 +1,10 @@
 //! Answers to `GET /metrics`: one text shared by simultaneous requests, in two formats, and the metrics of this
 //! process.
 //!
-//! The formats are OpenMetrics, and on request the Prometheus text format 0.0.4.
+//! The formats are OpenMetrics and, if the client prefers it, the Prometheus text format 0.0.4.
 //!
-//! Metrics of this process come from the operating system, under the names of Prometheus' own clients. Linux only.
+//! Metrics of this process are read from the operating system, on Linux only. Their names are those of Prometheus' own
+//! client libraries.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,18 +24,18 @@ use prometheus_client::registry::Registry;
 /// Appends the metrics of this process, without the end mark of OpenMetrics.
 ///
 /// # Errors
-/// If `out` cannot be written to.
+/// A failure to write to `out` is returned.
 pub fn write_process(out: &mut String) -> std::fmt::Result {
     let mut system = Registry::default();
     system.register_collector(Box::new(Process));
     encode_registry(out, &system)
 }
 
-/// Time for which a text may be shared.
+/// Time for which a text of the metrics may be used for several requests.
 const STAYS: Duration = Duration::from_secs(1);
 
-/// The latest text of `GET /metrics`, shared by requests, as its size and the time to make it grow with the number of
-/// engines.
+/// Latest text of `GET /metrics`, shared by several requests, because its size and the time to make it grow with the
+/// number of engines.
 #[derive(Debug, Default)]
 pub struct Exposition {
     made: Mutex<Option<MadeText>>,
@@ -48,9 +49,9 @@ struct MadeText {
 }
 
 impl Exposition {
-    /// Returns the content type and the text for a request with these headers. `make`: writes the text in OpenMetrics;
-    /// `may_be_old`: whether a text less than a second old may be used. A text that is still being sent to another
-    /// client is used in any case.
+    /// Returns the content type and the text of the metrics for a request with the headers `headers`. `make`: function
+    /// that writes the text in OpenMetrics; `may_be_old`: true if a text less than a second old may be used. A text
+    /// that is still being sent to another client is used in any case.
     ///
     /// # Errors
     /// The error of `make`.
@@ -104,8 +105,8 @@ fn prefers_text(headers: &HeaderMap) -> bool {
     text.is_some_and(|text| text > open.or(any).unwrap_or(0.0))
 }
 
-/// Converts OpenMetrics to the text format 0.0.4, in which a counter's name ends with `_total`, and which has no end
-/// mark.
+/// Converts OpenMetrics to the Prometheus text format 0.0.4, in which a counter's name ends with `_total`, and which
+/// has no end mark.
 fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut lines = open_metrics.lines().peekable();
@@ -172,8 +173,8 @@ impl Collector for Process {
     }
 }
 
-/// A field of `stat` by its number in the manual; None if it is missing. The second field, the name, may contain
-/// blanks.
+/// Returns a field of `/proc/self/stat` by its number in the manual; None if it is missing. The second field, the name,
+/// may contain blanks.
 fn field(stat: &str, number: usize) -> Option<f64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }

@@ -1,8 +1,9 @@
-//! Places for connections, and a memory limit for connections without a key.
+//! Limit on the number of connections, and memory limit for connections without a key.
 //!
-//! If a key is configured, connections that have not sent it are strangers. They are evicted for new connections, so
-//! that idle ones cannot keep others out. All strangers together have one limit of bytes for their connections, heads,
-//! streams and unread answers: beyond it the largest is evicted, the oldest among equals.
+//! If a key is configured, connections that have not sent it are called strangers. Strangers are closed (evicted) for
+//! new connections, so that idle ones cannot keep others out. All strangers together have one limit of bytes for their
+//! connections, heads, streams and unread answers. When the limit is exceeded, the stranger with the most bytes is
+//! evicted, the oldest among equals.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,33 +17,33 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, sleep_until};
 
-/// Time that every connection has to send a key, however many others arrive.
+/// Minimum time for a new connection to send a key before it can be evicted for others.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Number of bytes counted for any open connection: its tasks, and the buffers of a short head.
+/// Number of bytes counted in the memory limit for each open connection: its tasks, and the buffers of a short head.
 pub(crate) const CONNECTION: usize = 32 << 10;
 
-/// Places for the connections of one listener.
+/// Limit on the open connections of one listener, each of which occupies a place.
 pub(crate) struct Places {
     permits: Arc<Semaphore>,
-    /// Memory limit of all strangers, in bytes.
+    /// Memory limit for all connections without a key together, in bytes.
     budget: usize,
     strangers: Mutex<Strangers>,
-    /// Signal that a connection has closed, or has sent a key and needs no memory of strangers.
+    /// Signal that a connection has closed, or has sent a key so that its memory no longer counts.
     freed: Notify,
     number: AtomicU64,
-    /// Number of connections closed to make room for others.
+    /// Number of connections that were closed because others needed their place or memory.
     pub(crate) evicted: AtomicU64,
 }
 
-/// Connections that have sent no key.
+/// Connections that have sent no key yet, with their counted memory.
 #[derive(Default)]
 struct Strangers {
-    /// The connections without a key in the order of their arrival.
+    /// Connections without a key in the order of their arrival.
     all: BTreeMap<u64, Stranger>,
-    /// Number of bytes counted for all strangers together.
+    /// Number of bytes counted for all connections without a key together.
     bytes: usize,
-    /// Number of bytes counted for strangers that were told to leave and have not closed yet.
+    /// Number of bytes counted for evicted connections that have not closed yet.
     leaving: usize,
 }
 
@@ -53,7 +54,7 @@ struct Stranger {
     is_told: bool,
 }
 
-/// Place of a connection, given back when dropped.
+/// Place of a connection within the limit on connections, freed when dropped.
 pub(crate) struct Place {
     places: Arc<Places>,
     number: u64,
@@ -78,7 +79,8 @@ impl Strangers {
         }
     }
 
-    /// The stranger with the most bytes, the oldest among equals, except those told to leave; None if there is none.
+    /// Returns the connection without a key that has the most bytes, the oldest among equals, except evicted ones; None
+    /// if there is none.
     fn largest(&self) -> Option<(u64, &Stranger)> {
         let staying = self.all.iter().filter(|(_, stranger)| !stranger.is_told);
         staying.max_by_key(|(number, stranger)| (stranger.bytes, Reverse(**number))).map(|(number, it)| (*number, it))
@@ -97,13 +99,13 @@ impl Places {
         })
     }
 
-    /// Number of bytes counted for strangers now.
+    /// Number of bytes counted for connections without a key now.
     pub(crate) fn bytes(&self) -> usize {
         self.strangers.lock().bytes
     }
 
-    /// Takes a place, as soon as one is free; None if the places are closed. `known`: whether the connection is never
-    /// evicted; if no place is free for a stranger, another stranger has to leave.
+    /// Waits for a free place and occupies it; None if the listener has closed. `known`: true for a connection that is
+    /// never evicted. If no place is free for a connection without a key, another one without a key is evicted.
     pub(crate) async fn take(self: &Arc<Self>, known: bool) -> Option<Arc<Place>> {
         loop {
             let lacks_bytes = !known && self.strangers.lock().bytes + CONNECTION > self.budget;
@@ -127,7 +129,7 @@ impl Places {
         }
     }
 
-    /// Makes a place beyond the limit, for a connection accepted while the server shuts down.
+    /// Makes a place beyond the limit on connections, for a connection accepted while the server shuts down.
     pub(crate) fn beyond(self: &Arc<Self>) -> Arc<Place> {
         self.place(None, true)
     }
@@ -144,8 +146,8 @@ impl Places {
         Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(known), leave, permit })
     }
 
-    /// Tells a stranger to leave, if one is due: the largest if bytes are short, or the oldest one after [`GRACE`].
-    /// Returns the time at which to look again.
+    /// Evicts a connection without a key if one may be evicted: the one with the most bytes if memory is short, or the
+    /// oldest one after [`GRACE`]. Returns the time at which the caller should try again.
     fn make_room(&self, lacks_bytes: bool) -> Instant {
         let now = Instant::now();
         let mut strangers = self.strangers.lock();
@@ -170,7 +172,7 @@ impl Places {
 }
 
 impl Place {
-    /// Marks the connection as one that has sent a key: it keeps its place, and its bytes no longer count.
+    /// Marks the connection as one that has sent a key, so that it cannot be evicted and its bytes no longer count.
     pub(crate) fn make_known(&self) {
         // Most requests come on a connection that is already known: nothing is written then.
         if !self.known.load(Relaxed) && !self.known.swap(true, Relaxed) {
@@ -183,7 +185,8 @@ impl Place {
         !self.known.load(Relaxed)
     }
 
-    /// Counts `bytes` more for a stranger's connection. If all strangers together exceed the budget, the largest leave.
+    /// Counts `bytes` more bytes for a connection without a key. If all of these connections together exceed the limit,
+    /// those with the most bytes are evicted.
     pub(crate) fn hold(&self, bytes: usize) {
         if !self.is_stranger() {
             return;
@@ -202,7 +205,7 @@ impl Place {
         }
     }
 
-    /// Stops counting `bytes` bytes of a connection.
+    /// Subtracts `bytes` bytes from the bytes counted for the connection.
     pub(crate) fn release(&self, bytes: usize) {
         if !self.is_stranger() {
             return;
@@ -216,7 +219,7 @@ impl Place {
         strangers.leaving -= if is_told { bytes } else { 0 };
     }
 
-    /// Waits until the connection is evicted. For a connection with a key, a poll costs no lock.
+    /// Waits until the connection is evicted. For a connection with a key, polling this future does not lock.
     pub(crate) async fn must_leave(&self) {
         let mut told = pin!(self.leave.notified());
         let look = |context: &mut Context<'_>| match self.known.load(Relaxed) {

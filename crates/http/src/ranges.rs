@@ -1,8 +1,9 @@
 //! Answers with a large file in memory, whole or in ranges of bytes.
 //!
-//! A range is requested with `Range: bytes=FROM-TO`, and the next ranges with `If-Range` and the first answer's `ETag`,
-//! so that all are of the same file. If that file is gone, the answer is the whole of a new one, as in HTTP (RFC 9110).
-//! A file made a few seconds ago is reused, unless the client sends `Cache-Control: no-cache`.
+//! A range is requested with `Range: bytes=FROM-TO`. For the following ranges, clients send `If-Range` with the `ETag`
+//! of the first answer, so that all ranges are of the same file. If that file no longer exists, the answer is a new
+//! file as a whole, as in HTTP (RFC 9110). A file made a few seconds ago is reused, unless the client sends
+//! `Cache-Control: no-cache`.
 
 use bytes::Bytes;
 use hyper::header::{
@@ -12,14 +13,14 @@ use hyper::{Response, StatusCode};
 
 use crate::Denial;
 
-/// A client's request for a file, or for a range of its bytes.
+/// Request of a client for a file, or for a range of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeRequest {
-    /// Id of the file whose ranges the client already has; None if it names none.
+    /// Id of the file of which the client already has ranges; None if the request names no file.
     pub wanted: Option<u64>,
-    /// True if the file must not be older than the request.
+    /// True if the file must not have been made before the request.
     pub fresh: bool,
-    /// True if the range may be of any file.
+    /// True if the range may be of any file, as the request names none.
     of_any: bool,
     range: Option<ByteRange>,
 }
@@ -43,8 +44,8 @@ impl RangeRequest {
         }
     }
 
-    /// Answers with the file `id`, or the requested range of it. `what`: name of the file in messages; `head`: whether
-    /// to leave out the bytes.
+    /// Answers with the file `id`, or the requested range of it. `what`: name of the file in messages; `head`: true to
+    /// answer without the bytes.
     ///
     /// # Errors
     /// [`Denial`] if the range begins after the end of the file.
@@ -94,7 +95,7 @@ fn id_of(tag: &str) -> Option<u64> {
     u64::from_str_radix(tag.strip_prefix('"')?.strip_suffix('"')?, 16).ok()
 }
 
-/// The requested range, if there is exactly one. Ranges that are not understood are ignored, as in RFC 9110.
+/// Returns the requested range, if there is exactly one. Ranges of an unknown form are ignored, as in RFC 9110.
 fn range_of(headers: &HeaderMap) -> Option<ByteRange> {
     let (from, to) = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
     let from: usize = from.parse().ok()?;

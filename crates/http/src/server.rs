@@ -1,9 +1,9 @@
-//! The HTTP server: its listeners and serving threads.
+//! HTTP server with its listeners and serving threads.
 //!
 //! The threads have one of two forms. In both, one task per listener accepts connections.
 //!
 //! - [`Threads::Shared`]: one runtime with a thread per core, with work stealing. A runtime for each core answers some
-//!   5 % more short queries on an idle machine; but when another program wants a core too, the connections of that core
+//!   5 % more short queries on an idle machine; but when another program uses a core too, the connections of this core
 //!   wait, and the slowest hundredth of answers takes twice as long.
 //! - [`Threads::Own`]: each thread has its own runtime, with its own connections to clients and engines, so that a
 //!   request stays on its thread, and wakes no other one. A new connection goes to the thread with the fewest.
@@ -29,34 +29,34 @@ use crate::places::{Place, Places};
 /// Maximum number of connections that wait in the system's queue to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// Longest time from a connection to its first byte.
+/// Longest time from the opening of a connection to its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections at the listener for administrators.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// Time limit for threads to end.
+/// Time limit for the server's threads to end.
 const END: Duration = Duration::from_secs(2);
 
-/// Time that an idle thread for long work waits for more; its thread-local memory is freed with it.
+/// Time after which an idle thread for long work ends, which frees its thread-local memory.
 const HELPERS_STAY: Duration = Duration::from_secs(600);
 
-/// Form of the serving threads.
+/// Form of the serving threads: one shared runtime, or a runtime for each thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
-    /// One runtime with this number of threads.
+    /// One runtime with the given number of threads.
     Shared(usize),
-    /// This number of threads, each with its own runtime and connections.
+    /// The given number of threads, each with its own runtime and connections.
     Own(usize),
 }
 
-/// A running HTTP server.
+/// Running HTTP server.
 pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     /// Signal to listeners and connections to accept no more and to finish running requests.
     stop: watch::Sender<bool>,
-    /// Signal to end now, for all threads and for the listener for administrators, which stays open until then.
+    /// Signal to end at once, for all threads and for the listener for administrators, which stays open until then.
     end: watch::Sender<bool>,
     open: Arc<OpenCounts>,
     running: Mutex<Option<ServerThreads>>,
@@ -68,14 +68,14 @@ enum ServerThreads {
     Own(Vec<JoinHandle<()>>),
 }
 
-/// A connection passed to a thread of [`Threads::Own`].
+/// Connection that is passed to a thread of [`Threads::Own`].
 type NewConnection<H> = (StdStream, OpenConnection<H>, Arc<Place>);
 
 impl Server {
-    /// Starts to listen and to serve.
+    /// Starts the listeners and the serving threads.
     ///
     /// # Errors
-    /// If an address is not available, or threads cannot be started.
+    /// The server does not start if an address is not available, or threads cannot be started.
     pub fn start<H: Handler>(handler: &Arc<H>, threads: Threads) -> Result<Self, Error> {
         let front = handler.front();
         let config = &front.config;
@@ -157,26 +157,26 @@ impl Server {
         Ok(Self { address, admin_address, stop, end, open, running: Mutex::new(Some(running)), handle })
     }
 
-    /// Address of the main listener.
+    /// Returns the address of the main listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Address of the listener for administrators; None if there is none.
+    /// Returns the address of the listener for administrators; None if not configured.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// The runtime of [`Threads::Shared`]; None with [`Threads::Own`].
+    /// Returns the runtime of [`Threads::Shared`]; None with [`Threads::Own`].
     #[must_use]
     pub fn handle(&self) -> Option<&Handle> {
         self.handle.as_ref()
     }
 
-    /// Accepts no more connections, finishes running requests, and closes all connections. False if some were left
-    /// after `timeout`.
+    /// Accepts no more connections, finishes running requests, and closes all connections. False if some connections
+    /// were still open after `timeout`.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.stop.send_replace(true);
         let all = async {
@@ -192,7 +192,7 @@ impl Server {
         tokio::time::timeout(timeout, all).await.is_ok()
     }
 
-    /// Ends the threads, with all running requests.
+    /// Ends the threads at once, which cancels all running requests.
     pub fn end(&self) {
         self.stop.send_replace(true);
         self.end.send_replace(true);
@@ -213,7 +213,7 @@ fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     std::thread::Builder::new().name(name).spawn(work).map_err(failed)
 }
 
-/// Runs `work` on its own runtime on this thread, until the signal to end.
+/// Runs `work` on a runtime on the present thread, until the signal to end.
 fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
     match Builder::new_current_thread().enable_all().thread_keep_alive(HELPERS_STAY).build() {
         Ok(runtime) => runtime.block_on(async {
@@ -241,20 +241,20 @@ fn load<H>(served: &[Arc<ListenerContext<H>>; 2]) -> usize {
     served[0].load.load(Relaxed)
 }
 
-/// A listening socket.
+/// Listening socket of the server.
 pub struct ListeningSocket {
     /// Address of the socket, with the port.
     pub address: SocketAddr,
     /// The socket, in non-blocking mode.
     pub socket: StdListener,
-    /// True if the process was started with the socket.
+    /// True if the process inherited the socket at its start.
     pub is_inherited: bool,
 }
 
-/// Opens a listening socket at an address, or takes the one that the process was [started with](crate::inherited).
+/// Opens a listening socket at an address, or uses the one that the process [inherited](crate::inherited) at its start.
 ///
 /// # Errors
-/// If the address is not available.
+/// The address may not be available.
 pub fn listen(at: SocketAddr) -> Result<ListeningSocket, Error> {
     let failed = |error: std::io::Error| Error(format!("cannot listen at {at}: {error}"));
     if let Some(socket) = crate::inherited::take(at) {
