@@ -16,7 +16,7 @@ use crate::Denial;
 /// Request of a client for a file, or for a range of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeRequest {
-    /// Id of the file of which the client already has ranges; None if the request names no file.
+    /// Id of the file whose other ranges the client already has; None if the request names no file.
     pub wanted: Option<u64>,
     /// True if the file must not have been made before the request.
     pub fresh: bool,

@@ -198,25 +198,25 @@ const MAX_EXTRA: u32 = 16 << 10;
 /// Position of the decoder within the chunked transfer coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Within the size of a chunk; the value is the number of digits read so far.
+    /// Position within the size of a chunk; the value is the number of digits read so far.
     Size(u8),
-    /// Within the extension text after the size of a chunk, which is ignored.
+    /// Position within the extension text after the size of a chunk, which is ignored.
     Extension,
-    /// Before the line feed that ends the line with a chunk's size.
+    /// Position before the line feed that ends the line with a chunk's size.
     SizeEnd,
-    /// Before or within the data of a chunk.
+    /// Position before or within the data of a chunk.
     Data,
-    /// Before the carriage return after a chunk's data.
+    /// Position before the carriage return after a chunk's data.
     DataEnd,
-    /// Before the line feed after a chunk's data.
+    /// Position before the line feed after a chunk's data.
     DataEndLine,
-    /// Before a trailer line, or before the empty line that ends the body.
+    /// Position before a trailer line, or before the empty line that ends the body.
     TrailerStart,
-    /// Within a trailer line.
+    /// Position within a trailer line.
     Trailer,
-    /// Before the line feed that ends the body.
+    /// Position before the line feed that ends the body.
     End,
-    /// After the end of the body.
+    /// Position after the end of the body.
     Done,
 }
 

@@ -107,7 +107,7 @@ pub(crate) struct Health {
     /// Number of successive times that the engine was excluded from routing because of failed requests.
     opened: AtomicU32,
     /// Time until which the engine gets no requests because of failures, in milliseconds of the router's clock; 0
-    /// without such an exclusion.
+    /// while failures do not exclude it.
     open_until: AtomicU64,
     /// True while a single trial request tests whether an engine that failed works again.
     trial: AtomicBool,
@@ -230,7 +230,7 @@ impl Health {
         self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// Records an unanswered request that may have failed through its own fault. Several such requests in a row cause a
+    /// Records an unanswered request that may have failed through its own fault. Several of these requests in a row cause a
     /// health check.
     pub(crate) fn doubt(&self) {
         if self.trial.swap(false, Relaxed) {

@@ -228,7 +228,7 @@ impl Engine {
         self.config.handover.or_else(|| self.kind.load().as_ref().map(|kind| kind.handover))
     }
 
-    /// Returns the engine's dialect (way of rendering chats as prompts); that of the newest vLLM until the engine's
+    /// Returns the engine's dialect (way of rendering chats as prompts); the newest vLLM's until the engine's
     /// kind is known.
     pub(crate) fn dialect(&self) -> Dialect {
         let Some(handover) = self.handover() else { return Dialect::default() };

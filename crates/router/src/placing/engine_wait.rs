@@ -156,7 +156,7 @@ fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
 /// Best availability among the engines that could serve a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// At least one engine is up.
+    /// Some engine is up.
     Up,
     /// All engines are down or failing, but one of them may work again.
     Doubtful,

@@ -49,7 +49,7 @@ pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
     serde_json::from_slice::<FewFields<'_>>(body).ok().map(|fields| fields.0)
 }
 
-/// Makes a JSON body from the fields `fields`, of which those in `set` are replaced or added.
+/// Makes a JSON body from the fields `fields`, after replacing or adding those in `set`.
 pub(super) fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
     let set: Vec<(&str, Box<RawValue>)> = set
         .into_iter()

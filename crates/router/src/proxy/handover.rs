@@ -195,7 +195,7 @@ fn answers(fields: &Fields<'_>) -> usize {
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
 }
 
-/// Sampling parameters of a request, of which only `n` is read.
+/// Sampling parameters of a request; only `n`, the number of answers, is read.
 #[derive(Deserialize)]
 struct Parameters<'a> {
     #[serde(borrow)]

@@ -200,7 +200,7 @@ impl BodyFields {
         }
     }
 
-    /// Makes the fields for a body that is not parsed, of which at most the model is known.
+    /// Makes the fields for a body that is not parsed, so that at most its model is known.
     pub(crate) fn unread(model: Option<String>, generates: bool) -> Self {
         Self { model, answers: 1, generates, ..Self::default() }
     }

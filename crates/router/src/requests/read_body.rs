@@ -3,8 +3,9 @@
 //! Time and memory for reading a prompt are limited: a request whose prompt is not read in time is routed by load, and
 //! only its other fields are known.
 //!
-//! The number of prompts read concurrently is limited too. The next prompt is that of the client with the fewest
-//! prompts being read, and the shortest of this client's. Very long prompts never use the last free thread.
+//! The number of prompts read concurrently is limited too. When a thread is free, the next prompt comes from the client
+//! with the fewest prompts being read; of this client's waiting prompts, the shortest is read first. Very long prompts
+//! never occupy the last free thread.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -31,8 +31,8 @@ pub(crate) struct UnreadPrompts {
     /// Number of prompts that the router tried to convert to tokens, by endpoint ([`Endpoint::ALL`]).
     pub(crate) all: [AtomicU64; KINDS],
     unread: [AtomicU64; KINDS],
-    /// Latest reason for a prompt without tokens, with the engine's answer if an engine was asked; None if there was no
-    /// such prompt.
+    /// Latest reason for a prompt without tokens, with the engine's answer if an engine was asked; None if all prompts
+    /// had tokens.
     last: Mutex<Option<(PromptFailure, Option<String>)>>,
     lately: Mutex<Lately>,
 }

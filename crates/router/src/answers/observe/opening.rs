@@ -2,7 +2,7 @@
 //! events that carry generated text.
 //!
 //! Engines send comments to keep a connection open, and events that only report that work has begun: a role,
-//! `response.created`, `message_start`. If an error comes right after such events, another engine can still answer the
+//! `response.created`, `message_start`. If an error comes right after these events, another engine can still answer the
 //! request, provided that no event has reached the client. These events are therefore buffered until another kind of
 //! event arrives; a stream that begins with the first token passes without delay.
 //!

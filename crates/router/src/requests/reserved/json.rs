@@ -103,7 +103,7 @@ enum Key {
 enum Escape {
     None,
     Begun,
-    /// Within `\uXXXX`: number of the hexadecimal digits read, and their value.
+    /// Digits of `\uXXXX`: number of the hexadecimal digits read, and their value.
     Digits(u8, u16),
 }
 

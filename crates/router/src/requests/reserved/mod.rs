@@ -4,7 +4,7 @@
 //! image would change the answers to others. Fields for the transfer of blocks between engines make engines fetch
 //! blocks by number, keep them, or connect to an address.
 //!
-//! Every body that is sent to an engine is searched for such ids and fields, whether or not the router can parse the
+//! Every body that is sent to an engine is searched for these ids and fields, whether or not the router can parse the
 //! body, with the engine's decoding: with escapes resolved, in UTF-16 and UTF-32 too. For most bodies, a quick scan of
 //! the quotes suffices at nearly no cost; only suspicious bodies are scanned completely.
 

@@ -157,7 +157,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the number of turns whose beginning changed, and the number of sessions that had such turns lately.
+    /// Returns the number of turns whose beginning changed, and the number of sessions with these turns lately.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
         let habits = self.habits.lock();
         (habits.turns(), habits.count(seconds()))
@@ -184,7 +184,7 @@ impl Sessions {
         (prompt.tokens > end.tokens && self.memory.lock().has_answer(end.session)).then_some(end.session)
     }
 
-    /// Returns the key of the session without a name that a prompt continues or starts. None if such sessions are not
+    /// Returns the key of the session without a name that a prompt continues or starts. None if these sessions are not
     /// tracked, or the prompt has no full block.
     fn continue_or_start(&self, prompt: Prompt<'_>) -> Option<u64> {
         if prompt.hashes.is_empty() || !self.sources.contains(&Source::Prefix) {
