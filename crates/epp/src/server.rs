@@ -42,8 +42,8 @@ const REPLIES: usize = 16;
 pub struct Settings {
     /// Maximum size of a request's body in bytes; a larger one is refused with 413.
     pub max_body: usize,
-    /// True to pass engines' answers to the pick's watcher. If false, each stream ends after the request's part, so
-    /// that stopping this server breaks no answer.
+    /// True to pass engines' answers to the pick's watcher. If false, each stream with the gateway ends once the
+    /// request has been handled, so that stopping this server breaks no answer.
     pub answers: bool,
     /// True to enable functions for conformance tests of gateways: the client chooses endpoints by a header, and
     /// another header reports which endpoint answered. Not for untrusted clients.

@@ -37,7 +37,7 @@ pub(crate) fn millis() -> u64 {
 /// Phase of a connection, which determines the time limit in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// No request has begun on the connection since the last one ended.
+    /// No request has begun on the connection since the last request ended.
     Idle,
     /// A part of a request's head has arrived.
     Head,
@@ -57,7 +57,8 @@ pub(crate) struct Activity {
     phase: AtomicU64,
     /// Time since which the socket has accepted no bytes, as [`millis`] plus one; 0 while the socket accepts bytes.
     stuck: AtomicU64,
-    /// Number of bytes that the socket has accepted since the time in `stuck`.
+    /// Number of bytes that the socket has accepted since the time in `stuck`; that time is reset once the number
+    /// reaches [`PIECE`].
     taken: AtomicUsize,
     /// Time since which a stream has sent no piece of its answer, on a connection without a key, as [`millis`] plus
     /// one; 0 if no stream waits.

@@ -70,14 +70,14 @@ pub trait Handler: Send + Sync + 'static {
     /// Returns the state that the handler shares with the server.
     fn front(&self) -> &Front;
 
-    /// Answers a request.
+    /// Makes the answer to a client's request.
     fn answer(
         handler: Arc<Self>,
         call: Call,
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<Self::Body>> + Send + 'static;
 
-    /// Converts a refusal into an answer of the application.
+    /// Converts a refusal by the server into an answer in the application's format.
     fn refuse(denied: Denial) -> Response<Self::Body>;
 }
 

@@ -184,7 +184,7 @@ pub(crate) enum Protocol {
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-/// Time for the first byte of a client that has connected but sent nothing when the server stops.
+/// Time limit for the first byte from a client that has connected, but has sent nothing when the server stops.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// Maximum number of attempts to read the HTTP/2 preface while not all of its bytes have arrived.
@@ -242,7 +242,7 @@ pub(crate) const HEADERS: u8 = 1;
 pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const CONTINUATION: u8 = 9;
 
-/// Flag of an HTTP/2 stream's last frame.
+/// Flag of an HTTP/2 frame that is the last one of its stream.
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
@@ -255,7 +255,7 @@ pub(crate) struct FrameHead {
     pub(crate) stream: u32,
 }
 
-/// Event of parsing a sequence of HTTP/2 frames.
+/// Event that the parser of HTTP/2 frames reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// The head of a frame is complete.

@@ -54,7 +54,7 @@ pub enum Threads {
 pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
-    /// Signal to listeners and connections to accept no more and to finish running requests.
+    /// Signal to listeners and connections to accept no more requests and to finish running ones.
     stop: watch::Sender<bool>,
     /// Signal to end at once, for all threads and for the listener for administrators, which stays open until then.
     end: watch::Sender<bool>,

@@ -26,12 +26,13 @@ pub(crate) struct App {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) places: Arc<Places>,
     pub(crate) counts: Arc<Counts>,
-    /// The state of the HTTP server.
+    /// State of the HTTP server.
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
     pub(crate) reader: Arc<BodyReader>,
     pub(crate) proxy: Arc<Forwarder>,
-    /// The follower of the engines' event streams; None if this router does not follow them.
+    /// Follower of the engines' event streams, which feeds the index; None if this router does not follow events
+    /// itself.
     pub(crate) follower: Option<Arc<Follower>>,
     /// Counts of the sources from which engines are discovered.
     pub(crate) sources: Arc<Sources>,
@@ -46,9 +47,9 @@ pub(crate) struct App {
     pub(crate) peers: Arc<Peers>,
     /// Counts of the gRPC server for gateways; unset without this server.
     pub(crate) picker_counts: OnceLock<Arc<kvatlas_epp::Counts>>,
-    /// The recorder of trace spans; None unless the environment configures it.
+    /// Recorder of trace spans; None unless environment variables configure an export.
     pub(crate) spans: Option<Arc<Spans>>,
-    /// State of the web page that shows the router.
+    /// State of the router's web page.
     pub(crate) page: Page,
     /// True if the router is shutting down.
     pub(crate) leaving: AtomicBool,

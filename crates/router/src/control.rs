@@ -21,13 +21,14 @@ use crate::engines::{
 };
 use crate::placing::Places;
 
-/// Pause between two readings of an engine's metrics, if other engines pull blocks from this engine.
+/// Pause between two readings of the metrics of an engine from which other engines pull blocks. The readings show that
+/// this engine is alive.
 const SIGN_PAUSE: Duration = Duration::from_millis(400);
 /// Pause between two rounds of checks over all engines.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Number of rounds between two comparisons of the engines' speeds. Comparisons are rarer than rounds because each one
-/// locks the state of decisions.
+/// Number of rounds of checks between two comparisons of the engines' speeds. Comparisons are rarer than rounds because
+/// each one locks the state from which engines are chosen.
 const LOOKS_BETWEEN_SPEEDS: u64 = 4;
 
 /// Pause before the next question to an engine that did not report whether it is asleep.

@@ -146,12 +146,13 @@ impl<'a> Request<'a> {
         Self { counts, model: OnceLock::new(), status: None, refusal: None, arrived, span }
     }
 
-    /// Sets the request's model, for whose counters the request counts.
+    /// Sets the model to whose counters the request is added.
     pub(crate) fn is_for(&self, model: &Arc<ModelCounts>) {
         let _ = self.model.set(model.clone());
     }
 
-    /// Returns the counters of the request's model; those for requests without a model while the model is unknown.
+    /// Returns the counters of the request's model; while the model is unknown, the counters of requests without a
+    /// model.
     pub(crate) fn model(&self) -> &Arc<ModelCounts> {
         self.model.get().unwrap_or_else(|| self.counts.models.none())
     }
@@ -218,7 +219,7 @@ pub(crate) struct LogBudget(Mutex<Lines>);
 
 #[derive(Debug, Default)]
 struct Lines {
-    /// Beginning of the current minute; None before the first line.
+    /// Beginning of the current minute; None before the first log line.
     since: Option<Instant>,
     written: u32,
     left_out: u64,

@@ -37,7 +37,7 @@ pub enum Error {
         /// Maximum number of ranks of the fleet.
         most: usize,
     },
-    /// Change of a router that has already been stopped.
+    /// Call of a router that has already been stopped.
     #[error("the router is closed")]
     Closed,
 }

@@ -1,4 +1,4 @@
-//! Unique numbers and request ids.
+//! Random numbers and request ids, unique across routers.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -25,7 +25,7 @@ pub struct FleetRequest {
     pub action: &'static str,
     /// Name of the engine in the request's path; None for a path without an engine.
     pub name: Option<String>,
-    /// Body of the HTTP request; for `add`, the engine's settings as JSON.
+    /// True if the client has sent the key that is required for changes of the fleet.
     pub body: String,
     /// True if the client has sent the key that permits changes of the fleet.
     pub is_known: bool,

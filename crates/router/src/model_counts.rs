@@ -31,7 +31,7 @@ pub(crate) const STATUSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none
 /// Reasons why a failed request is not retried, in the order of `LastAttempt`.
 pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retries_left", "no_other_engine"];
 
-/// Upper bounds of the buckets for the difference between expected and reported cached tokens, in tokens.
+/// Upper bounds of the histogram buckets for the difference between expected and reported cached tokens, in tokens.
 pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
 
 /// Reasons for a difference between the cached tokens that an engine reports and those that the router expected.
@@ -44,7 +44,7 @@ pub(crate) const OFF_WHY: [&str; 6] = [
     "less_than_known",
 ];
 
-/// Counters of the requests for one model.
+/// Counters of the requests for one model over all engines.
 #[derive(Debug)]
 pub(crate) struct ModelCounts {
     /// The model's name in the metrics.

@@ -297,7 +297,7 @@ impl Router {
         reports::workers(&self.app.places)
     }
 
-    /// Returns the reasons that `GET /ready` gives for not being ready; None if the router is ready.
+    /// Returns the reasons why the router is not ready, as in the answer to `GET /ready`; None if the router is ready.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         let (leaving, any) = (self.app.leaving.load(Relaxed), self.app.fleet.has_any_up());
@@ -332,10 +332,10 @@ impl Router {
         self.app.leaving.store(true, Relaxed);
     }
 
-    /// Shuts the router down: reports "not ready" for `delay`, so that load balancers stop sending; then accepts no
-    /// more connections, finishes open requests, and ends all threads.
+    /// Shuts the router down: reports "not ready" for the time `delay`, so that load balancers stop sending requests;
+    /// then accepts no more connections, finishes open requests, and ends all threads.
     ///
-    /// False if that took longer than `timeout`, so that something was cut off. Does nothing when called again.
+    /// False if open requests were cut off because they did not finish within `timeout`. Further calls do nothing.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
         let Some(RouterThreads { server, control }) = self.running.lock().take() else { return true };
         self.leave();

@@ -23,7 +23,7 @@ use hyper::{Response, StatusCode};
 /// Error that ends the body of an answer before the body is complete.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of an answer to a client.
+/// Body of an answer to a client.
 pub(crate) enum Answer {
     /// A body that is complete and in memory.
     Full(Bytes),

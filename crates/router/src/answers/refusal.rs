@@ -47,12 +47,12 @@ impl Refusal {
         Self { status, code, message, param: None, retry_after: None, closes: false, allow: None, model: None }
     }
 
-    /// Adds the label of the request's model in the metrics to the refusal.
+    /// Adds the request's model to the refusal, as the model's label in the metrics.
     pub(crate) fn of_model(self, model: &Arc<str>) -> Self {
         Self { model: Some(model.clone()), ..self }
     }
 
-    /// Adds the name of the body's field that caused the refusal.
+    /// Adds the name of the field of the body that caused the refusal.
     pub(crate) fn about(self, field: &'static str) -> Self {
         Self { param: Some(field), ..self }
     }
@@ -105,7 +105,7 @@ impl Refusal {
         Self { closes: true, ..self }
     }
 
-    /// Adds the header `Retry-After` with this delay.
+    /// Adds the header `Retry-After` to the refusal, with the delay `pause`.
     pub(crate) fn again_after(self, pause: Duration) -> Self {
         Self { retry_after: Some(pause), ..self }
     }

@@ -52,8 +52,8 @@ pub(crate) struct AnswerEngines {
     pub(crate) asked: [AtomicU64; 5],
 }
 
-/// Outcomes of the search for the engine that stores an item: recorded before, on no engine, recorded on an engine that
-/// has left, found by asking the engines, or not asked.
+/// Outcomes of the search for the engine that stores an item: its record exists, no engine has it, its record names an
+/// engine that has left, an engine reported having it, or no engine was asked.
 pub(crate) const FOUND: [&str; 5] = ["known", "unknown", "engine_gone", "found", "not_asked"];
 
 #[derive(Default)]

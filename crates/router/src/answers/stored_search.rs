@@ -39,7 +39,7 @@ const MOST: usize = 4096;
 /// Time for which an id that no engine has is not searched again.
 const TTL: Duration = Duration::from_secs(10);
 
-/// Searches for the engine that stores an item, with their limits.
+/// State and limits of the searches for engines that store items without a record.
 pub(crate) struct KeeperSearch {
     turns: Semaphore,
     missing: Mutex<MissingNames>,
@@ -50,7 +50,7 @@ pub(crate) struct KeeperSearch {
 pub(crate) enum SearchResult {
     /// The named engine has the item.
     Found(Arc<str>),
-    /// No engine that answered has the item.
+    /// No engine has the item, as far as engines answered.
     Nowhere,
     /// No engine was asked: the same id was searched a moment ago, or too many searches failed lately.
     NotAsked,

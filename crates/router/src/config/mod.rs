@@ -19,11 +19,11 @@ pub use self::ranks::{RankHeader, Ranks};
 pub use self::session_source::Source;
 use crate::error::Error;
 
-/// All settings of a router.
+/// Settings of a router.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Settings of the HTTP server.
+    /// Settings of the router's HTTP server.
     pub http: kvatlas_http::Config,
     /// Engines known at the start. Further engines can be registered later.
     pub engines: Vec<EngineConfig>,
@@ -40,7 +40,7 @@ pub struct Config {
     /// Key for the service at `index`.
     pub index_key: Option<Secret>,
     /// URL of the service that indexes many sites (fleets with their own indexes), if this router's engines are sites;
-    /// None otherwise.
+    /// None for other routers.
     pub global_url: Option<String>,
     /// Admin key for the service at `global_url`.
     pub global_key: Option<Secret>,
@@ -118,7 +118,7 @@ pub struct Config {
     pub gateway_tls_cert: Option<PathBuf>,
     /// Path of the private key of `gateway_tls_cert`.
     pub gateway_tls_key: Option<PathBuf>,
-    /// True to let clients of gateways choose an engine by a header, as conformance tests do.
+    /// True to let clients of gateways choose an engine by a header, as conformance tests of gateways require.
     pub gateway_conformance: bool,
     /// Number of recent routing decisions that are stored for inspection.
     pub decisions: usize,
@@ -155,7 +155,7 @@ pub struct EngineConfig {
     /// Role of the engine in serving requests: prefill, decode or both.
     #[serde(default)]
     pub role: Role,
-    /// Engine's share of the requests, relative to other engines.
+    /// Weight of the engine relative to other engines, in proportion to which requests are distributed.
     #[serde(default = "one")]
     pub weight: f64,
     /// Data-parallel ranks of the engine that requests can address, each with its own cache: their number, or a list of
@@ -246,7 +246,7 @@ pub enum ImageIds {
 pub enum EngineFields {
     /// Only clients that send the router's admin key.
     Admin,
-    /// All clients.
+    /// All clients, with or without a key.
     All,
 }
 

@@ -18,16 +18,16 @@ pub enum Source {
     CommonHeaders,
     /// Fields of the body that are meant for a session's id.
     Body,
-    /// The session's id in the body's `metadata`.
+    /// Session's id in the body's field `metadata`.
     Metadata,
-    /// The body's `prompt_cache_key`.
+    /// Field `prompt_cache_key` of the body.
     CacheKey,
-    /// The prompt itself, if it begins with the last prompt of a known session.
+    /// Prompt of the request, which continues a known session if it begins with the session's last prompt.
     Prefix,
 }
 
 impl Source {
-    /// All places, in the order in which they are searched by default.
+    /// All places of a request that may have its session's id, in the order in which they are searched by default.
     pub(crate) const ALL: [Self; 9] = [
         Self::OwnHeader,
         Self::Dynamo,
@@ -40,7 +40,7 @@ impl Source {
         Self::Prefix,
     ];
 
-    /// Returns the name of the place in the configuration.
+    /// Returns the name that the configuration uses for this place of a session's id.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::OwnHeader => "own-header",

@@ -14,11 +14,11 @@ const MAX_URL: usize = 2 << 10;
 pub(crate) struct Address {
     /// True if the engine uses TLS.
     pub https: bool,
-    /// The host's name or IP address; an IPv6 address without brackets.
+    /// Host name or IP address of the engine; an IPv6 address has no brackets.
     pub host: String,
     /// Port of the engine.
     pub port: u16,
-    /// The value of the `Host` header in requests.
+    /// Value of the `Host` header in requests to the engine.
     pub authority: String,
     /// Path prefix of the engine's API; empty for most engines.
     pub base: String,

@@ -17,18 +17,19 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_routing::Belief;
 use parking_lot::Mutex;
 
-/// Number of successive reports with the same shortfall, in blocks, after which this shortfall is expected.
+/// Number of successive reports with the same shortfall of cached blocks after which this shortfall is expected.
 const LEARN: u32 = 5;
-/// Number of successive reports with another shortfall after which the learnt shortfall is dropped.
+/// Number of successive reports with another shortfall of cached blocks after which the learnt shortfall is dropped.
 const UNLEARN: u32 = 3;
-/// Number of recent reports over which cached and expected blocks are summed.
+/// Number of recent reports of an engine over which its cached blocks and the expected ones are summed.
 const RECENT: usize = 8;
 /// Minimum number of reports from which the reliability of an engine's events is judged.
 const ENOUGH: usize = 5;
 /// Minimum number of blocks of a prompt, held according to events, for a report to count. With fewer blocks, a single
 /// block that is dropped or still being stored would decide.
 const MUCH: u32 = 2;
-/// Largest constant shortfall in blocks. A larger one means that the engine frees blocks without events.
+/// Largest constant shortfall of cached blocks that is learnt. A larger one means that the engine frees blocks without
+/// events.
 const MOST: u32 = 8;
 
 /// Report of the cached tokens of one prompt: blocks that the engine held according to events, and blocks that it
@@ -42,10 +43,12 @@ struct Report {
 /// Estimate of how reliable the blocks announced by a rank's events are, from the engine's reports of cached tokens.
 #[derive(Debug, Default)]
 pub(crate) struct CacheBelief {
-    /// Shortfall of the last report in blocks, and the number of successive reports with this shortfall.
+    /// Number of blocks by which the last report of cached blocks fell short of the expectation, and number of
+    /// successive reports with this shortfall.
     lacked: u32,
     times: u32,
-    /// Learnt constant shortfall in blocks, and the number of successive reports with a different shortfall.
+    /// Number of blocks by which reports are expected to fall short of the announced blocks, as learnt from earlier
+    /// reports, and number of successive reports with a different shortfall.
     shortfall: u32,
     others: u32,
     recent: VecDeque<Report>,
@@ -80,7 +83,7 @@ impl CacheBelief {
         }
     }
 
-    /// Sums over the recent reports: blocks that the engine had cached, and blocks expected.
+    /// Returns two sums over the recent reports: blocks that the engine had cached, and blocks expected to be cached.
     fn sums(&self) -> (u32, u32) {
         let sum = |(all_had, all): (u32, u32), report: &Report| {
             let expected = report.held.saturating_sub(self.shortfall);
@@ -89,23 +92,24 @@ impl CacheBelief {
         self.recent.iter().fold((0, 0), sum)
     }
 
-    /// Returns three sums over the recent reports if the engine had less than half of the expected blocks: blocks
-    /// cached, blocks expected, and prompts. None otherwise, or if there are too few reports.
+    /// Returns sums over the recent reports if the engine had cached less than half of the expected blocks: number of
+    /// cached blocks, number of expected blocks, and number of prompts. None otherwise, or if there are too few
+    /// reports.
     pub(crate) fn denied(&self) -> Option<(u32, u32, usize)> {
         let (had, expected) = self.sums();
         let is_denied = self.recent.len() >= ENOUGH && had < expected.div_ceil(2);
         is_denied.then_some((had, expected, self.recent.len()))
     }
 
-    /// Returns the share to which the blocks announced by events can be relied on.
+    /// Returns the estimated share of the blocks announced by events that the engine really has.
     pub(crate) fn belief(&self) -> Belief {
         let share = self.denied().map_or(1.0, |(had, expected, _)| f64::from(had) / f64::from(expected));
         Belief { shortfall: self.shortfall, share }
     }
 }
 
-/// Threshold for a different tokenization: the engine is taken to tokenize differently once prompts with a different
-/// token count outnumber those with an equal count by this number.
+/// Threshold at which an engine is taken to tokenize differently: the number by which prompts with a different token
+/// count outnumber prompts with an equal count.
 const OTHER: u8 = 3;
 
 /// Upper limit of the surplus of prompts with a different token count. After this number of successive prompts with an
@@ -116,7 +120,8 @@ const MOST_DOUBTS: u8 = 8;
 /// nothing.
 #[derive(Debug, Default)]
 pub(crate) struct TokenAgreement {
-    /// True if the engine is taken to tokenize differently, because prompts with different counts outnumber the others.
+    /// True while more prompts had a different token count than an equal one. This alone does not mean that the engine
+    /// tokenizes differently.
     is_in_doubt: AtomicBool,
     doubt: Mutex<TokenDoubt>,
 }

@@ -33,7 +33,8 @@ pub(crate) struct Counts {
     pub(crate) last_byte: AtomicU64,
     /// Number of connections opened to the engine.
     pub(crate) connections: AtomicU64,
-    /// Number of answers, lines and entries with information about the engine that were dropped as too large.
+    /// Number of answers with information about the engine, or lines or entries in them, that were dropped as too
+    /// large.
     pub(crate) oversized: AtomicU64,
     /// Number of times that the router stopped sending requests to the engine because of failures.
     pub(crate) opened: AtomicU64,
@@ -80,10 +81,10 @@ struct RecentCounts {
     /// Number of requests that had failed since the start, at the last update.
     failures: u64,
     answers: u64,
-    /// Number of recent requests that failed.
+    /// Number of recent requests at the engine that failed.
     failed: u64,
     worked: u64,
-    /// Time of the last update that found new requests or halved the counts.
+    /// Time of the last update that found new requests or halved the counts of recent requests.
     last: Option<Instant>,
 }
 
@@ -137,10 +138,10 @@ impl RecentCounts {
 /// Period over which requests refused by an engine as busy are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Minimum time between two samples of an engine's counters.
+/// Minimum time between two samples of an engine's request counters.
 const APART: Duration = Duration::from_secs(1);
 
-/// Threshold for reporting an engine as busy: at least one in this number of its requests was refused.
+/// Minimum share of refused requests for an engine to be reported as busy, as one in this number of its requests.
 const SHARE: u64 = 10;
 
 /// Samples of an engine's request counters over the last minute.

@@ -12,7 +12,7 @@ use super::trouble;
 use crate::clock::millis;
 use crate::engines::{CacheBelief, Condition, Engine, HealthState, Trouble};
 
-/// Determines the present state of an engine.
+/// Determines the present state of an engine: of its event streams, and its worst known fault.
 fn account(service: Option<&Follower>, engine: &Engine) -> EngineRecord {
     let (events, of_events) = service.map(|service| trouble::look(service, engine)).unzip();
     // An engine that is gone sends no events either: that is no trouble of its own.
@@ -61,7 +61,7 @@ fn of_requests(engine: &Engine) -> Option<Condition> {
     None
 }
 
-/// Returns the condition of an engine that tokenizes prompts differently from the router; None if the counts agree.
+/// Returns the fault of an engine that tokenizes prompts differently from the router; None if the token counts agree.
 fn of_tokens(engine: &Engine) -> Option<Condition> {
     let OtherCount { by_engine, by_router } = engine.token_agreement.other_count()?;
     let reason = format!(
@@ -70,7 +70,7 @@ fn of_tokens(engine: &Engine) -> Option<Condition> {
     Some(Condition::new(Trouble::OtherTokens, reason))
 }
 
-/// Returns the condition of an engine that reports fewer cached blocks than its events announced; None if the numbers
+/// Returns the fault of an engine that reports fewer cached blocks than its events announced; None if the numbers
 /// agree.
 fn of_cache(engine: &Engine) -> Option<Condition> {
     let beliefs = engine.beliefs.lock();
@@ -81,7 +81,7 @@ fn of_cache(engine: &Engine) -> Option<Condition> {
     Some(Condition::new(Trouble::Denying, reason))
 }
 
-/// Returns the condition of an engine that is slower than its peers; None for an engine of normal speed.
+/// Returns the fault of an engine that is slower than its peers; None for an engine of normal speed.
 fn slow(engine: &Engine) -> Option<Condition> {
     let slowness = *engine.slowness.lock();
     // A prompt that is late proves nothing of its speed as long as the engine may be gone.
@@ -89,7 +89,7 @@ fn slow(engine: &Engine) -> Option<Condition> {
     slowness.filter(is_proved).map(|slowness| Condition::new(Trouble::Slow, slowness.reason()))
 }
 
-/// Updates the record of an engine's state, and logs a change of the engine's condition.
+/// Updates the record of an engine's state, and logs a change of the engine's worst known fault.
 pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     engine.recent.look(&engine.counts, Instant::now());
     // Several tasks look: what one has seen must not replace what another has seen after it.
@@ -109,7 +109,7 @@ pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     *kept = now;
 }
 
-/// Logs the new condition of an engine. `before`: the condition until now.
+/// Logs a new fault of an engine. `before`: the engine's worst fault until now.
 fn say(engine: &Engine, Condition { ill, reason, .. }: &Condition, before: Option<Trouble>) {
     let (name, condition, state) = (&*engine.name, ill.name(), ill.phrase());
     let was = before.map(Trouble::name);

@@ -24,7 +24,8 @@ pub(crate) enum Fault {
     Malformed(&'static str),
     /// Timeout before the first byte of the answer.
     FirstByte,
-    /// Failure of the engine's health check before any byte of the answer arrived.
+    /// End of the wait for an engine's answer because the engine failed its health checks, before any byte of the
+    /// answer arrived.
     Down,
     /// Timeout in the middle of the answer: no further byte arrived in time.
     Stalled,

@@ -30,7 +30,7 @@ pub(crate) struct Fleet {
     tls: Arc<ClientConfig>,
 }
 
-/// All engines at one moment, sorted by name.
+/// Table of all engines at one moment, sorted by name.
 #[derive(Default)]
 pub(crate) struct EngineTable {
     all: Vec<Arc<Engine>>,
@@ -92,13 +92,13 @@ pub(crate) struct Dialects {
 
 /// Engines to which the router sends a question about a prompt, for example to tokenize the prompt.
 pub(crate) struct ToAsk {
-    /// Least loaded engine whose route for the question works; None if no engine's route works.
+    /// Least loaded engine whose route for the question works; None if there is no engine with a working route.
     pub(crate) now: Option<Arc<Engine>>,
     /// Engines with a failed route that are also asked, in the background, to test whether the route works again.
     pub(crate) due: Vec<Arc<Engine>>,
 }
 
-/// Originator of a request to add an engine.
+/// Party that adds an engine to the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
     /// Operator of the router, by the configuration or a command.
@@ -206,8 +206,8 @@ impl Fleet {
         serving.peek().is_some() && serving.all(|engine| engine.takes_image_ids())
     }
 
-    /// Returns the engine with the fewest requests in flight among those that are up, serve a model, and render its
-    /// chats in the dialect `dialect`; None if there is no such engine.
+    /// Returns the engine with the fewest requests in flight among those that are up, serve a model, and have the
+    /// dialect `dialect` (way of rendering chats); None if there is no such engine.
     pub(crate) fn one_for(&self, model: Option<&str>, dialect: Dialect) -> Option<Arc<Engine>> {
         let engines = self.engines.load();
         let serving = engines.iter().filter(|engine| engine.prepares(model, dialect));
@@ -216,7 +216,7 @@ impl Fleet {
     }
 
     /// Returns the engines' own name of a model, if different from the name `model` that clients use; None otherwise.
-    /// Only engines of the dialect `dialect` are examined.
+    /// Only engines of the dialect `dialect` (way of rendering chats) are examined.
     pub(crate) fn own_name(&self, model: &str, dialect: Dialect) -> Option<String> {
         let engine = self.one_for(Some(model), dialect)?;
         engine.models.load().own_name(model).map(str::to_owned)

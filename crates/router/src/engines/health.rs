@@ -11,8 +11,8 @@ use super::health_check::Sleep;
 use crate::clock::millis;
 use crate::config::HealthConfig;
 
-/// Time, in milliseconds, without events from an engine after which its events are considered missing. An engine that
-/// comes back answers requests before its event streams are connected.
+/// Minimum time, in milliseconds, for which an engine's event streams must be interrupted for its events to be
+/// considered missing. An engine that comes back answers requests before its event streams are connected.
 const MISSED_FOR: u64 = 1_000;
 
 /// Time, in milliseconds, after an engine was down during which missing events are ignored. Event streams are normally
@@ -65,7 +65,8 @@ impl HealthState {
 pub(crate) enum Finding {
     /// Successful health check.
     Well,
-    /// Late answer of an engine that works; its open requests stay there. The text is the reason.
+    /// Late answer to the health check by an engine that works. The text is the reason; open requests stay at the
+    /// engine.
     Busy(String),
     /// Failed health check or failed connection; two failures in a row mean that the engine is down. The text is the
     /// reason.
@@ -102,7 +103,7 @@ pub(crate) struct Health {
     failures: AtomicU32,
     /// Number of successive unanswered requests that may have failed through the requests' own fault.
     doubts: AtomicU32,
-    /// Signal that wakes the task for health checks to make one at once.
+    /// Signal to the task for health checks to make a check at once.
     doubted: Notify,
     /// Number of successive times that the engine was excluded from routing because of failed requests.
     opened: AtomicU32,
@@ -111,7 +112,7 @@ pub(crate) struct Health {
     open_until: AtomicU64,
     /// True while a single trial request tests whether an engine that failed works again.
     trial: AtomicBool,
-    /// Number of successive health checks that failed.
+    /// Number of successive failed health checks.
     unwell: AtomicU32,
     /// True if the engine works, but has not answered the last health check in time.
     late: AtomicBool,
@@ -129,7 +130,7 @@ pub(crate) struct Health {
     events_missing_since: AtomicU64,
     /// Time at which the engine was last seen to be down, in milliseconds; 0 if it never was.
     last_down: AtomicU64,
-    /// Bit set with one bit for each party ([`DrainedBy`]) that drains the engine.
+    /// Set of the parties that drain the engine, with one bit for each party in [`DrainedBy`].
     draining: AtomicU32,
 }
 

@@ -21,7 +21,8 @@ use crate::engines::{Engine, Fault, Finding, Kind, status};
 /// Path at which SGLang answers even if its scheduler is blocked.
 const SGLANG_ALIVE: &str = "/ping";
 
-/// Pause between two probes while a health check is unanswered.
+/// Pause between two probes of an engine that has not answered its health check. A probe is a request that needs no
+/// computation.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Number of successive probes with a refused connection after which the engine is considered dead.
@@ -199,28 +200,29 @@ pub(crate) fn read(status: u16, body: &[u8]) -> Option<bool> {
     json_fields::read(said)
 }
 
-/// Minimum silence after which a busy engine is considered dead, as a multiple of a health check's time limit.
+/// Minimum time without data after which an engine with requests is considered dead, as a multiple of a health check's
+/// time limit.
 const TIMEOUTS: u32 = 20;
-/// Minimum silence after which a busy engine is considered dead.
+/// Minimum time without data after which an engine with requests is considered dead.
 const LEAST: Duration = Duration::from_secs(10);
 
-/// Factor by which a silence must exceed the engine's longest earlier silence for the engine to be considered dead.
+/// Factor by which a time without data must exceed the engine's longest earlier one for the engine to be considered
+/// dead.
 const TIMES: u32 = 2;
 
-/// Record of an engine's signs of life other than the bytes of its answers, and of the lengths of its silences. Times
-/// are in milliseconds of the router's clock.
+/// Record of an engine's signs of life (received data) other than the bytes of its answers, and of the lengths of its
+/// silences. Times are in milliseconds of the router's clock.
 #[derive(Debug, Default)]
 pub(crate) struct Signs {
-    /// Time of the last sign of life that is not a byte of an answer.
+    /// Time at which data other than the bytes of answers were last received from the engine.
     last: AtomicU64,
-    /// Number of running and waiting requests in the engine's last report.
+    /// Number of requests, running and waiting, that the engine last reported to have.
     reported: AtomicU64,
-    /// Time of the last sign of life, bytes of answers included, at the last update.
+    /// Time at which any data, bytes of answers included, were last received, as of the last update.
     seen: AtomicU64,
-    /// Time from the last sign of life to the last update, in milliseconds.
+    /// Time from the last data received from the engine to the last update, in milliseconds.
     silence: AtomicU64,
-    /// Longest silence of the engine while it had requests, among those that ended with a sign of life, in
-    /// milliseconds.
+    /// Longest time, in milliseconds, for which the engine had requests and sent no data before it sent data again.
     longest: AtomicU64,
     /// Longest time to the answer of a successful health check, in milliseconds.
     slowest: AtomicU64,
@@ -230,12 +232,12 @@ pub(crate) struct Signs {
 }
 
 impl Signs {
-    /// Records a sign of life at the present time.
+    /// Records that data were received from the engine now.
     pub(crate) fn note(&self) {
         self.note_at(millis());
     }
 
-    /// Records a sign of life that was received `ago` before the present time.
+    /// Records that data were received from the engine `ago` before the present time.
     pub(crate) fn note_ago(&self, ago: Duration) {
         self.note_at(millis().saturating_sub(ago.as_millis() as u64));
     }
@@ -244,7 +246,8 @@ impl Signs {
         self.last.fetch_max(at, Relaxed);
     }
 
-    /// Time of the last sign of life that is not a byte of an answer, in milliseconds of the router's clock.
+    /// Returns the time at which data other than the bytes of answers were last received, in milliseconds of the
+    /// router's clock.
     pub(crate) fn last(&self) -> u64 {
         self.last.load(Relaxed)
     }
@@ -254,7 +257,7 @@ impl Signs {
         self.reported.store(requests as u64, Relaxed);
     }
 
-    /// Number of running and waiting requests in the engine's last report.
+    /// Returns the number of requests, running and waiting, that the engine last reported to have.
     pub(crate) fn reported(&self) -> u64 {
         self.reported.load(Relaxed)
     }
@@ -272,8 +275,8 @@ impl Signs {
         self.given_up.fetch_max(after.as_millis() as u64, Relaxed);
     }
 
-    /// Updates the longest silence of the engine. `last`: time of the last sign of life, bytes of answers included;
-    /// `silence`: time since then if the engine has requests, else 0.
+    /// Updates the longest silence of the engine. `last`: time at which any data were last received; `silence`: time
+    /// since then if the engine has requests, else 0.
     pub(crate) fn look(&self, last: u64, silence: Duration) {
         let before = self.silence.swap(silence.as_millis() as u64, Relaxed);
         if self.seen.swap(last, Relaxed) < last {
@@ -281,15 +284,15 @@ impl Signs {
         }
     }
 
-    /// Returns the silence after which an engine with requests is considered dead. `timeout`: time limit of a health
-    /// check.
+    /// Returns the time without data after which an engine with requests is considered dead. `timeout`: time limit of a
+    /// health check.
     pub(crate) fn limit_at_work(&self, timeout: Duration) -> Duration {
         let longest = Duration::from_millis(self.longest.load(Relaxed).max(self.slowest.load(Relaxed)));
         (timeout * TIMEOUTS).max(longest * TIMES).max(LEAST)
     }
 
-    /// Returns the silence after which an engine without requests is considered dead. `timeout`: time limit of a health
-    /// check.
+    /// Returns the time without data after which an engine without requests is considered dead. `timeout`: time limit
+    /// of a health check.
     pub(crate) fn limit_idle(&self, timeout: Duration) -> Duration {
         let longest = Duration::from_millis(self.slowest.load(Relaxed).max(self.given_up.load(Relaxed)));
         (timeout.max(longest) * TIMES).min(self.limit_at_work(timeout))

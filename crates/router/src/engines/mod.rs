@@ -1,4 +1,4 @@
-//! Engines: addresses, connections, health and known properties.
+//! Inference engines behind the router: their addresses, connections, health and known properties.
 
 mod address;
 mod agreement;
@@ -68,7 +68,8 @@ pub(crate) struct Engine {
     pub config: EngineConfig,
     /// Address at which other engines pull blocks from the engine; None if pulling is not configured.
     pub(crate) pull: Option<PullAddress>,
-    /// State of the routes of the engine for questions about prompts, such as `/tokenize`.
+    /// State of the engine's routes for questions about prompts, such as `/tokenize`: whether each one works at
+    /// present.
     pub(crate) side_routes: Arc<SideRoutes>,
     /// The models that the engine serves.
     pub models: ArcSwap<Models>,
@@ -177,7 +178,7 @@ impl Engine {
         })
     }
 
-    /// Returns the name and the address of an engine from its settings.
+    /// Returns the name and the address that an engine's settings give it.
     pub(crate) fn place(config: &EngineConfig) -> Result<(String, Address), Error> {
         let address: Address = config.url.parse()?;
         let default_name = || format!("{}{}", address.authority, address.base);
@@ -238,8 +239,8 @@ impl Engine {
         }
     }
 
-    /// True if the engine can tokenize prompts for engines of the dialect `dialect`: it has this dialect, may serve the
-    /// model, is up, and is no prefill engine.
+    /// True if the engine can tokenize prompts for engines of the dialect `dialect` (way of rendering chats): it has
+    /// this dialect, may serve the model, is up, and is no prefill engine.
     pub(crate) fn prepares(&self, model: Option<&str>, dialect: Dialect) -> bool {
         self.config.role != Role::Prefill
             && self.dialect() == dialect
@@ -274,8 +275,8 @@ impl Engine {
         knows_how && self.pull.is_some()
     }
 
-    /// Replaces the engine's list of models by the one that it reported; recent answers that it lacks a model stay
-    /// recorded. True if the list has changed.
+    /// Replaces the engine's list of models by `said`, the list that it reported. Recent answers that it does not have
+    /// a model stay recorded. True if the list has changed.
     pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
         let models = Models::new(&self.config, Some(said));
         let is_new = self.models.load().names != models.names;
@@ -361,8 +362,8 @@ impl Engine {
         self.counts.in_flight.load(Relaxed) > 0 || self.signs.reported() > 0
     }
 
-    /// Returns the time since the last data of any kind from the engine, and the time of their arrival in milliseconds
-    /// of the router's clock.
+    /// Returns the time for which the engine has sent no data of any kind, and the time of the last data in
+    /// milliseconds of the router's clock.
     pub(crate) fn stillness(&self) -> (Duration, u64) {
         let last = self.counts.last_byte.load(Relaxed).max(self.signs.last());
         (Duration::from_millis(millis().saturating_sub(last)), last)

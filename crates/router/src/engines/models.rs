@@ -1,5 +1,5 @@
-//! Models that an engine serves: those that the engine lists and those that its configuration adds, without those that
-//! its answers have denied.
+//! Models that an engine serves: those that the engine lists and those that its configuration adds, except models that
+//! the engine recently answered not to have.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,11 +11,11 @@ use crate::clock::millis;
 use crate::config::EngineConfig;
 use crate::engines::json_fields::{self, each_field, each_item, pick};
 
-/// Time, in milliseconds, for which an engine gets no requests for a model after answering that it lacks the model, if
-/// other engines may have the model.
+/// Time, in milliseconds, for which an engine gets no requests for a model after answering that it does not have the
+/// model, if other engines may have it.
 const DENIED_FOR: u64 = 30_000;
 
-/// Maximum number of recorded models that the engine has answered to lack. A limit is needed as clients may send any
+/// Maximum number of recorded models that an engine answered not to have. A limit is needed as clients may send any
 /// names.
 const MOST_DENIED: usize = 64;
 
@@ -37,12 +37,12 @@ pub(crate) enum Serving {
 pub(crate) struct Models {
     /// Models and adapters: those in the engine's list, in its order, then those that the configuration adds.
     pub names: Vec<Model>,
-    /// True if the list is complete; false if the engine has not listed its models and none are configured.
+    /// True if the list of models is complete; false if the engine has not listed its models and none are configured.
     is_whole: bool,
     /// Shortest context length of the models, in tokens; 0 if the length of a model is unknown.
     least_len: u32,
-    /// Models that the engine answered to lack, each with the time at which this record expires, in milliseconds of the
-    /// router's clock.
+    /// Models that the engine answered not to have, each with the time at which this record expires, in milliseconds of
+    /// the router's clock.
     denied: Vec<(String, u64)>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Models {
 pub(crate) const MAX_MODELS: usize = 1000;
 /// Maximum length of a model's name, in bytes.
 pub(crate) const MAX_NAME: usize = 256;
-/// Maximum number of fields stored of a model's entry in an engine's list.
+/// Maximum number of fields that are stored from a model's entry in an engine's list.
 const MAX_FIELDS: usize = 32;
 
 /// Parsed list of an engine's models.
@@ -214,7 +214,7 @@ impl Models {
         self.find(model)?.own_name.as_deref()
     }
 
-    /// True if `tokens` tokens fit into the context of every model.
+    /// True if a request of `tokens` tokens fits into the context of every model.
     pub(crate) fn have_room(&self, tokens: u32) -> bool {
         tokens <= self.least_len
     }
@@ -224,7 +224,7 @@ impl Models {
         model.map_or_else(|| self.names.first(), |model| self.find(model))?.max_len
     }
 
-    /// Returns a copy of the list with the record that the engine has answered to lack `model`.
+    /// Returns a copy of the list with a record that the engine answered not to have `model`.
     pub(crate) fn denying(&self, model: &str) -> Self {
         let now = millis();
         let mut denied: Vec<_> =
@@ -236,7 +236,7 @@ impl Models {
         Self { denied, ..self.clone() }
     }
 
-    /// Returns the list with the records of `before` about models that the engine answered to lack, except for models
+    /// Returns the list with the records in `before` of models that the engine answered not to have, except for models
     /// that are new in this list.
     pub(crate) fn after(mut self, before: &Self) -> Self {
         let is_new = |name: &str| self.find(name).is_some() && before.find(name).is_none();

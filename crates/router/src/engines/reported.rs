@@ -20,7 +20,7 @@ pub(crate) struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    /// Parses one line of the metrics.
+    /// Parses one line of an engine's metrics and stores its value if it is a known metric.
     pub(crate) fn add(&mut self, line: &str) {
         if !line.starts_with("vllm:") && !line.starts_with("sglang:") {
             return;

@@ -15,8 +15,7 @@ use crate::clock::millis;
 /// Time, in milliseconds, from a route's failure to its next test.
 const PAUSE: u64 = 10_000;
 
-/// Number of successive answers without tokens after which a route is no longer used. Fewer may have happened by
-/// chance.
+/// Number of successive answers without tokens after which a route is no longer used. A smaller number may be chance.
 const CHANCES: u64 = 3;
 
 /// Names, in the metrics, of the outcomes of questions about prompts to an engine.
@@ -30,18 +29,18 @@ pub(crate) enum Outcome {
     Refused,
     /// The engine rejects the particular request, which is no evidence against the route.
     Rejected,
-    /// The engine failed or is busy.
+    /// The engine failed or is too busy to answer.
     Failed,
-    /// The engine did not answer in time.
+    /// The engine did not answer the question in time.
     Late,
 }
 
-/// Permission to use a route of an engine for a question about a prompt.
+/// Answer to a caller that wants to use an engine's route for a question about a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The route works and can be used now.
     Now,
-    /// The route failed before and is due for a test, which the caller has to make.
+    /// The route failed before and is due for a test, which the caller has to make in the background.
     Trial,
     No,
 }
@@ -49,7 +48,7 @@ pub(crate) enum Turn {
 /// Route of an engine for questions about prompts, such as `/tokenize`.
 #[derive(Debug)]
 pub(crate) struct SideRoute {
-    /// Time of the next test, in milliseconds of the router's clock; 0 while the route works.
+    /// Time of the route's next test, in milliseconds of the router's clock; 0 while the route works.
     again_at: AtomicU64,
     /// Number of successive answers without tokens, which may have happened by chance.
     misses: AtomicU64,
@@ -99,7 +98,7 @@ impl SideRoutes {
 }
 
 impl SideRoute {
-    /// Returns whether the caller may use the route now. When a test is due, only one caller gets [`Turn::Trial`].
+    /// Decides whether the caller may use the route now. When a test is due, only one caller gets [`Turn::Trial`].
     pub(crate) fn turn(&self) -> Turn {
         let (again_at, now) = (self.again_at.load(Relaxed), millis());
         match again_at {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-/// Threshold for slowness: an engine slower than the median of its peers by this factor is considered slow.
+/// Threshold for slowness: an engine is considered slow if it needs at least this multiple of its peers' median time.
 const SLOW: f64 = 3.0;
-/// Threshold for recovery: a slow engine is considered normal again below this factor over the median of its peers.
+/// Threshold for recovery: a slow engine is considered normal again if it needs less than this multiple of its peers'
+/// median time.
 const WELL: f64 = 2.0;
 
 /// Minimum number of requests sent to an engine for its speed to be compared.
@@ -50,7 +51,7 @@ pub(crate) struct CurrentPrompt {
     pub(crate) kv_usage: f64,
 }
 
-/// Speed of a slow engine compared with its peers.
+/// Comparison of a slow engine's speed with its peers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SpeedGap {
     pub(crate) factor: f64,
@@ -134,8 +135,8 @@ pub(crate) fn slow_ones(speeds: &[SeenSpeed], was: &[bool], now: u64) -> BTreeMa
 }
 
 impl SeenSpeed {
-    /// Returns the current prompt if it takes much longer than at peers that compute `rate` tokens a second; None
-    /// otherwise.
+    /// Returns the engine's current prompt if its first token is late compared with peers that compute `rate` tokens a
+    /// second; None otherwise.
     fn late(&self, rate: f64, now: u64) -> Option<LatePrompt> {
         let CurrentPrompt { tokens, elapsed, kv_usage } = self.current?;
         let usual = tokens.max(SHORT) / rate;

@@ -1,5 +1,5 @@
-//! Faults that an engine can have (its conditions), with text and advice for each; and the state of an engine's event
-//! streams, with their worst fault.
+//! Kinds of faults of an engine, with text and advice for each; and the state of an engine's event streams, with their
+//! worst fault.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
@@ -42,13 +42,13 @@ pub(crate) enum Trouble {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) ill: Trouble,
-    /// Reason for the fault's report as text, with figures.
+    /// Explanation of the fault as text, with figures.
     pub(crate) reason: String,
-    /// Time at which the fault began.
+    /// Time at which the engine's fault began.
     pub(crate) since: SystemTime,
 }
 
-/// Number of an engine's events that the index refused so far, and the time of the last increase.
+/// Number of an engine's events that the index refused so far, and the time at which the number last grew.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
@@ -144,7 +144,7 @@ impl Trouble {
 }
 
 impl Condition {
-    /// Makes a record of a fault that begins now. `reason`: text with figures.
+    /// Makes a record of a fault that begins now. `reason`: explanation with figures.
     pub(crate) fn new(ill: Trouble, reason: impl Into<String>) -> Self {
         Self { ill, reason: reason.into(), since: SystemTime::now() }
     }
@@ -173,10 +173,11 @@ impl RefusedEvents {
     }
 }
 
-/// Time allowed to discovery for registering a new engine before the engine is reported as not followed.
+/// Time allowed to discovery for registering a new engine's event streams before the engine is reported as not
+/// followed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// States of an event stream, the worst first. The worst state of an engine's streams is the engine's.
+/// States of an event stream, the worst first. An engine has the worst state of its streams.
 const STATES: [State; 9] = [
     State::Stale,
     State::Conflict,

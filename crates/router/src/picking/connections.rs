@@ -52,7 +52,7 @@ struct ConnectionCount {
     _at_thread: Arc<()>,
 }
 
-/// Handle of a thread that serves connections, for the task that accepts them.
+/// Access of the accepting task to one thread that serves gateways' connections.
 pub(super) struct ServingThread {
     to: mpsc::UnboundedSender<NewConnection>,
     /// Counter of the thread's connections: each connection holds one more strong reference.
@@ -60,7 +60,7 @@ pub(super) struct ServingThread {
 }
 
 impl ServingThread {
-    /// Makes the handle of a thread, and the receiver of the thread's connections.
+    /// Makes the accepting task's access to a thread, and the receiver of the thread's new connections.
     pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<NewConnection>) {
         let (to, incoming) = mpsc::unbounded_channel();
         (Self { to, load: Arc::new(()) }, incoming)

@@ -27,7 +27,7 @@ const LATE: Duration = Duration::from_secs(20);
 /// Interval between updates of the gRPC health service's state.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Maximum number of accepted connections of a thread that wait to be served.
+/// Maximum number of accepted connections that wait to be served by one thread.
 const CONNECTIONS: usize = 16;
 
 /// Running gRPC server for gateways.

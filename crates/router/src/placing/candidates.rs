@@ -153,7 +153,7 @@ fn cannot_be_split() -> Refusal {
     Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message)
 }
 
-/// Makes the refusal of a request for which no engine was chosen, or whose place in the queue was lost.
+/// Makes the refusal of a request for which no engine was chosen, or which lost its place in the queue. `why`: reason.
 pub(super) fn refused(why: core::Refusal) -> Refusal {
     let message = match why {
         core::Refusal::NoWorker => "no engine takes requests at present",
@@ -197,13 +197,14 @@ pub(super) fn look_up(
 pub(super) struct HeldThen {
     stream: Arc<Stream>,
     lost: u64,
-    /// Number of held blocks that the engine can reuse from its cache; None if not comparable with the engine's later
-    /// report.
+    /// Number of held blocks that the engine can reuse from its cache; None if not comparable with the cached tokens
+    /// that the engine will report.
     pub(super) blocks: Option<u32>,
 }
 
 impl HeldThen {
-    /// Records the number of blocks held now; None if the rank's events are not followed, or its stream is not trusted.
+    /// Records the number of blocks that a rank holds now; None if the rank's events are not followed, or its event
+    /// stream is not trusted.
     pub(super) fn new(keyspace: &Keyspace, worker: &str, rank: u32, blocks: Option<u32>) -> Option<Self> {
         let stream = keyspace.stream(worker, rank).filter(|stream| stream.status.is_trusted())?;
         let blocks = blocks.filter(|_| !stream.status.upper_bound.load(Relaxed));

@@ -37,14 +37,14 @@ const TRIES: usize = 5;
 /// Pause before the next attempt to choose an engine.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Choice of an engine with data to explain it, and with a request to another engine that follows from it.
+/// Choice of an engine, with the data that explain it and a warm-up request that may follow from it.
 struct ExplainedDecision {
     decision: core::Decision,
     /// Candidates and cost terms that were compared for the choice; None if not recorded.
     terms: Option<Box<Explanation>>,
     /// Bounds on cached tokens, as reported by the service that indexes many sites; None without this service.
     bounds: Option<Arc<Bounds>>,
-    /// Request that makes another engine load this prompt's blocks in advance (a warm-up); None for no such request.
+    /// Request that makes another engine pull this prompt's blocks in advance (a warm-up); None for no such request.
     warm_up: Option<Box<WarmUp>>,
 }
 
@@ -274,7 +274,7 @@ impl Places {
         }
     }
 
-    /// Compares the candidates for a request without choosing one, to explain decisions.
+    /// Compares the candidate engines for a request, to explain decisions, without choosing one.
     pub(crate) async fn explain(&self, shard: usize, facts: &RequestFacts) -> Result<Outlook, Refusal> {
         let allowed = candidates(&self.fleet, facts, Task::Generate, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
@@ -301,8 +301,8 @@ impl Places {
         Ok(Outlook { explained: named(router, found), held, bounds })
     }
 
-    /// Makes the record of a request's assignment to an engine from a decision. None if the engine has been removed in
-    /// the meantime.
+    /// Makes the record of a request's assignment to the chosen engine. None if the engine has been removed in the
+    /// meantime.
     fn placement(
         &self,
         ExplainedDecision { decision, terms, bounds: said, warm_up }: ExplainedDecision,
@@ -407,8 +407,8 @@ async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &Req
     elsewhere.look_up(shard, question, &engines).await
 }
 
-/// Converts the depths (numbers of leading blocks held) found by the index to the form for decisions. The depths are
-/// unknown if `held` is None.
+/// Converts the depths found by the index (numbers of leading blocks that ranks hold) to the decision core's form. The
+/// depths are unknown if `held` is None.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();
@@ -431,14 +431,14 @@ fn explain(
     named(router, found)
 }
 
-/// Converts an explanation for display: the candidates' numbers are replaced by engine names and ranks.
+/// Converts the decision core's explanation of a choice for display: candidates' numbers become engine names and ranks.
 fn named(router: &core::Router, found: core::Explanation) -> Explanation {
     let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
     let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
     Explanation { workers, cached_tokens: found.cached_tokens, transfers: found.transfers, terms: found.terms }
 }
 
-/// Updates the state of decisions and the predicted blocks after a request was assigned to an engine.
+/// Records in the decision core, and in the index of predicted blocks, that a request was assigned to an engine.
 fn placed(
     router: &mut core::Router,
     unheard: Option<&mut core::PredictedIndex>,

@@ -13,17 +13,17 @@ use crate::answers::observe::Stop;
 use crate::clock::millis;
 use crate::requests::sessions::Turn;
 
-/// Time after an operator's last view of decisions for which the cost terms of new decisions are recorded.
+/// Time after an operator views decisions during which the cost terms of new decisions are recorded.
 const WATCHED: Duration = Duration::from_secs(10);
 
 /// Record of one routing decision, and of the outcome of its request.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// Number that identifies the request in routing decisions.
+    /// Number by which the decision core (the library that chooses engines) identifies the request.
     pub number: u64,
     /// Time of the decision, in seconds since 1970.
     pub at: f64,
-    /// The request's model; None if the request named none.
+    /// Model that the request named; None if it named none.
     pub model: Option<String>,
     /// Number of tokens in the prompt.
     pub tokens: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Record {
     pub rank: u32,
     /// Number of prompt tokens expected in the chosen engine's cache.
     pub cached: u32,
-    /// Number of tokens of `cached` that are predicted from requests and not recorded in the index.
+    /// Number of tokens in `cached` whose blocks are only predicted from requests and not recorded in the index.
     pub predicted: u32,
     /// Parts of the prompt that the engine was told to load from host memory or to pull from another engine; None for
     /// none.
@@ -49,7 +49,7 @@ pub(crate) struct Record {
     /// Minimum and maximum number of prompt tokens cached at the chosen site, as reported by the service that indexes
     /// many sites; None without it.
     pub bounds: Option<(u32, u32)>,
-    /// Candidates with their cost terms; None if no operator had viewed decisions lately.
+    /// Candidates with their cost terms; None if no operator had viewed decisions shortly before.
     pub terms: Option<Explanation>,
     /// Position of the request in its session (conversation of several requests); None if unknown.
     pub(crate) turn: Option<Arc<Turn>>,
@@ -122,8 +122,8 @@ impl Decisions {
         ring.push_back(record);
     }
 
-    /// Returns up to `most` recent decisions, the newest first. For the next [`WATCHED`], the cost terms of new
-    /// decisions are recorded too.
+    /// Returns up to `most` recent decisions, the newest first. For a time of [`WATCHED`] from now, the cost terms of
+    /// new decisions are recorded too.
     #[must_use]
     pub(crate) fn last(&self, most: usize) -> Vec<Arc<Record>> {
         self.watched_until.store(millis() + WATCHED.as_millis() as u64, Relaxed);
@@ -210,7 +210,7 @@ fn transfer_json(transfer: &Transfer) -> Value {
     })
 }
 
-/// Returns the present time in seconds since 1970.
+/// Returns the present time as seconds since 1970.
 pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

@@ -49,7 +49,7 @@ impl Places {
 
     /// Waits until an engine is available for a request. `place`: place in the queue, assigned by the first call;
     /// `tried`: engines that failed; `may_scout`: true if the request may be tried at an engine that is down or
-    /// failing; `why`: the refusal if the request does not wait.
+    /// failing, to see whether it works again; `why`: the refusal if the request does not wait.
     ///
     /// # Errors
     /// The refusal, if the request may not wait, or has waited for the longest permitted time.

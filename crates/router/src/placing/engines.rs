@@ -1,5 +1,5 @@
-//! Changes of the fleet in the state of routing decisions, load reports of engines, and requests reported by other
-//! routers.
+//! Updates of the decision core (the library that chooses engines): changes of the fleet, load reports of engines, and
+//! requests reported by other routers.
 
 use std::sync::Arc;
 
@@ -44,9 +44,9 @@ impl Places {
         Ok(engine)
     }
 
-    /// Adds an engine to the state of routing decisions, in place of `replaced`. Waiting requests are considered for
-    /// the engine after [`Self::is_back`]. If `replaced` is the same engine with other settings, its requests and its
-    /// learnt speeds are kept.
+    /// Adds an engine to the decision core (which chooses engines), in place of `replaced`. Waiting requests are
+    /// considered for the engine after [`Self::is_back`]. If `replaced` is the same engine with other settings, its
+    /// requests and its learnt speeds are kept.
     fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
@@ -76,19 +76,19 @@ impl Places {
         let _ = engine.ids.set(ids);
     }
 
-    /// Notifies waiting requests that an engine is new or available again.
+    /// Makes waiting requests determine their candidates again, because an engine is new or available again.
     pub(crate) fn is_back(&self) {
         self.core().fleet_changed();
         self.no_engine.call();
     }
 
-    /// Removes an engine from the state of routing decisions.
+    /// Removes an engine from the decision core (which chooses engines).
     fn remove(&self, engine: &Engine) {
         self.core().leave(engine, seconds(), |_| false);
         engine.ids.get().into_iter().flatten().for_each(|id| self.warm_ups.forget(*id));
     }
 
-    /// Starts or ends draining an engine in the state of routing decisions.
+    /// Starts or ends draining an engine in the decision core (which chooses engines).
     fn drain(&self, engine: &Engine, drain: bool) {
         let mut core = self.core();
         for id in engine.ids.get().into_iter().flatten() {
@@ -102,7 +102,8 @@ impl Places {
         self.no_engine.call();
     }
 
-    /// Updates the load of one rank of an engine in the state of routing decisions. `place`: position of the rank.
+    /// Passes the load that an engine reports for one rank to the decision core (which chooses engines). `place`:
+    /// position of the rank.
     pub(crate) fn report(&self, engine: &Engine, place: usize, load: &core::Load) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             let mut core = self.core();
@@ -120,8 +121,8 @@ impl Places {
         }
     }
 
-    /// Updates whether an engine and others can pull blocks from each other, and the time of the engine's last sign of
-    /// life.
+    /// Updates the record of whether an engine and others can pull blocks from each other, and of the engine's last
+    /// sign of life.
     pub(crate) fn keep_pulls(&self, engine: &Engine) {
         let group = engine.pulls().then(|| engine.config.pull_group.as_deref().unwrap_or_default());
         // One that takes no requests may still have what others pull.
@@ -217,7 +218,8 @@ impl SharedRequests for Places {
 }
 
 impl Core {
-    /// Removes an engine's ranks from the state of decisions, except those for whose ids `stays` returns true.
+    /// Removes an engine's ranks from the decision core (which chooses engines), except ranks for whose ids `stays`
+    /// returns true.
     fn leave(&mut self, engine: &Engine, now: f64, stays: impl Fn(u32) -> bool) {
         let ids = engine.ids.get().into_iter().flatten();
         for (id, _) in ids.zip(engine.config.ranks.numbers()).filter(|(_, rank)| !stays(*rank)) {

@@ -55,7 +55,8 @@ pub(crate) use warm_up::{WARM_UPS, WarmUp, WarmUpResult};
 /// Number of blocks assumed for a cache whose capacity is neither configured nor reported by the engine.
 const UNKNOWN_CACHE: usize = 16_384;
 
-/// State with which the router chooses an engine for each request.
+/// State with which the router chooses an engine for each request: the decision core, the fleet, and queues of waiting
+/// requests.
 pub(crate) struct Places {
     core: Mutex<Core>,
     pub(super) fleet: Arc<Fleet>,
@@ -83,11 +84,11 @@ struct Core {
     /// Index of the blocks that engines are predicted to hold from the requests sent to them; None if engines publish
     /// events.
     unheard: Option<core::PredictedIndex>,
-    /// Requests that wait for a decision, by the numbers that identify them in decisions.
+    /// Requests that wait for an engine, by the number that identifies each one in the decision core.
     tickets: HashMap<u64, Waiter>,
 }
 
-/// Figures about routing decisions, for the web page and the metrics.
+/// Figures of the decision core (which chooses engines), for the web page and the metrics.
 pub(crate) struct Summary {
     pub(crate) policy: String,
     pub(crate) in_flight: usize,
@@ -141,8 +142,8 @@ impl Places {
         })
     }
 
-    /// Sets the number of alternative engines that placements list from now on ([`Placement::others`]) to at most
-    /// `most`.
+    /// Sets the number of alternative engines that each assignment of a request lists from now on
+    /// ([`Placement::others`]) to at most `most`.
     pub(crate) fn name_others(&self, most: usize) {
         self.core().router.name_others(most);
     }
@@ -161,7 +162,7 @@ impl Places {
         &self.policy
     }
 
-    /// Returns the figures about routing decisions, for the web page and the metrics.
+    /// Returns the figures of the decision core (which chooses engines), for the web page and the metrics.
     pub(crate) fn summary(&self) -> Summary {
         let core = self.core();
         Summary {
@@ -177,8 +178,8 @@ impl Places {
         }
     }
 
-    /// Returns, as JSON, the share of the last hour's prompts that a single cache could hold, for various sizes of the
-    /// cache.
+    /// Returns, as JSON, the share of prompt tokens of about the last hour that a single cache could hold, for various
+    /// sizes of the cache.
     pub(crate) fn reuse(&self) -> Value {
         self.reuse.to_json(self.fleet_blocks())
     }
@@ -195,7 +196,7 @@ impl Places {
         (blocks.is_finite() && blocks > 0.0).then_some(blocks)
     }
 
-    /// Returns, as JSON, the state of an engine's ranks as used in routing decisions.
+    /// Returns, as JSON, the state of an engine's ranks in the decision core (which chooses engines).
     pub(crate) fn rows_of(&self, engine: &Engine) -> Value {
         let mut core = self.core();
         let transfers = transfers(&mut core);

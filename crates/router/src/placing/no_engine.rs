@@ -76,7 +76,7 @@ impl NoEngine {
         self.call_after(None);
     }
 
-    /// Periodic work: wakes the first waiting request at intervals, and logs the outage when a line is due.
+    /// Wakes the first waiting request periodically, and logs the outage periodically.
     pub(crate) fn look(&self) {
         let is_time = {
             let mut queue = self.queue.lock();
@@ -100,7 +100,7 @@ impl NoEngine {
         }
     }
 
-    /// Gives a request a place in the queue; None if the queue is full.
+    /// Assigns a place in the queue to a request; None if the queue is full.
     pub(super) fn enter(&self) -> Option<EngineWait<'_>> {
         let mut queue = self.queue.lock();
         if queue.waiting.len() >= self.most {
@@ -183,8 +183,8 @@ impl Drop for EngineWait<'_> {
 /// Interval between two log lines about an outage.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Time without requests that lack an engine after which an outage is considered over, if a waiting request was
-/// accepted by an engine.
+/// Time in which no request must lack an engine for an outage to be considered over, once an engine has accepted a
+/// waiting request.
 const CALM: Duration = Duration::from_secs(1);
 
 /// Present outage, during which no engine is up, with figures for the log; None without an outage.
@@ -238,7 +238,7 @@ impl Outage {
         }
     }
 
-    /// Logs the outage when a log line is due. `waiting`: number of waiting requests.
+    /// Logs the outage if enough time has passed since the last log line. `waiting`: number of waiting requests.
     pub(super) fn look(&self, waiting: usize) {
         let now = Instant::now();
         let mut outage = self.0.lock();

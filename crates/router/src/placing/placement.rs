@@ -43,8 +43,8 @@ pub(crate) struct Placement {
     /// Number that the request's header must have to select the engine's data-parallel rank; None if the engine has
     /// only one.
     pub(crate) rank: Option<u32>,
-    /// Names of alternative engines for the request, the best one first; empty unless requested by
-    /// [`Places::name_others`](super::Places::name_others).
+    /// Names of alternative engines for the request, the best one first; empty unless
+    /// [`Places::name_others`](super::Places::name_others) was called.
     pub(crate) others: Vec<Arc<str>>,
     pub(super) id: core::RequestId,
     pub(super) worker: core::WorkerId,
@@ -57,12 +57,13 @@ pub(crate) struct Placement {
     /// Minimum and maximum number of prompt tokens cached at the chosen site, as reported by the service that indexes
     /// many sites; None without it.
     pub(super) bounds: Option<(u32, u32)>,
-    /// Claim of the chosen site about its cached blocks, which is checked when the request ends; then set to None.
+    /// Claim of the chosen site about its cached tokens, which is compared with the engine's report when the request
+    /// ends; then set to None.
     pub(super) claim: Mutex<Option<Claim>>,
     /// Prompt that was sent, from which the engine's answer may prove that blocks are cached; None if it can prove
     /// nothing.
     pub(super) sent: Option<SentPrompt>,
-    /// Number of the prompt's blocks that the engine held, according to the index, at the decision; None if unknown.
+    /// Number of the prompt's blocks that the engine held when chosen, according to the index; None if unknown.
     pub(super) held_then: Option<HeldThen>,
     /// True if the engine is a site: a fleet with a router and an index of its own.
     pub(super) is_at_site: bool,
@@ -191,12 +192,12 @@ impl Places {
         self.call(&core);
     }
 
-    /// Records `tokens` more generated tokens.
+    /// Records that the engine generated `tokens` more tokens.
     pub(crate) fn progress(&self, placement: &Placement, tokens: u32) {
         self.core().router.progress(placement.id, tokens, seconds());
     }
 
-    /// Records the successful end of a request in the state of decisions and in all counters.
+    /// Records the successful end of a request in the decision core (which chooses engines) and in all counters.
     pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let cached = cached_of(placement, &seen.usage);

@@ -33,7 +33,7 @@ pub(super) struct Prompt {
 
 /// Message to the task of a request that waits for a decision.
 pub(super) enum WaitUpdate {
-    /// End of the wait, with the outcome and the bounds that a service above many sites reported.
+    /// End of the wait with a decision, and the bounds on cached tokens that a service above many sites reported.
     Decided(core::Outcome, Option<Arc<Bounds>>),
     /// Change of the fleet, so that other engines may now be eligible for the request.
     FleetChanged,
@@ -50,7 +50,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Makes the entry of a waiting request, and the receiver of messages to its task.
+    /// Makes the record of a waiting request, and the receiver of messages to its task.
     pub(super) fn new(
         facts: &RequestFacts,
         bounds: Option<Arc<Bounds>>,

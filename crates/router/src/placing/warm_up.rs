@@ -23,22 +23,24 @@ use super::Places;
 use crate::clock::seconds;
 use crate::engines::Engine;
 
-/// Time after the first request of an engine's warm-up during which further ones may begin.
+/// Time after the first request of an engine's warm-up (pulls into its empty cache) during which further requests may
+/// begin.
 const LASTS: Duration = Duration::from_secs(60);
-/// Maximum number of requests of one engine's warm-up.
+/// Maximum number of requests in one engine's warm-up (pulls into its empty cache).
 const MOST_REQUESTS: u32 = 64;
-/// Minimum number of tokens that a request of a warm-up must pull.
+/// Minimum number of tokens that a warm-up request must make an engine pull.
 const LEAST_TOKENS: u32 = 512;
-/// Maximum number of engines that are considered for a warm-up with one request's prompt.
+/// Maximum number of engines that are considered for a warm-up (pulls into an empty cache) with one request's prompt.
 const MOST_ASKED: usize = 8;
-/// Minimum share of a prompt that must be pulled for a warm-up, and of the pulled part that two engines must hold.
+/// Minimum share of a prompt that a warm-up request must make an engine pull, and of the pulled part that two engines
+/// must hold already.
 const SHARE: f64 = 0.75;
 
-/// Names, in the metrics, of the results of warm-up requests: the engine then had the prompt in its cache; the engine
-/// computed the prompt instead; refused the request; failed; or did not answer in time.
+/// Names, in the metrics, of the results of warm-up requests (which make an engine pull blocks): the engine then had
+/// the prompt in its cache; computed the prompt instead; refused the request; failed; or did not answer in time.
 pub(crate) const WARM_UPS: [&str; 5] = ["brought", "nothing", "refused", "failed", "late"];
 
-/// Result of a warm-up request, in the order of [`WARM_UPS`].
+/// Result of a warm-up request, which makes an engine pull blocks, in the order of [`WARM_UPS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WarmUpResult {
     Brought,
@@ -48,7 +50,7 @@ pub(crate) enum WarmUpResult {
     Late,
 }
 
-/// Stage of an engine's warm-up.
+/// Stage of an engine's warm-up, in which blocks are pulled into its empty cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WarmUpStage {
     /// The warm-up has not begun or has not ended.
@@ -59,7 +61,7 @@ enum WarmUpStage {
     Failed,
 }
 
-/// State of one engine's warm-up.
+/// State of one engine's warm-up, in which blocks are pulled into its empty cache.
 #[derive(Debug)]
 struct EngineWarmUp {
     stage: WarmUpStage,
@@ -98,16 +100,16 @@ impl WarmUp {
     }
 }
 
-/// Warm-ups of all engines, and counts of their requests.
+/// Warm-ups of all engines (pulls of blocks into empty caches), and counts of their requests.
 #[derive(Debug, Default)]
 pub(crate) struct WarmUps {
     /// Maximum number of prompt tokens that one engine pulls in its warm-up; 0 for no warm-ups.
     most: u64,
-    /// Number of engines whose warm-up has not ended, read for each request.
+    /// Number of engines whose warm-up has not ended. It is read for each request.
     open: AtomicUsize,
     engines: Mutex<BTreeMap<core::WorkerId, EngineWarmUp>>,
     pub(crate) results: [AtomicU64; WARM_UPS.len()],
-    /// Number of tokens that engines reported as cached after warm-up requests.
+    /// Number of prompt tokens that engines reported as cached after warm-up requests.
     pub(crate) tokens: AtomicU64,
 }
 
@@ -186,7 +188,8 @@ impl WarmUps {
         self.count(&engines);
     }
 
-    /// Returns the state of an engine's warm-up as JSON; None for an engine without a warm-up.
+    /// Returns the state of an engine's warm-up (pulls into its empty cache) as JSON; None for an engine without a
+    /// warm-up.
     pub(super) fn to_json(&self, worker: core::WorkerId) -> Option<Value> {
         let engines = self.engines.lock();
         let it = engines.get(&worker)?;
@@ -224,7 +227,8 @@ impl Places {
         due.find_map(|worker| self.warm_up(router, request, depths, held, worker))
     }
 
-    /// Makes the request for the warm-up of an engine with this prompt; None if the prompt does not qualify.
+    /// Makes the request that warms up an engine by pulling the blocks of this prompt; None if the prompt does not
+    /// qualify.
     fn warm_up(
         &self,
         router: &mut core::Router,

@@ -59,7 +59,7 @@ pub(crate) struct AnswerBody {
     name: Option<Name>,
     /// First data of the answer, received before the body is sent to the client.
     first: Option<Bytes>,
-    /// Last data for the client, after the engine's part is complete.
+    /// Last data for the client, which are sent after the engine's part of the answer.
     last: Option<Bytes>,
     /// True if a part of the answer other than comments has arrived.
     has_begun: bool,
@@ -317,7 +317,7 @@ impl AnswerBody {
         Silence::Short
     }
 
-    /// Ends an answer that was received completely.
+    /// Records the end of an answer that was received completely.
     fn whole(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         let rest = self.observer.rest();
@@ -334,8 +334,8 @@ impl AnswerBody {
         }
     }
 
-    /// Ends an answer that broke off. Returns the error for the client, or None if an event in the answer reports the
-    /// error.
+    /// Records the end of an answer that broke off. Returns the error for the client, or None if an event in the answer
+    /// reports the error.
     fn broke(&mut self, fault: &Fault) -> Option<BodyError> {
         self.connection = None;
         (self.timer, self.hold) = (None, None);

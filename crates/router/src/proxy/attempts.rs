@@ -150,7 +150,7 @@ impl Attempts {
         why_not
     }
 
-    /// Records that the request failed at an engine, which is blamed if another engine answers.
+    /// Records that the request failed at an engine. The engine is blamed if another one answers.
     pub(crate) fn lose(&mut self, engine: &Arc<Engine>, fault: &Fault) {
         self.lost += u32::from(fault.may_have_been_sent());
         let is_suspect = match fault {
@@ -180,8 +180,8 @@ impl Attempts {
         self.left = self.retries;
     }
 
-    /// Permits one more attempt at the engine that closed a reused connection, for the case that no other engine is
-    /// available. False if no engine did.
+    /// Permits one more attempt at the engine that closed a reused connection, in case no other engine is available.
+    /// False if no engine closed one.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(stale) = self.stale.take() else { return false };
         self.tried.retain(|engine| !Arc::ptr_eq(engine, &stale));
@@ -225,7 +225,7 @@ impl<'a> HedgeCount<'a> {
         Self::take(&counts.open_hedges, in_flight)
     }
 
-    /// Counts one more open hedge; None if that would exceed the permitted share of the requests in flight.
+    /// Counts one more open hedge; None if the hedges would exceed the permitted share of the requests in flight.
     fn take(open: &'a AtomicUsize, in_flight: usize) -> Option<Self> {
         let one_more =
             |open: usize| (open.saturating_mul(EACH) < in_flight.saturating_sub(open)).then(|| open.saturating_add(1));

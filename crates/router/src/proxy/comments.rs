@@ -86,7 +86,7 @@ pub(super) async fn run(
 }
 
 impl EarlyStream {
-    /// Accepts the result of the work on the request; returns an event for the client if the result is not a streamed
+    /// Processes the result of the work on the request; returns an event for the client if the result is not a streamed
     /// answer.
     fn take(&mut self, answered: Result<Response<Answer>, Refusal>) -> Option<Bytes> {
         let response = match answered {

@@ -60,8 +60,8 @@ impl<'a> Patience<'a> {
         Self { engine, until, downs: engine.health.downs() }
     }
 
-    /// Returns the result of `work`, or the fault that ended the wait. The caller pins `work`, so that this future does
-    /// not contain it a second time. The size matters, as futures are moved in memory for every request.
+    /// Returns the result of `work`, or the fault that ended the wait. The caller pins `work` so that this future only
+    /// refers to it and stays small, as futures are moved in memory for every request.
     pub(crate) async fn wait<T>(&self, work: Pin<&mut impl Future<Output = Result<T, Fault>>>) -> Result<T, Fault> {
         // One timer, which is later than most others: the first one due has to wake the thread's event loop to be set.
         tokio::select! {

@@ -16,7 +16,7 @@ use crate::placing::Placement;
 use crate::proxy::Forwarder;
 use crate::spans::{AttemptSpan, RequestSpan};
 
-/// Number of generated tokens of a stream between two updates of the state of decisions.
+/// Number of generated tokens of a stream after which the decision core (which chooses engines) is informed again.
 const PROGRESS: u32 = 32;
 
 /// Arrival of a request at the router, common to all attempts to serve it.
@@ -38,7 +38,7 @@ pub(crate) struct Flight {
     has_byte: bool,
     has_token: bool,
     ended: bool,
-    /// Number of generated tokens so far reported to the state of decisions.
+    /// Number of generated tokens of which the decision core (which chooses engines) has been informed.
     told: u32,
     /// Trace span of this attempt at the engine; None if spans are not recorded.
     span: Option<AttemptSpan>,
@@ -195,7 +195,7 @@ impl Flight {
         }
     }
 
-    /// Records that the answer broke off in the middle. `fault`: the reason.
+    /// Records that the answer broke off in the middle. `fault`: reason for the break.
     pub(crate) fn broke(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
@@ -216,7 +216,7 @@ impl Flight {
         }
     }
 
-    /// Records that the request got no answer. `fault`: the reason.
+    /// Records that the engine did not answer the request. `fault`: reason for the missing answer.
     pub(crate) fn note_failure(&mut self, fault: &Fault) {
         if self.end() {
             self.fail_span(fault);

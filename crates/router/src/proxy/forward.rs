@@ -258,7 +258,7 @@ fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
 }
 
 impl Forwarder {
-    /// Reads the facts about a request that decide which engine gets it, such as its model and prompt.
+    /// Reads the facts about a request that decide which engine gets it, such as its model and its prompt.
     ///
     /// # Errors
     /// [`Refusal`] if the body cannot be read, or has fields that only the router may write.

@@ -163,7 +163,8 @@ impl PrefillState {
     }
 }
 
-/// Names of the states of prefill in the metrics, in the order of [`PrefillState::number`].
+/// Names of the states of prefill in the metrics, in the order of [`PrefillState::number`]: computed before decode,
+/// computed during decode, no prefill engine used, no prefill engine available.
 pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"];
 
 /// True if vLLM can transfer the blocks of a request's prompt between engines: the request has one prompt and no beam

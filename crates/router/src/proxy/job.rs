@@ -287,8 +287,8 @@ impl<'a> Job<'a> {
         warm_up::send(proxy, warm_up, outgoing.uri.path(), renamed.as_ref().unwrap_or(body));
     }
 
-    /// Waits until an engine is up. `last`: refusal for the fault of the last engine tried; `why`: refusal for the lack
-    /// of engines.
+    /// Waits until an engine is up. `last`: refusal because of the last tried engine's fault; `why`: refusal because no
+    /// engine is available.
     async fn wait_for_engine(
         &self,
         waited: &mut Option<EngineWait<'a>>,
@@ -316,7 +316,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Returns the engines that were tried, including the last one.
+/// Returns the engines that were tried for the request, including the last one.
 fn asked_so_far<'a>(engine: &'a Arc<Engine>, tried: &'a [Arc<Engine>]) -> Vec<&'a Arc<Engine>> {
     tried.iter().chain([engine]).collect()
 }

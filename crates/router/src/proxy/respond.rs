@@ -57,7 +57,7 @@ pub(super) fn respond(
 #[derive(Clone, Copy)]
 pub(super) struct FailedMark;
 
-/// Makes the answer from an engine's error, for the case that no other engine answers better.
+/// Makes the answer for the client from an engine's error, if no other engine gives a better answer.
 pub(super) fn respond_failed(
     config: &Config,
     told: (StatusCode, HeaderMap),

@@ -32,7 +32,7 @@ const MOST: usize = 4096;
 pub(crate) const RESULTS: [&str; 7] =
     ["tokens", "not_a_text", "works_on_text", "no_tokens", "adapter", "apart", "not_proven"];
 
-/// State for sending completions as token ids, with the checks of engines' tokenizers.
+/// State for sending completions to engines as token ids, with the results of checks of engines' tokenizers.
 #[derive(Default)]
 pub(crate) struct Tokens {
     proofs: Mutex<HashMap<(Arc<str>, String), Proof>>,
@@ -45,7 +45,8 @@ pub(crate) struct Tokens {
 struct Proof {
     asked: Option<Instant>,
     is_equal: bool,
-    /// Number of the engine's faults at the time of the check. After a further fault, another engine may be running.
+    /// Number of the engine's faults at the time of the check. If the number has grown, another engine may be running
+    /// now.
     faults: u64,
 }
 

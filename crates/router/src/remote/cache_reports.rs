@@ -24,12 +24,12 @@ use crate::remote::{JSON, post, service_at};
 
 /// Maximum number of reports of cached tokens that wait to be sent.
 const QUEUE: usize = 64;
-/// Time limit for sending a report. The age stated in the report is increased by this time, to allow for the
-/// transmission.
+/// Time limit for sending a report of cached tokens. The age stated in a report is increased by this time, to allow for
+/// its transmission.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Interval between reports of cached tokens while no report is useful to the index, in milliseconds.
 const SELDOM: u64 = 1000;
-/// Time after a useful report for which every prompt is reported, in milliseconds.
+/// Time after a report that was useful to the index for which every prompt is reported, in milliseconds.
 const WANTED: u64 = 30_000;
 
 /// Names of the outcomes of reports of cached tokens, in the metrics.
@@ -50,7 +50,7 @@ pub(crate) struct CacheReporter {
     wanted_until: AtomicU64,
     /// Time from which the next report is sent even if reports are not useful, in milliseconds of the router's clock.
     next: AtomicU64,
-    /// True if a refusal of a report by the index has been logged.
+    /// True if the log already says that the index refused a report.
     has_complained: AtomicBool,
     queue: mpsc::Sender<CacheReport>,
     waiting: Mutex<Option<mpsc::Receiver<CacheReport>>>,
@@ -109,7 +109,7 @@ impl CacheReporter {
         now >= next && self.next.compare_exchange(next, now + SELDOM, Relaxed, Relaxed).is_ok()
     }
 
-    /// Queues a report to the index; the report is dropped if the queue is full. Never waits.
+    /// Queues a report of cached tokens for the index; the report is dropped if the queue is full. Never waits.
     pub(crate) fn tell(&self, answered: CacheReport) {
         if self.queue.try_send(answered).is_err() {
             self.counts[DROPPED].fetch_add(1, Relaxed);
@@ -151,7 +151,7 @@ impl CacheReporter {
     }
 }
 
-/// Sends queued reports until the router ends.
+/// Sends queued reports of cached tokens until the router ends.
 pub(crate) async fn run(observed: Arc<CacheReporter>) {
     let Some(mut waiting) = observed.waiting.lock().take() else { return };
     while let Some(answered) = waiting.recv().await {

@@ -29,9 +29,9 @@ pub(crate) struct RemoteIndex {
     routing_group: String,
     /// Number of the pool of connections used by tasks that serve no requests.
     pub(crate) own_shard: usize,
-    /// Number of answered lookups.
+    /// Number of lookups that the index answered in time.
     pub(crate) answered: AtomicU64,
-    /// Number of lookups without a timely answer.
+    /// Number of lookups that the index did not answer in time.
     pub(crate) unanswered: AtomicU64,
 }
 
@@ -197,7 +197,7 @@ impl ExternalIndex {
         })
     }
 
-    /// Returns the number of the pool of connections used by tasks that serve no requests.
+    /// Returns the number of the pool of connections that tasks without a request use.
     pub(crate) fn own_shard(&self) -> usize {
         match self {
             Self::Index(remote) => remote.own_shard,

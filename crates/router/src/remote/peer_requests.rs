@@ -28,10 +28,10 @@ const PATH: &str = "/peers/requests";
 
 /// Maximum size of a report to another router, in bytes.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
-/// Maximum number of blocks of prompts in a report, which then use a quarter of the report's bytes.
+/// Maximum number of blocks of prompts in a report to another router; they use a quarter of the report's bytes.
 const MOST_BLOCKS: usize = 1 << 17;
 
-/// Time for which a report to another router is valid.
+/// Time for which a report about requests is valid at another router.
 const COUNTS: Duration = Duration::from_secs(2);
 /// Longest period of validity that is accepted in another router's report, in seconds.
 const MOST_SECONDS: f64 = 60.0;
@@ -93,16 +93,16 @@ impl SentRow {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Report {
     router: u64,
-    /// Time for which the report is valid, in seconds.
+    /// Time for which the other router may use the report, in seconds.
     seconds: f64,
-    /// Number of the report.
+    /// Number of the report, by which the next report refers to it.
     number: u64,
     /// Number of the preceding report; 0 if this report lists all requests from scratch.
     after: u64,
     changes: RequestChanges<SentRow>,
 }
 
-/// Answer of a router to another router's report.
+/// Answer of a router to another router's report about requests.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ReportAnswer {
@@ -116,14 +116,14 @@ struct ReportAnswer {
 #[derive(Default)]
 struct PeerState {
     requests: RequestReport,
-    /// Number of the last report that the other router accepted.
+    /// Number of the last report that the other router has accepted.
     number: u64,
 }
 
 /// Access to the requests of this router and of other routers that are stored for routing decisions.
 pub(crate) trait SharedRequests: Send + Sync + 'static {
-    /// Returns the changes among this router's requests since the report state `told`, with at most `most_blocks`
-    /// blocks of prompts.
+    /// Returns the changes among this router's requests since the report described by `told`, with at most
+    /// `most_blocks` blocks of prompts.
     fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges<SentRow>;
 
     /// True if requests reported by the router `peer` are stored and still valid.
@@ -141,7 +141,7 @@ pub(crate) trait SharedRequests: Send + Sync + 'static {
     ) -> Heard;
 }
 
-/// Numbers of requests in another router's report, by whether their engine is known.
+/// Numbers of requests in another router's report: at known and at unknown engines.
 pub(crate) struct Heard {
     /// Number of requests that this router considers in its decisions.
     pub(crate) counted: usize,
@@ -225,7 +225,7 @@ async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other:
     }
 }
 
-/// Reason why a report was not accepted, with its position in [`Peers::counts`].
+/// Reason why another router did not accept a report, with its position in [`Peers::counts`].
 #[derive(Clone, PartialEq)]
 struct ReportFailure {
     result: usize,

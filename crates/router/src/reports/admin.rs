@@ -89,7 +89,7 @@ pub(crate) async fn snapshot(
     Ok(answered.map(Answer::Full))
 }
 
-/// Answers with the JSON entry of one model.
+/// Answers with the JSON entry of one model, in the form of OpenAI's API.
 pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refusal> {
     let name = decoded(name);
     let Value::Array(all) = reports::models(fleet)["data"].take() else { return Err(Refusal::unknown_path()) };

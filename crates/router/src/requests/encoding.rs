@@ -95,7 +95,7 @@ impl Encoding {
 enum UnpackFault {
     /// The body is not in the stated format, or is too long when decompressed.
     Unreadable,
-    /// The memory for bodies is full.
+    /// The memory limit for bodies leaves no room for the result.
     NoRoom,
 }
 

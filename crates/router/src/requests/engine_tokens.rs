@@ -72,8 +72,8 @@ pub(crate) async fn ask_for_tokens(
     Ok(prompt)
 }
 
-/// Asks engines of one dialect for a prompt's tokens: first for their own rendering of the request, then for the tokens
-/// of the router's rendering.
+/// Asks engines of one dialect (way of rendering chats) for a prompt's tokens: first for their own rendering of the
+/// request, then for the tokens of the router's rendering.
 async fn tokens(
     fleet: &Fleet,
     threads: &LongWork,
@@ -131,7 +131,7 @@ async fn tokens(
     Ok(Err(Silence { why_not: PromptFailure::NotAnswered, said: words(said) }))
 }
 
-/// Joins the engines' answers without tokens to one text; None if no engine was asked.
+/// Joins the engines' answers that had no tokens into one text; None if no engine was asked.
 fn words(said: Vec<String>) -> Option<String> {
     (!said.is_empty()).then(|| said.join("; "))
 }
@@ -215,8 +215,8 @@ impl Prompts {
         prompt
     }
 
-    /// Returns the prompt with its blocks for engines of another dialect, or without these blocks if no engine returned
-    /// tokens.
+    /// Returns the prompt with its blocks for engines of another dialect (way of rendering chats), or without these
+    /// blocks if no engine returned tokens.
     pub(crate) fn with_other_dialect(
         &self,
         mut prompt: PromptFacts,

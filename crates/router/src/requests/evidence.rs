@@ -27,7 +27,8 @@ enum LearningIndex {
 }
 
 impl PromptEvidence {
-    /// Makes the evidence for an index in this process; None if this index needs none now.
+    /// Makes the prompt's record for an index in this process; None if this index has nothing to learn from prompts
+    /// now.
     pub(crate) fn of<'t>(
         keyspace: &Arc<Keyspace>,
         tokens: impl FnOnce() -> &'t [u32],
@@ -43,8 +44,8 @@ impl PromptEvidence {
         keyspace.learns().then(|| Arc::new(new()))
     }
 
-    /// Makes the evidence for an index in another process, which identifies adapters by the model's name; None if no
-    /// report to it is due.
+    /// Makes the prompt's record for an index in another process, which identifies adapters by the model's name; None
+    /// if no report to this index is due.
     pub(crate) fn of_process<'t>(
         cache_reporter: &Arc<CacheReporter>,
         model: &str,
@@ -78,7 +79,7 @@ impl PromptEvidence {
     }
 }
 
-/// Prompt that was sent to an engine whose report of cached tokens is awaited.
+/// Prompt that was sent to an engine, together with the index that learns from the engine's report of cached tokens.
 pub(crate) struct SentPrompt {
     telling: Arc<PromptEvidence>,
     rank: u32,

@@ -59,9 +59,10 @@ impl WaitTime {
 /// Fields of a request's body, except its prompt.
 #[derive(Default)]
 pub(crate) struct BodyFields {
-    /// Name of the requested model, or of the fleet's only model if the request names none; None otherwise.
+    /// Name of the requested model, or of the fleet's only model if the request names none; None if the fleet has
+    /// several.
     pub(crate) model: Option<String>,
-    /// Session ids named in the body.
+    /// Session ids that the body names.
     pub(crate) session_names: BodyNames,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
@@ -119,16 +120,17 @@ pub(crate) struct PromptFacts {
     pub(crate) salts: Salts,
     /// Prompt from which an index may learn the blocks that an engine holds; None if no index learns from it.
     pub(crate) evidence: Option<Arc<PromptEvidence>>,
-    /// Part of the index with the blocks of the request's model; None if the index has no such part.
+    /// Keyspace of the index for the request's model (the part of the index with the model's blocks); None if there is
+    /// none.
     pub(crate) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// Hints on the engine to which a request is sent, and on the time.
+/// Hints on where and when to send a request: session, priority, and an engine that must be chosen.
 #[derive(Default)]
 pub(crate) struct RoutingHints {
     /// Id of the session that the request names; None for a request without one.
     pub(crate) session: Option<Name>,
-    /// Position of the request in its session; None if unknown.
+    /// Position of the request in its session (conversation of several requests); None if unknown.
     pub(crate) turn: Option<Arc<Turn>>,
     pub(crate) priority: i32,
     /// True if a field of the body can tell the engine which blocks to load, and from which engine to pull blocks.
@@ -282,7 +284,8 @@ pub(crate) struct Salts {
     main: Engine,
     vllm: Option<String>,
     sglang: Option<String>,
-    /// True if most engines store the blocks under a key that their events do not announce.
+    /// True if most engines of the model mix a secret key of their own into block hashes, which their events do not
+    /// announce.
     pub(crate) is_own: bool,
 }
 

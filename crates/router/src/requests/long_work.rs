@@ -33,7 +33,8 @@ fn openings(body: &[u8]) -> usize {
     body.chunks(COUNTED).map(|bytes| usize::from(count(bytes))).sum()
 }
 
-/// Threads for work that takes long. At most as many tasks run at once as the machine has cores; further tasks wait.
+/// Pool of threads for work that takes long. At most as many tasks run at once as the machine has cores; further tasks
+/// wait.
 #[derive(Clone)]
 pub(crate) struct LongWork(Arc<Semaphore>);
 

@@ -9,8 +9,7 @@ use parking_lot::Mutex;
 
 use crate::requests::pictures::{Lengths, PictureCount};
 
-/// Upper limit of the estimated number of tokens of one medium, such as a video of some minutes, whatever engines
-/// count.
+/// Upper limit of the estimated number of tokens of one medium. The limit suffices for a video of some minutes.
 const MOST: f64 = 65_536.0;
 /// Minimum weight of a new sample in a running mean, so that old samples lose their influence.
 const SLOWEST: f64 = 0.1;
@@ -28,7 +27,7 @@ pub(crate) struct MediaTokens {
     pub(crate) lengths: Lengths,
 }
 
-/// Media of a request (parts that are not text), with the request's model.
+/// Images, sounds and other media of a request, with the request's model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelMedia {
     pub(crate) model: String,

@@ -39,17 +39,18 @@ struct KnownLengths(LruCache<LengthKey, KnownLength>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KnownLength {
     length: u32,
-    /// Number of prompts that confirmed the length minus the number that showed another length.
+    /// Votes for the stored length: number of prompts that confirmed it minus the number that showed another length.
     votes: u8,
-    /// True if a prompt showed another length, and too few prompts have confirmed the stored one since.
+    /// True if a prompt showed another length than the stored one, and too few prompts have confirmed the stored one
+    /// since.
     is_disputed: bool,
 }
 
-/// Maximum number of votes for a length, so that a few prompts with another length suffice to replace it.
+/// Maximum number of votes for an image's length, so that a few prompts with another length suffice to replace it.
 const MOST_VOTES: u8 = 4;
-/// Minimum number of votes for a disputed length to be used.
+/// Minimum number of votes with which a disputed length of an image is used.
 const USED: u8 = 2;
-/// Number of votes at which a length is no longer disputed.
+/// Number of votes at which an image's length is no longer disputed.
 const AGREED: u8 = 3;
 
 impl KnownLength {
@@ -57,7 +58,7 @@ impl KnownLength {
         Self { length, votes: 1, is_disputed: false }
     }
 
-    /// Returns the length if it has enough votes, else None.
+    /// Returns the image's length if it has enough votes, else None.
     fn get(self) -> Option<u32> {
         (!self.is_disputed || self.votes >= USED).then_some(self.length)
     }
@@ -85,12 +86,12 @@ impl Default for KnownLengths {
 /// Images of a chat whose lengths can be computed from an engine's token count for the chat.
 #[derive(Debug)]
 pub(crate) struct PictureCount {
-    /// Number of prompt tokens besides the images.
+    /// Number of prompt tokens outside of images.
     text: u32,
     pictures: Vec<Names>,
 }
 
-/// Keys under which an image's length is stored.
+/// Keys under which the length of an image is stored: by the image and by its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Names {
     picture: Option<LengthKey>,
@@ -137,8 +138,8 @@ impl KnownLengths {
         get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
     }
 
-    /// Stores the lengths of images in one prompt. The prompt has one vote for the length of each image size, and none
-    /// for images whose length was known already.
+    /// Stores the lengths of the images in one prompt. A prompt casts one vote for the length of each image size, and
+    /// none for images whose length was known already.
     fn learn(&mut self, pictures: impl Iterator<Item = (Names, u32)>) {
         let mut heard = Vec::new();
         for (names, length) in pictures {

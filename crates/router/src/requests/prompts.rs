@@ -30,19 +30,20 @@ const REMEMBERED: usize = 256 << 20;
 
 /// Converters of prompts to tokens (template and tokenizer) for all models, with a cache of chats' earlier turns.
 pub(crate) struct Prompts {
-    /// Converters for models without a tokenizer of their own in the configuration.
+    /// Converters of prompts to tokens, for models without a tokenizer of their own in the configuration.
     any: Prompters,
     by_model: HashMap<String, Prompters>,
     memory: Turns,
     /// True if engines are asked for the tokens of prompts.
     asks_engines: bool,
-    /// Forms of a prompt that the policy uses.
+    /// Forms of a prompt that the policy uses: content hashes, text, or neither.
     wants: PromptForms,
     /// Sender of reports to an index in another process; None if that index does not learn from prompts.
     pub(super) cache_reporter: Option<Arc<CacheReporter>>,
     /// True if the token ids of completions are stored, so that they can be sent to engines.
     keeps_ids: bool,
-    /// Number of bytes of a prompt not in the cache of earlier turns above which its conversion takes long.
+    /// Size of the uncached part of a prompt, in bytes, above which its conversion takes long. The part known from
+    /// earlier turns is cached.
     long_prompt: usize,
     block_size: u32,
     routing_group: String,
@@ -59,7 +60,7 @@ pub(crate) struct Prompts {
     is_read: bool,
     /// Number of prompts rendered a second time, for engines that render chats differently.
     pub(crate) again: AtomicU64,
-    /// Estimates of the number of tokens in images and other media.
+    /// Learnt estimates of the number of tokens in images and other media.
     pub(crate) media: MediaTokens,
 }
 

@@ -36,12 +36,12 @@ use crate::requests::routes::{ModelAt, of_query};
 /// Time limit for reading a prompt, including the wait for a free thread.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time limit for computing the tokens of a probe text.
+/// Time limit for computing the tokens of the probe text, with which engines' tokenizers are compared.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Properties of a body that are determined by its request's path and headers.
 pub(crate) struct BodySource<'a> {
-    /// Endpoint of the prompt; None if the body has no prompt.
+    /// API endpoint of the body's prompt; None if the body has no prompt.
     pub(crate) endpoint: Option<Endpoint>,
     /// Place of the model's name in a body that has no prompt.
     pub(crate) model: ModelAt,
@@ -59,7 +59,8 @@ pub(crate) struct BodySource<'a> {
 pub(crate) struct BodyReader {
     pub(crate) prompts: Prompts,
     fleet: Arc<Fleet>,
-    /// The follower of the engines' event streams; None if this router does not follow them.
+    /// Follower of the engines' event streams, which feeds the index; None if this router does not follow events
+    /// itself.
     follower: Option<Arc<Follower>>,
     /// Memory limit for the bodies of all requests.
     memory: Arc<Memory>,

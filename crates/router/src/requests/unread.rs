@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// Maximum number of recent prompts. Above it, the counts of recent prompts are halved, so that old prompts lose
 /// weight.
 const MOST: u64 = 2_000;
-/// Time after which the counts of recent prompts are halved.
+/// Time after which the counts of recent prompts are halved, so that old prompts lose weight.
 const FORGETS_AFTER: Duration = Duration::from_secs(120);
 
 /// Minimum number of recent prompts without tokens for which a fault is reported.
@@ -37,7 +37,7 @@ pub(crate) struct UnreadPrompts {
     lately: Mutex<Lately>,
 }
 
-/// Counts of the recent prompts.
+/// Counts of the recent prompts, with and without tokens.
 #[derive(Debug, Default)]
 struct Lately {
     /// Total counts at the last update: all prompts, and those without tokens.

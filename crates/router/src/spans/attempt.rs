@@ -19,8 +19,8 @@ use super::Spans;
 use crate::config::Handover;
 use crate::engines::Engine;
 
-/// Trace span of a request. The span ends when all its holders have dropped it, after the answer was forwarded or the
-/// request failed.
+/// Trace span of a request. The span ends when the last reference to it is dropped, after the answer was forwarded or
+/// the request failed.
 pub(crate) struct RequestSpan {
     pub(super) spans: Arc<Spans>,
     pub(super) context: SpanContext,
@@ -33,7 +33,7 @@ pub(super) struct RecordedRequest {
     pub(super) asked: OnceLock<AskedFacts>,
     /// Number of failed attempts to serve the request.
     pub(super) failures: AtomicI64,
-    /// Fault of the last failed attempt; None if no attempt failed.
+    /// Name of the fault of the last failed attempt; None if no attempt failed.
     pub(super) last_fault: Mutex<Option<&'static str>>,
 }
 
@@ -306,8 +306,8 @@ fn head_lines(context: &SpanContext) -> String {
     lines
 }
 
-/// Writes bytes as hexadecimal digits. A fast function of its own is used, as every request, sampled or not, needs
-/// these digits.
+/// Writes bytes as hexadecimal digits, faster than general formatting, as every request, sampled or not, needs these
+/// digits.
 fn put_hex(to: &mut [u8], bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (pair, byte) in to.chunks_exact_mut(2).zip(bytes) {

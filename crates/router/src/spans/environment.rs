@@ -24,7 +24,7 @@ use crate::engines::Engine;
 use crate::error::Error;
 use crate::remote::{post_with, service_at};
 
-/// URL of the default collector, on the router's machine.
+/// URL of OpenTelemetry's default collector, on the router's own machine.
 const BESIDE: &str = "http://localhost:4318";
 
 /// Default maximum number of spans that wait to be sent, as in OpenTelemetry's specification.
@@ -51,9 +51,9 @@ pub(super) struct SpanSettings {
     /// File of the certificate authorities that sign the collector's certificate; None for the router's own
     /// authorities.
     pub(super) certificate: Option<PathBuf>,
-    /// Headers of each request to the collector.
+    /// Headers of each request with spans to the collector.
     pub(super) headers: HeaderMap,
-    /// True if the environment sets a name for the service.
+    /// True if environment variables set a name for the service.
     pub(super) names_service: bool,
 }
 

@@ -11,12 +11,12 @@ use opentelemetry_sdk::trace::SpanData;
 use prost::Message as _;
 use prost::encoding::{WireType, encoded_len_varint};
 
-/// Bit in a span's flags: the bit for a remote parent has a meaning.
+/// Bit in a span's flags by which the bit [`PARENT_IS_REMOTE`] has a meaning.
 const KNOWS_PARENT: u32 = 0x100;
-/// Bit in a span's flags: the parent span is in another process.
+/// Bit in a span's flags by which the parent span is in another process.
 const PARENT_IS_REMOTE: u32 = 0x200;
 
-/// Encodes a [`Resource`], for [`encode_request`].
+/// Encodes the description of the router as an OTLP [`Resource`], for [`encode_request`].
 pub(super) fn encode_resource(resource: &Resource) -> Vec<u8> {
     let mut attributes = Vec::new();
     for (key, value) in resource {

@@ -37,7 +37,7 @@ pub(crate) struct Events {
     fields: BytesMut,
     /// Name of the current event, if the router handles events of this name specially.
     name: Name,
-    /// True if something other than comments has arrived since the last call of `take_progress`.
+    /// True if data other than comments have arrived since the last call of `take_progress`.
     has_progress: bool,
     /// True if the last line forwarded was empty, which ends an event: the stream is between two events.
     between: bool,
@@ -261,7 +261,8 @@ impl Events {
         Fate::Goes
     }
 
-    /// Examines the data of an event; true if the event is hidden from the client.
+    /// Examines the data of an event for errors, token counts and the end of the answer; true if the event is hidden
+    /// from the client.
     fn data(&mut self, data: &[u8]) -> bool {
         if data == b"[DONE]" {
             self.seen.over = true;

@@ -21,7 +21,7 @@ static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"abort
 /// HTTP status assumed for an error that states none.
 const UNKNOWN: u16 = 500;
 
-/// An error that an engine sent with a status of success.
+/// Error that an engine sent in the body of an answer with a status of success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// HTTP status of the error, from a status number or an error type in the error's JSON; 500 if the JSON has

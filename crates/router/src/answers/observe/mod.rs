@@ -21,11 +21,11 @@ pub(crate) use stop::Stop;
 pub(crate) use usage::Usage;
 pub(crate) use whole::WholeAnswer;
 
-/// Facts that an answer states about itself.
+/// Facts read from an engine's answer: token counts, the reason for its end, and an error if there is one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AnswerFacts {
     pub(crate) usage: Usage,
-    /// Number of events of an event stream from the first one that carries a generated token.
+    /// Number of events in an event stream, counted from the first event that carries a generated token.
     pub(crate) events: u32,
     /// True if the answer stated a finish reason.
     pub(crate) finished: bool,

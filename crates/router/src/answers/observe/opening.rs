@@ -22,7 +22,7 @@ use super::{Dialect, read};
 /// Maximum size of the buffered beginning of a stream, in bytes.
 pub(super) const MOST_HELD: usize = 256 << 10;
 
-/// Maximum size of the data of a ping event, in bytes.
+/// Maximum size of the data of an event that is recognized as a ping (which only keeps the connection open), in bytes.
 const LONGEST_PING: usize = 96;
 
 /// Buffer of the lines at the beginning of a stream, before the first event with content.
@@ -86,7 +86,7 @@ impl Preamble {
     }
 }
 
-/// True if the data of an event is empty or a ping.
+/// True if an event is a ping, which only keeps the connection open, or has no data. `data`: data of the event.
 pub(super) fn is_ping(data: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Event<'a> {

@@ -24,7 +24,7 @@ pub(crate) enum Stop {
 /// Maximum length of a JSON name together with its value in the search for the finish reason, in bytes.
 const LONGEST: usize = 64;
 
-/// Prepared search for the JSON name `finish_reason`.
+/// Prepared search for a JSON name of finish reasons: `finish_reason`.
 static FINISH_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\""));
 static STOP_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"stop_reason\""));
 static TOOL_CALLS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"tool_calls\""));
@@ -42,7 +42,7 @@ const CALLS: [&[u8]; 6] = [
 ];
 
 impl Stop {
-    /// Name of the reason, as metrics and spans show it.
+    /// Returns the name of the reason for metrics and trace spans.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Tool => "tool",

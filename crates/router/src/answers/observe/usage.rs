@@ -46,7 +46,7 @@ pub(super) struct UsageNumbers {
 }
 
 impl UsageNumbers {
-    /// Replaces the stored numbers by those present in `new`.
+    /// Takes each number that is present in `new` in place of the stored one.
     pub(super) fn merge(&mut self, new: Self) {
         let Self { prompt, cached, read, created, output } = new;
         self.prompt = prompt.or(self.prompt);

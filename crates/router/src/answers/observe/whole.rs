@@ -20,7 +20,7 @@ pub(crate) struct WholeAnswer {
     reason: Reason,
     held: HeldBack,
     failure: Option<Failure>,
-    /// True if something other than white space has arrived.
+    /// True if a byte other than white space has arrived.
     has_begun: bool,
 }
 
@@ -114,10 +114,10 @@ impl WholeAnswer {
     }
 }
 
-/// Meaning of an answer's first JSON name for the question whether the answer is an error.
+/// Evidence that an answer's first JSON name gives on whether the answer is an error.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstName {
-    /// The first JSON name has not arrived completely.
+    /// First JSON name that has not arrived completely.
     Unknown,
     /// A name that occurs only in successful answers.
     OfAnswer,

@@ -1,4 +1,4 @@
-//! List of blocks in the order of their last use, which gives the number of tokens used since then.
+//! Sample of blocks in the order of their last use, which gives the number of tokens used since each block's last use.
 
 use std::collections::HashMap;
 
@@ -8,8 +8,8 @@ use crate::requests::sessions::KeySeed;
 /// [`LastUses::is_sampled`].
 const MOST: usize = 1 << 13;
 
-/// Maximum number of positions in the order of uses. When it is exceeded, positions that a later use of the same block
-/// has replaced are removed.
+/// Maximum number of positions in the order of uses. When it is exceeded, positions are removed whose block has been
+/// used again later.
 const POSITIONS: usize = 4 * MOST;
 
 /// Block of a prompt that is used, with its number of tokens.
@@ -47,7 +47,7 @@ struct Slot {
 }
 
 impl LastUses {
-    /// Makes an order without any uses.
+    /// Makes an empty order of uses.
     pub(super) fn new() -> Self {
         Self {
             positions: HashMap::with_hasher(KeySeed::new()),
@@ -121,8 +121,8 @@ impl LastUses {
         sum
     }
 
-    /// Removes free positions, and blocks that are no longer in the sample. `halved`: number of times that the sample
-    /// was just halved.
+    /// Removes free positions from the order, and blocks that are no longer in the sample. `halved`: number of times
+    /// that the sample was just halved.
     fn compact(&mut self, halved: u32) {
         let old = std::mem::take(&mut self.slots);
         self.positions.clear();

@@ -17,11 +17,11 @@ const HALF_LIFE: f64 = 3600.0;
 /// Minimum time, in seconds, between two reductions of the weights of old prompts.
 const DECAY_EVERY: f64 = 10.0;
 
-/// Number of points of the curve between one size of a cache and twice that size.
+/// Number of computed cache sizes from one size to twice that size, in the curve of hit rates by cache size.
 const STEPS: f64 = 8.0;
 
-/// Tolerance for rounding errors: a size belongs to the next point of the curve only if it exceeds a point's size by
-/// this factor.
+/// Tolerance for rounding errors: a cache size belongs to the next computed size only if it exceeds a size by this
+/// factor.
 const ABOVE: f64 = 1.0 + 1e-9;
 
 /// Prompt of a request that has ended, with the numbers of tokens that the engine reported.
@@ -59,12 +59,12 @@ struct Measurement {
 struct Sums {
     requests: f64,
     prompt_tokens: f64,
-    /// Number of tokens in all blocks that could come from a cache, counted over all blocks.
+    /// Number of tokens that could come from a cache, counted exactly over all blocks.
     usable: f64,
-    /// Number of tokens in all blocks that could come from a cache, as extrapolated from the sample of blocks.
+    /// Number of tokens that could come from a cache, as extrapolated from the sample of blocks.
     usable_by_sample: f64,
-    /// Number of tokens in blocks that were used before, by the smallest cache that would hold them, as a point of the
-    /// curve.
+    /// Number of tokens in blocks that were used before, by the number of the smallest computed cache size that would
+    /// have held them.
     found: BTreeMap<u32, f64>,
     /// Number of prompt tokens in requests whose engine reported cached tokens.
     told_of: f64,
@@ -209,19 +209,19 @@ fn seed_of(model: Option<&str>) -> u64 {
     hasher.finish()
 }
 
-/// Computes the hash of a block with all blocks before it, from the hash `before` of those and the block's content
-/// hash. One multiplication suffices, as the content hash is well mixed already.
+/// Computes the hash of a block together with all blocks before it, from the hash of the blocks before (`before`) and
+/// the block's content hash. One multiplication suffices, as the content hash is well mixed already.
 fn next_chain(before: u64, content: u64) -> u64 {
     let product = u128::from(before.rotate_left(1) ^ content) * 0x9e37_79b9_7f4a_7c15;
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// Returns the number of the point of the curve for the smallest cache with at least `tokens` tokens.
+/// Returns the number of the smallest computed cache size that has at least `tokens` tokens.
 fn step_of(tokens: f64) -> u32 {
     (tokens.max(1.0).log2() * STEPS - 1e-9).ceil() as u32
 }
 
-/// Returns the size in tokens of the cache at a point of the curve.
+/// Returns the computed cache size with the number `step`, in tokens.
 fn size_of(step: u32) -> f64 {
     (f64::from(step) / STEPS).exp2()
 }

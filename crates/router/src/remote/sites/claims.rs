@@ -19,8 +19,8 @@ use crate::remote::{JSON, post};
 /// Time limit for sending a report about a site's claim.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Claim of a site about the cached tokens of a prompt, until the engine reports the real number. If the claim is
-/// dropped earlier, its request is counted as not finished.
+/// Claim of a site (a fleet with its own router) about the cached tokens of a prompt, until the engine reports the real
+/// number. If the claim is dropped earlier, its request is counted as not finished.
 pub(crate) struct Claim {
     global: Arc<SitesService>,
     model: String,
@@ -35,9 +35,9 @@ impl Claim {
         Self { global: global.clone(), model: model.to_owned(), site: site.clone(), bounds, is_over: false }
     }
 
-    /// Reports the comparison of the claim with the engine's report, after a successful request. `cached`: number of
-    /// tokens that the engine had cached, None if not reported; `is_other`: true if the engine counted the prompt's
-    /// tokens differently, so that the comparison means nothing.
+    /// Sends the service a comparison of the site's claim with the engine's report, after a successful request.
+    /// `cached`: number of tokens that the engine had cached, None if not reported; `is_other`: true if the engine
+    /// counted the prompt's tokens differently, so that the comparison means nothing.
     pub(crate) fn report(mut self, cached: Option<u32>, is_other: bool) {
         self.is_over = true;
         let reports = &self.global.reports;
@@ -70,7 +70,7 @@ impl Drop for Claim {
     }
 }
 
-/// Sends queued reports about claims until the router ends.
+/// Sends queued reports about sites' claims until the router ends.
 pub(crate) async fn run(global: Arc<SitesService>) {
     let Some(mut waiting) = global.reports.waiting.lock().take() else { return };
     let mut has_complained = false;
@@ -100,7 +100,7 @@ pub(crate) async fn run(global: Arc<SitesService>) {
     }
 }
 
-/// Maximum number of reports about claims that wait to be sent.
+/// Maximum number of reports about sites' claims that wait to be sent.
 const QUEUE: usize = 1024;
 /// Names, in the metrics, of the outcomes of requests sent to a site with a claim about its cached tokens.
 pub(crate) const REPORTED: [&str; 9] = [

@@ -33,11 +33,12 @@ use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
 use crate::remote::{JSON, Question, post, service_at};
 
-/// Time limit of a lookup, even after its request has been routed without the result.
+/// Time limit of a lookup in the service that indexes many sites, even after the lookup's request has been routed
+/// without the result.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Number of successive failed lookups after which lookups pause.
+/// Number of successive failed lookups after which the router pauses lookups in the service that indexes many sites.
 const FAILURES: u32 = 3;
-/// Time for which lookups pause after several failures, in milliseconds.
+/// Time for which lookups in the service that indexes many sites pause after several failures, in milliseconds.
 const PAUSE: u64 = 1000;
 /// Time after which an unused connection to the service is closed; the service keeps connections open for longer.
 const IDLE: Duration = Duration::from_secs(30);
@@ -59,11 +60,11 @@ pub(crate) struct SitesService {
     patience: Duration,
     /// Number of the pool of connections used by tasks that serve no requests.
     pub(crate) own_shard: usize,
-    /// Number of lookups, by the outcome ([`ANSWERS`]).
+    /// Number of lookups in the service, by the outcome ([`ANSWERS`]).
     pub(crate) questions: [AtomicU64; ANSWERS.len()],
-    /// Number of successive failed lookups.
+    /// Number of successive failed lookups in the service.
     failures: AtomicU32,
-    /// Time until which lookups pause, in milliseconds of the router's clock.
+    /// Time until which no lookups are made after failures, in milliseconds of the router's clock.
     asked_again: AtomicU64,
     /// True if the log already says that the service does not answer.
     is_away: AtomicBool,
@@ -170,7 +171,7 @@ impl SitesService {
         }
     }
 
-    /// Logs, once, the reason why all lookups fail.
+    /// Logs, only once, the reason why all lookups fail.
     fn complain(&self, what: impl FnOnce() -> String) {
         if !self.has_complained.swap(true, Relaxed) {
             tracing::warn!("requests are placed without knowing what sites hold: {}", what());
@@ -216,7 +217,7 @@ pub(crate) struct Bounds {
     sites: HashMap<String, (u32, u32)>,
     /// Maximum number of tokens at every site that is in neither `sites` nor `unknown`.
     rest_at_most: u32,
-    /// Sites that may hold any number of tokens.
+    /// Sites for which no bounds are known, so that they may hold any number of tokens.
     unknown: Vec<String>,
     probe: Option<String>,
 }
@@ -248,7 +249,8 @@ impl Bounds {
         }
     }
 
-    /// Returns the minimum and maximum number of tokens that a site holds; None if the site may hold any number.
+    /// Returns the minimum and maximum number of tokens that a site holds; None if nothing is known about the site's
+    /// number.
     pub(crate) fn of(&self, site: &str) -> Option<(u32, u32)> {
         match self.sites.get(site) {
             Some(bounds) => Some(*bounds),
@@ -257,8 +259,8 @@ impl Bounds {
         }
     }
 
-    /// Converts the bounds to depths for decisions: the number of blocks that each site certainly holds, which is 0 for
-    /// a site that may hold any number.
+    /// Converts the bounds to depths (numbers of leading blocks held) for the choice of an engine: the number that each
+    /// site certainly holds, which is 0 for a site without known bounds.
     pub(crate) fn held(&self, engines: &[Arc<Engine>], block_size: u32) -> Vec<RankDepths> {
         let mut held = Vec::new();
         for engine in engines {

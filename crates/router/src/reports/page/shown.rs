@@ -40,7 +40,7 @@ struct PageState {
     figures: HashMap<Arc<str>, Figures>,
 }
 
-/// Counters from which the rates on the web page are computed.
+/// Router's counters at one moment, from which the rates on the web page are computed.
 #[derive(Default)]
 struct PageCounts {
     requests: u64,
@@ -53,7 +53,7 @@ struct PageCounts {
     decision: Vec<(f64, u64)>,
 }
 
-/// Hit rates and times of an engine, from its recent requests.
+/// Hit rates of an engine's cache and times to the first token, from the engine's recent requests.
 #[derive(Default, Clone, Copy)]
 struct Figures {
     /// Share of prompt tokens that the engine reported as cached; None if unknown.
@@ -140,7 +140,7 @@ impl PageSource for PageState {
 }
 
 impl PageState {
-    /// Adds the state of an engine's ranks in routing decisions to the rows from the index.
+    /// Adds the decision core's state of an engine's ranks (load and speed) to the web page's rows from the index.
     fn rows_of(&self, engine: &Engine, rows: &mut Map<String, Value>) {
         let models = engine.models.load();
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
@@ -211,7 +211,7 @@ impl PageState {
         feed.append("decisions", 2 * DECISIONS, lines);
     }
 
-    /// Computes the hit rates and times of all engines from their recent decisions.
+    /// Computes the hit rates and times to the first token of all engines from their recent decisions.
     fn figure(&mut self) {
         let mut by_engine: BTreeMap<Arc<str>, Vec<Arc<Record>>> = BTreeMap::new();
         for record in self.app.places.decisions.last(usize::MAX) {

@@ -14,8 +14,8 @@ use super::{ReservedPart, has_address, is_engine_field};
 /// Number of bytes of a string that are stored for comparison; no name of a field is longer.
 const KEPT: usize = 512;
 
-/// Fields of a body that have the client's own schemas and arguments. Keys within these fields are not read by the
-/// engine.
+/// Fields of a body that contain schemas and arguments of the client's own. Keys within these fields mean nothing to
+/// the engine, so they are not searched.
 const OF_CLIENTS: [&[u8]; 9] = [
     b"messages",
     b"tools",
@@ -81,7 +81,7 @@ fn units(body: &[u8], width: usize, is_big: bool) -> impl Iterator<Item = u8> + 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     Text,
-    /// Key of an object, with the colon after it.
+    /// Key of an object, together with the colon that follows.
     Key(Key),
     Other,
 }
@@ -89,11 +89,11 @@ enum Last {
 /// Kind of a JSON key, which determines the values that are forbidden.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
-    /// Key of a field reserved for the router and its engines; every value but null is forbidden.
+    /// Key of a field reserved for the router and its engines; the client may give it no value but null.
     Field,
-    /// Key of an image's id.
+    /// Key of an image's id; the client may not use ids that look like the router's.
     Uuid,
-    /// Key of the request's id.
+    /// Key of the request's id; the client's id may not contain an address.
     RequestId,
     Other,
 }
@@ -103,7 +103,7 @@ enum Key {
 enum Escape {
     None,
     Begun,
-    /// Digits of `\uXXXX`: number of the hexadecimal digits read, and their value.
+    /// Digits of `\uXXXX`: the number of hexadecimal digits read so far, and their value.
     Digits(u8, u16),
 }
 
@@ -228,7 +228,7 @@ impl Reader {
         self.length += 1;
     }
 
-    /// Ends a string; returns the reserved id or field if the string is one.
+    /// Processes the end of a string; returns the reserved id or field if the string is one.
     fn end(&mut self) -> Option<ReservedPart> {
         self.is_in_text = false;
         let of = std::mem::replace(&mut self.last, Last::Text);
@@ -255,7 +255,7 @@ const DIGITS: usize = 32;
 pub(super) enum Suspicion {
     /// The body has no reserved ids or fields.
     None,
-    /// Undecided: the body must be scanned completely.
+    /// Undecided, so that the body must be scanned completely.
     Open,
     Sure(ReservedPart),
 }

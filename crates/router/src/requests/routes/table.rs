@@ -21,19 +21,19 @@ const UNNAMED: &str = "/v1/{path*}";
 pub(crate) struct Route {
     pub(crate) methods: Methods,
     pub(super) path: Pattern,
-    /// Key that the route requires.
+    /// Key that clients must send for the route.
     pub(crate) wants: Access,
     pub(crate) to: Responder,
-    /// Short description of the route.
+    /// Short description of the route for the documentation.
     about: &'static str,
 }
 
 /// Responder to a route's requests: the router itself, or an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Responder {
-    /// The router answers itself.
+    /// The router answers the request itself.
     Own(RouterAnswer),
-    /// An engine answers.
+    /// An engine answers the request.
     Engine(ForwardRule),
 }
 
@@ -56,9 +56,9 @@ pub(crate) struct ForwardRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ForwardCondition {
     Always,
-    /// Forwarded if the client sends a key that permits changes, or the setting `forward` lists the path.
+    /// The path is forwarded if the client sends a key that permits changes, or the setting `forward` lists the path.
     ToAdmins,
-    /// Forwarded if the setting `forward` lists the path.
+    /// The path is forwarded if the setting `forward` lists it.
     IfListed,
 }
 
@@ -83,7 +83,8 @@ impl Route {
         }
     }
 
-    /// True if a trailing slash is removed from the path, as engines do not accept one at the table's paths.
+    /// True if a trailing slash is removed from the request's path, as engines do not accept one at the paths in the
+    /// table.
     pub(crate) fn takes_off_slash(&self) -> bool {
         !self.path.text.is_empty() && !self.is_unnamed()
     }

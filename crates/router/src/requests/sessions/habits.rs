@@ -25,23 +25,24 @@ const KEPT: usize = 3;
 /// Number of blocks below which a prompt is ignored, as too few blocks could be cached.
 const SHORTEST: usize = 8;
 
-/// Divisor for sharing too little: two prompts have too few common blocks to use a cache if these are at most one in
-/// this number of the shorter prompt's blocks.
+/// Threshold for two prompts with too little in common to use a cache: their common blocks are at most one in this
+/// number of the shorter prompt's blocks.
 const FEW: usize = 8;
 
-/// Number of successive turns with changed beginnings after which they are reported as a habit of the session.
+/// Number of successive turns with changed beginnings after which a session is reported as one that no cache can help.
 const IN_A_ROW: u32 = 3;
 
-/// Time after a session's last turn with a changed beginning for which its habit is reported, in seconds.
+/// Time after a session's last turn with a changed beginning for which the session is reported, in seconds.
 const TOLD: f64 = 600.0;
 
-/// Maximum number of sessions whose habit of changing beginnings is reported at a time.
+/// Maximum number of sessions with changing beginnings of prompts that are reported at a time.
 const MOST_TOLD: usize = 1024;
 
-/// Recent prompts of sessions, and the sessions whose prompts begin differently with every turn.
+/// Recent prompts of sessions, and the sessions whose prompts begin differently with every turn, so that no cache can
+/// help.
 pub(super) struct Habits {
     sessions: Lru<Prompts>,
-    /// Number of turns whose beginning changed, in sessions that have this habit.
+    /// Number of turns whose beginning changed, in sessions whose prompts begin differently with every turn.
     turns: u64,
     told: VecDeque<Habit>,
 }
@@ -69,13 +70,15 @@ impl Habits {
         Self { sessions: Lru::new(MOST, MOST_BYTES), turns: 0, told: VecDeque::new() }
     }
 
-    /// Drops the stored prompts of a session whose next prompt will begin differently for a good reason.
+    /// Drops the stored prompts of a session whose next prompt will begin differently for a legitimate reason, such as
+    /// a compaction.
     pub(super) fn forget(&mut self, session: u64) {
         self.sessions.remove(session);
     }
 
     /// Compares a prompt of `tokens` tokens in blocks of `block_size` tokens with the session's recent prompts. Returns
-    /// a report when changing beginnings are first detected as the session's habit, else None. `now`: time in seconds.
+    /// a report when the session is first found to begin its prompts differently with every turn, else None. `now`:
+    /// time in seconds.
     pub(super) fn look(
         &mut self,
         session: u64,
@@ -117,13 +120,14 @@ impl Habits {
         (lost == IN_A_ROW).then_some(habit)
     }
 
-    /// Number of turns whose beginning changed, in sessions that have this habit.
+    /// Returns the number of turns whose beginning changed, in sessions whose prompts begin differently with every
+    /// turn.
     pub(super) fn turns(&self) -> u64 {
         self.turns
     }
 
-    /// Returns the sessions with changing beginnings as JSON, for a web page; None if there are none lately. `now`:
-    /// time in seconds.
+    /// Returns the sessions whose prompts lately began differently with every turn as JSON, for a web page; None if
+    /// there are none. `now`: time in seconds.
     pub(super) fn to_json(&self, now: f64, shown_under: &ShownUnder) -> Option<Value> {
         let last = self.told.back().filter(|habit| habit.at + TOLD >= now)?;
         Some(json!({
@@ -134,7 +138,8 @@ impl Habits {
         }))
     }
 
-    /// Number of sessions whose prompts had changing beginnings in the last ten minutes. `now`: time in seconds.
+    /// Number of sessions whose prompts began differently with every turn in the last ten minutes. `now`: time in
+    /// seconds.
     pub(super) fn count(&self, now: f64) -> usize {
         self.told.iter().filter(|habit| habit.at + TOLD >= now).count()
     }

@@ -33,7 +33,7 @@ struct Session {
 /// Time and reason of an answer's end.
 #[derive(Debug, Clone, Copy)]
 struct AnswerEnd {
-    /// Number that identifies the request in routing decisions.
+    /// Number by which the decision core (which chooses engines) identifies the answered request.
     id: u64,
     at: f64,
     stop: Option<Stop>,
@@ -48,7 +48,7 @@ impl Memory {
         self.sessions.len()
     }
 
-    /// True if an answer of the session has ended.
+    /// True if an answer to a request of the session has ended.
     pub(super) fn has_answer(&self, session: u64) -> bool {
         self.sessions.get(session).is_some_and(|session| session.last.is_some())
     }
@@ -98,8 +98,8 @@ impl Memory {
         session.children.clear();
     }
 
-    /// Records the end of the answer to a request. `id`: number that identifies the request in decisions; `now`: time
-    /// in seconds.
+    /// Records the end of the answer to a request. `id`: number by which the decision core (which chooses engines)
+    /// identifies the request; `now`: time in seconds.
     pub(super) fn end(&mut self, turn: &Turn, id: u64, stop: Option<Stop>, now: f64) {
         let ended = AnswerEnd { id, at: now, stop };
         if let Some(parent) = turn.parent.and_then(|parent| self.sessions.get_mut(parent)) {

@@ -53,8 +53,8 @@ pub(crate) struct Sessions {
     started: AtomicU64,
     has_warned: AtomicBool,
     seed: u64,
-    /// Number of prompts by the place that named their session, in the order of [`Source::ALL`], with prompts without a
-    /// session last.
+    /// Number of prompts by the place of the request that named their session, in the order of [`Source::ALL`], with
+    /// prompts without a session last.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
     /// Number of prompts in sessions, by the kind of turn ([`Kind::ALL`]).
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
@@ -127,7 +127,8 @@ impl Sessions {
         Some(Arc::new(turn))
     }
 
-    /// Records the end of the answer to a prompt. `id`: number that identifies the request in decisions.
+    /// Records the end of the answer to a prompt. `id`: number by which the decision core (which chooses engines)
+    /// identifies the request.
     pub(crate) fn end(&self, turn: &Turn, id: u64, stop: Option<Stop>) {
         self.memory.lock().end(turn, id, stop, seconds());
     }
@@ -208,7 +209,7 @@ fn unnamed(key: u64) -> Identity {
     Identity { name: Name { key, parent: None }, source: Source::Prefix }
 }
 
-/// Maximum number of prompts whose last blocks are recorded.
+/// Maximum number of prompts whose last blocks are recorded, to recognize the prompts that continue them.
 const MOST: usize = 1 << 17;
 
 /// Number of blocks, from the end of a prompt, among which the last block of an earlier prompt is sought: 16 K tokens

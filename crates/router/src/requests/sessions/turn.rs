@@ -31,7 +31,7 @@ impl fmt::Debug for ShownUnder {
     }
 }
 
-/// Turn of a session: a request with its position in the session.
+/// Turn of a session: one request, with its position in the session and the time since the last answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Turn {
     pub(crate) session: u64,
@@ -44,7 +44,8 @@ pub(crate) struct Turn {
     pub(crate) stop: Option<Stop>,
     /// Seconds since the end of the session's previous answer; None for the first request.
     pub(crate) pause: Option<f64>,
-    /// Numbers that identify, in routing decisions, the requests that had to end before this one could be made.
+    /// Numbers of the requests that had to end before this one could be made, as the decision core (which chooses
+    /// engines) identifies requests.
     pub(crate) after: Vec<u64>,
     /// Seconds since the last of the requests in `after` ended; None if `after` is empty.
     pub(crate) delay: Option<f64>,
