@@ -35,7 +35,7 @@ const OVERWRITE: i32 = 2;
 
 /// Action that the server takes after a message of the gateway.
 pub(crate) enum NextStep {
-    /// Send replies to the gateway.
+    /// Send these replies to the gateway.
     Reply(Vec<ProcessingResponse>),
     /// Call the picker for an engine, and then [`PickExchange::picked`] or [`PickExchange::refused`].
     Ask(RequestToPick),

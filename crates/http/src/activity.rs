@@ -39,7 +39,7 @@ pub(crate) fn millis() -> u64 {
 pub(crate) enum Phase {
     /// No request has begun on the connection since the last request ended.
     Idle,
-    /// A part of a request's head has arrived.
+    /// The head of a request is arriving, and is not complete yet.
     Head,
     /// A request is being processed; the handler's own time limits apply.
     Busy,

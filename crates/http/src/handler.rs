@@ -30,7 +30,7 @@ pub enum ListenerKind {
 pub struct Front {
     /// Settings of the server.
     pub config: Config,
-    /// Keys and certificates in force.
+    /// Keys and certificates in force, with the checks of requests' access.
     pub gate: Arc<Gate>,
     /// Memory limit for the bodies of all requests.
     pub memory: Arc<Memory>,
@@ -54,7 +54,7 @@ pub struct Call {
 
 /// Application that answers the server's requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Type of the answers' bodies.
+    /// Type of the bodies of the application's answers.
     type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
         + Unpin
@@ -93,7 +93,7 @@ impl Front {
         Ok(Self { config, gate, memory, exposition: Exposition::default(), counts: Arc::default(), places })
     }
 
-    /// Number of serving threads.
+    /// Number of threads that serve requests.
     #[must_use]
     pub fn threads(&self) -> usize {
         match self.config.threads {
@@ -102,7 +102,7 @@ impl Front {
         }
     }
 
-    /// Number of open connections.
+    /// Number of connections that are open now.
     #[must_use]
     pub fn connections(&self) -> u64 {
         let ended = self.counts.ended.load(Relaxed);

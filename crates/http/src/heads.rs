@@ -46,7 +46,7 @@ pub(crate) struct Head {
 /// Summary of a complete head of a request that was observed from its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadSummary {
-    /// Length of the head in bytes.
+    /// Length of the request's head in bytes.
     pub(crate) bytes: usize,
     /// True if the head has both Content-Length and Transfer-Encoding.
     pub(crate) is_ambiguous: bool,

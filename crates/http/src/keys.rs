@@ -30,11 +30,11 @@ const SHORTEST: usize = 4;
 /// Key of the server that a request contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownKey {
-    /// None of the server's keys.
+    /// No valid key: the request contains none of the server's keys.
     Nothing,
-    /// Key for read access.
+    /// Key for read access only.
     QueryKey,
-    /// Admin key, if one is configured.
+    /// Admin key, which permits changes.
     AdminKey,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Keys {
 /// Keys prepared for a search in texts, in which they may be encoded.
 #[derive(Debug, Default)]
 struct WrittenKeys {
-    /// Keys as configured, and in decoded form.
+    /// Keys as configured, and the same keys after decoding any escapes such as `%41` in them.
     keys: Vec<Secret>,
     /// Length of the shortest key in bytes; `usize::MAX` without keys.
     shortest: usize,
@@ -229,9 +229,9 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
 /// then have the visitor's access. A check of the host name prevents this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
-    /// All hosts.
+    /// All hosts: requests may name any host as the server.
     Any,
-    /// This machine's own names and the configured host names.
+    /// Only this machine's own names and the configured host names.
     Own,
     /// This machine's own names, the configured host names, and all IP addresses. Addresses are safe, as a page's host
     /// name is an IP address only if the page comes from this address.

@@ -28,7 +28,7 @@ pub(crate) struct Ledger {
     incoming: Frames,
     outgoing: Frames,
     open: Vec<OpenStream>,
-    /// Highest number of a stream opened so far.
+    /// Highest number of an HTTP/2 stream that the client has opened.
     last: u32,
     /// Number of bytes of an incomplete head that are counted in the memory limit.
     head: usize,
@@ -68,7 +68,8 @@ impl Ledger {
         self.incoming.remaining().min(STRANGER_READ)
     }
 
-    /// Records bytes received from the client. The error means that the client has opened too many streams.
+    /// Records bytes received from the client, by the HTTP/2 frames in them. The error means that the client has opened
+    /// too many streams.
     pub(crate) fn came(&mut self, bytes: &[u8], place: &Place) -> Result<(), TooManyStreams> {
         let Self { incoming, open, last, head, is_full, .. } = self;
         let mut result = Ok(());
@@ -103,7 +104,7 @@ impl Ledger {
         result
     }
 
-    /// Records bytes sent to the client.
+    /// Records bytes sent to the client, by the HTTP/2 frames in them.
     pub(crate) fn went(&mut self, bytes: &[u8], place: &Place) {
         let open = &mut self.open;
         self.outgoing.take(bytes, |mark| {

@@ -243,9 +243,9 @@ fn load<H>(served: &[Arc<ListenerContext<H>>; 2]) -> usize {
 
 /// Listening socket of the server.
 pub struct ListeningSocket {
-    /// Address of the socket, with the port.
+    /// Address at which the socket listens, with the port.
     pub address: SocketAddr,
-    /// The socket, in non-blocking mode.
+    /// Listening socket itself, in non-blocking mode.
     pub socket: StdListener,
     /// True if the process inherited the socket at its start.
     pub is_inherited: bool,

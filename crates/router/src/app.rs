@@ -26,7 +26,7 @@ pub(crate) struct App {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) places: Arc<Places>,
     pub(crate) counts: Arc<Counts>,
-    /// State of the HTTP server.
+    /// State of the router's HTTP server: settings, keys and limits.
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
     pub(crate) reader: Arc<BodyReader>,

@@ -24,7 +24,7 @@ pub enum Error {
     /// Refusal of an engine that a client adds under the name of another engine.
     #[error("there is an engine of the name {name:?} at {url}: choose another name, or remove that engine first")]
     Taken {
-        /// Name that another engine has.
+        /// Name under which the client adds an engine, and which another engine has.
         name: String,
         /// URL of the engine that already has the name.
         url: String,
@@ -34,7 +34,7 @@ pub enum Error {
     Full {
         /// Number of ranks that the fleet would have with the new engine.
         ranks: usize,
-        /// Maximum number of ranks of the fleet.
+        /// Maximum number of ranks of the fleet, counting all engines.
         most: usize,
     },
     /// Call of a router that has already been stopped.

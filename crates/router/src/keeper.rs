@@ -43,7 +43,7 @@ pub struct FleetAnswer {
     pub code: Option<String>,
     /// Reason for a refusal, as text.
     pub message: Option<String>,
-    /// Name of the changed engine.
+    /// Name of the engine that was changed.
     pub name: Option<String>,
     /// Outcome of the change at each router, if the change was sent to other routers.
     pub routers: Option<Value>,

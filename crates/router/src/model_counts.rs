@@ -47,7 +47,7 @@ pub(crate) const OFF_WHY: [&str; 6] = [
 /// Counters of the requests for one model over all engines.
 #[derive(Debug)]
 pub(crate) struct ModelCounts {
-    /// The model's name in the metrics.
+    /// Name of the model in the metrics.
     pub(crate) name: Arc<str>,
     /// Number of requests forwarded to engines, by the class of the status sent to the client ([`STATUSES`]).
     pub(crate) requests: [AtomicU64; STATUSES.len()],

@@ -58,7 +58,7 @@ pub struct Router {
     picker: Mutex<Option<PickerServer>>,
 }
 
-/// Settings that can change without a restart.
+/// Settings of a router that can change without a restart.
 #[derive(Deserialize)]
 struct RouterChange {
     http: kvatlas_http::LiveSettings,

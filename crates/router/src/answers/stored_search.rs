@@ -48,7 +48,7 @@ pub(crate) struct KeeperSearch {
 /// Outcome of a search for the engine that has an item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SearchResult {
-    /// The named engine has the item.
+    /// The engine with the given name has the item.
     Found(Arc<str>),
     /// No engine has the item, as far as engines answered.
     Nowhere,
@@ -99,7 +99,7 @@ impl KeeperSearch {
     }
 }
 
-/// The engines' answers to a search for an item.
+/// Engines' answers to a search for a stored item.
 struct Answers {
     keeper: Option<Arc<str>>,
     /// True if every engine answered clearly that it has, or does not have, the item.

@@ -37,19 +37,19 @@ pub struct Config {
     /// URL of an index service in another process, `http://host:port` or `https://host:port`, which is queried for the
     /// blocks that engines hold; None to use no other process.
     pub index: Option<String>,
-    /// Key for the service at `index`.
+    /// Key for the index service at the URL `index`; None to send no key.
     pub index_key: Option<Secret>,
     /// URL of the service that indexes many sites (fleets with their own indexes), if this router's engines are sites;
     /// None for other routers.
     pub global_url: Option<String>,
-    /// Admin key for the service at `global_url`.
+    /// Admin key for the service at the URL `global_url`; None to send no key.
     pub global_key: Option<Secret>,
-    /// Time limit for an answer of the service at `global_url`.
+    /// Time limit for an answer of the service at the URL `global_url`.
     #[serde(with = "seconds")]
     pub global_timeout: Duration,
     /// URLs of other routers in front of the same engines, to which this router reports its requests.
     pub peers: Vec<String>,
-    /// Key for the routers in `peers`.
+    /// Key that the routers in `peers` require; None to send no key.
     pub peer_key: Option<Secret>,
     /// Routing group of the engines in the index: a name for workers that serve requests together.
     pub routing_group: String,
@@ -116,7 +116,7 @@ pub struct Config {
     /// Path of the certificate chain of the gRPC server for gateways, in PEM; None for a certificate created at the
     /// start.
     pub gateway_tls_cert: Option<PathBuf>,
-    /// Path of the private key of `gateway_tls_cert`.
+    /// Path of the private key that belongs to the certificate in `gateway_tls_cert`.
     pub gateway_tls_key: Option<PathBuf>,
     /// True to let clients of gateways choose an engine by a header, as conformance tests of gateways require.
     pub gateway_conformance: bool,
@@ -130,7 +130,7 @@ pub struct Config {
     pub log: LogConfig,
 }
 
-/// Settings of one engine.
+/// Settings of one inference engine.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {

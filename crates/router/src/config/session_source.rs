@@ -6,7 +6,7 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// Header whose name the operator configures.
+    /// Header whose name the operator configures, with a session's id.
     OwnHeader,
     /// Dynamo's headers with the ids of a session and its parent.
     Dynamo,
@@ -20,7 +20,7 @@ pub enum Source {
     Body,
     /// Session's id in the body's field `metadata`.
     Metadata,
-    /// Field `prompt_cache_key` of the body.
+    /// Field `prompt_cache_key` of the body, whose value is used as a session's id.
     CacheKey,
     /// Prompt of the request, which continues a known session if it begins with the session's last prompt.
     Prefix,

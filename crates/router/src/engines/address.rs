@@ -16,7 +16,7 @@ pub(crate) struct Address {
     pub https: bool,
     /// Host name or IP address of the engine; an IPv6 address has no brackets.
     pub host: String,
-    /// Port of the engine.
+    /// Port at which the engine listens.
     pub port: u16,
     /// Value of the `Host` header in requests to the engine.
     pub authority: String,

@@ -9,7 +9,7 @@ use super::fault::Fault;
 
 /// Number of headers for which the parser first allocates space; enough for nearly all answers.
 const FEW_HEADERS: usize = 32;
-/// Maximum number of headers in an answer.
+/// Maximum number of headers in an engine's answer.
 const MAX_HEADERS: usize = 512;
 
 /// Head of an engine's HTTP answer, with the framing of the body.

@@ -29,7 +29,7 @@ use super::fault::Fault;
 /// Size of each thread's buffer for reading from connections, in bytes.
 const READ: usize = 64 << 10;
 
-/// Maximum size of an answer's head, in bytes.
+/// Maximum size of the head of an engine's answer, in bytes.
 const MAX_HEAD: usize = 256 << 10;
 
 /// Size of the first part of an answer's head, in bytes, that is parsed after every read, so that data other than HTTP
@@ -77,11 +77,11 @@ pub(crate) struct Connection {
 
 /// Part of a request that is not sent yet when its answer begins.
 enum SendFailure {
-    /// No part: the whole request has been sent.
+    /// No unsent part: the whole request has been sent.
     Nothing,
-    /// Bytes that are sent while the answer is being read.
+    /// Unsent bytes, which are sent while the answer is being read.
     Rest(Bytes),
-    /// Bytes that were abandoned and will never be sent, so that the connection cannot be reused.
+    /// Unsent bytes that were abandoned and will never be sent, so that the connection cannot be reused.
     Given,
 }
 
@@ -368,7 +368,7 @@ impl Pool {
         }
     }
 
-    /// Closes all idle connections.
+    /// Closes all idle connections to the engine.
     pub(crate) fn clear(&self) {
         self.shards.iter().for_each(|shard| shard.lock().clear());
     }

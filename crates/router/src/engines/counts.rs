@@ -197,7 +197,7 @@ impl BusyAnswers {
 /// Counters of the requests for one model at one engine.
 #[derive(Debug)]
 pub(crate) struct EngineModelCounts {
-    /// The model's name in the metrics.
+    /// Name of the model in the metrics.
     pub(crate) model: Arc<str>,
     /// Number of answers, by the first digit of their HTTP status, from 1 on.
     pub(crate) answers: [AtomicU64; 5],

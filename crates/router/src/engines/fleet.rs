@@ -116,7 +116,7 @@ pub(crate) struct FleetChange {
 }
 
 impl ToAsk {
-    /// True if no engine is available for the question.
+    /// True if no engine is available to answer the question about a prompt.
     pub(crate) fn is_empty(&self) -> bool {
         self.now.is_none() && self.due.is_empty()
     }

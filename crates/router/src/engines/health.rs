@@ -22,7 +22,7 @@ const RECONNECTED_WITHIN: u64 = 5_000;
 /// State of an engine that decides whether the engine gets requests; every state but `Up` is a reason to send none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HealthState {
-    /// The engine works and gets requests.
+    /// The engine works and gets requests from the router.
     Up,
     /// The engine does not answer the health check.
     Down,
@@ -63,7 +63,7 @@ impl HealthState {
 /// Outcome of a health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// Successful health check.
+    /// Successful health check, so that the engine works.
     Well,
     /// Late answer to the health check by an engine that works. The text is the reason; open requests stay at the
     /// engine.

@@ -60,18 +60,18 @@ use crate::error::Error;
 
 /// Engine known to the router, with its settings, state, counters and connections.
 pub(crate) struct Engine {
-    /// The engine's name.
+    /// Name of the engine, in the router and in the index.
     pub name: Arc<str>,
-    /// The engine's address.
+    /// Address of the engine for requests.
     pub address: Address,
-    /// The engine's settings.
+    /// Settings of the engine.
     pub config: EngineConfig,
     /// Address at which other engines pull blocks from the engine; None if pulling is not configured.
     pub(crate) pull: Option<PullAddress>,
     /// State of the engine's routes for questions about prompts, such as `/tokenize`: whether each one works at
     /// present.
     pub(crate) side_routes: Arc<SideRoutes>,
-    /// The models that the engine serves.
+    /// Models and adapters that the engine serves.
     pub models: ArcSwap<Models>,
     /// True if the engine's models are configured, or the engine was asked for them, with or without success.
     pub(crate) is_known: AtomicBool,

@@ -32,7 +32,7 @@ pub(crate) enum Serving {
     Not,
 }
 
-/// The models and adapters that an engine serves.
+/// List of the models and adapters that an engine serves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Models {
     /// Models and adapters: those in the engine's list, in its order, then those that the configuration adds.
@@ -48,7 +48,7 @@ pub(crate) struct Models {
 
 /// Maximum number of models read from an engine's list; further ones are ignored.
 pub(crate) const MAX_MODELS: usize = 1000;
-/// Maximum length of a model's name, in bytes.
+/// Maximum length of a model's name in an engine's list, in bytes; entries with a longer name are ignored.
 pub(crate) const MAX_NAME: usize = 256;
 /// Maximum number of fields that are stored from a model's entry in an engine's list.
 const MAX_FIELDS: usize = 32;
@@ -61,7 +61,7 @@ pub(crate) struct Listing {
     pub(crate) left_out: u64,
 }
 
-/// A model or an adapter that an engine serves.
+/// Model or adapter that an engine serves.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Model {
     /// Name by which clients request the model.

@@ -38,7 +38,7 @@ pub(crate) enum Outcome {
 /// Answer to a caller that wants to use an engine's route for a question about a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The route works and can be used now.
+    /// The route works, and the caller can use it now.
     Now,
     /// The route failed before and is due for a test, which the caller has to make in the background.
     Trial,
@@ -74,7 +74,7 @@ impl Default for SideRoutes {
 }
 
 impl SideRoutes {
-    /// Returns the route at the path `path`.
+    /// Returns the engine's route at the path `path`.
     pub(crate) fn of(&self, path: &str) -> &SideRoute {
         match path {
             MESSAGES_RENDER_PATH => &self.messages,

@@ -38,7 +38,7 @@ pub(crate) enum Trouble {
     Partial,
 }
 
-/// Worst known fault of an engine.
+/// Worst known fault of an engine, with its explanation and its beginning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) ill: Trouble,

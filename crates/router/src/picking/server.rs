@@ -47,9 +47,9 @@ pub(crate) struct PickerServer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ServingStage {
     Serve,
-    /// Accept no more streams, but finish the open ones.
+    /// Serve no new streams, but finish the open ones.
     Finish,
-    /// End at once, with streams still open.
+    /// End at once, even with streams still open.
     End,
 }
 

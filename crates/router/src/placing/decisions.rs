@@ -53,14 +53,14 @@ pub(crate) struct Record {
     pub terms: Option<Explanation>,
     /// Position of the request in its session (conversation of several requests); None if unknown.
     pub(crate) turn: Option<Arc<Turn>>,
-    /// Outcome of the request, once it has ended.
+    /// Outcome of the request; unset until the request has ended.
     pub ended: OnceLock<Outcome>,
 }
 
 /// Candidates of a decision, and the cost terms by which they were compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Explanation {
-    /// Name and rank of each candidate.
+    /// Engine name and rank of each candidate.
     pub workers: Vec<(Arc<str>, u32)>,
     /// Number of prompt tokens expected in the cache of each candidate.
     pub cached_tokens: Vec<u32>,

@@ -38,7 +38,7 @@ pub(crate) struct NoEngine {
 
 #[derive(Default)]
 struct Queue {
-    /// Number of the next request to enter the queue.
+    /// Number that the next request to enter the queue gets.
     next: u64,
     /// Waiting requests by their number in the queue, each with the signal that wakes it.
     waiting: BTreeMap<u64, Arc<Notify>>,

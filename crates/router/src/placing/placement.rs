@@ -38,7 +38,7 @@ pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
     /// Counters of the request's model.
     pub(super) model: Arc<ModelCounts>,
-    /// Counters of the request's model at the engine.
+    /// Counters of the chosen engine for the request's model.
     pub(crate) counted: Arc<EngineModelCounts>,
     /// Number that the request's header must have to select the engine's data-parallel rank; None if the engine has
     /// only one.

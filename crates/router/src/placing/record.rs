@@ -25,7 +25,7 @@ const QUEUE: usize = 8192;
 /// Number of records of decisions, by outcome: written, dropped or failed.
 #[derive(Debug, Default)]
 pub(crate) struct RecordCounts {
-    /// Number of records written to the file.
+    /// Number of records of decisions written to the file.
     pub written: AtomicU64,
     /// Number of records dropped because too many were waiting to be written.
     pub dropped: AtomicU64,
@@ -81,7 +81,7 @@ impl Recorder {
         }
     }
 
-    /// Returns the number of records so far, by outcome.
+    /// Returns the number of records of decisions so far, by outcome.
     #[must_use]
     pub(crate) fn counts(&self) -> &RecordCounts {
         &self.counts
@@ -89,7 +89,7 @@ impl Recorder {
 }
 
 impl Drop for Recorder {
-    /// Waits until all queued records are written.
+    /// Waits until all queued records of decisions are written to the file.
     fn drop(&mut self) {
         self.queue = None;
         if let Some(thread) = self.thread.take() {

@@ -67,7 +67,7 @@ struct EngineWarmUp {
     stage: WarmUpStage,
     began: Option<Instant>,
     is_under_way: bool,
-    /// True once the engine has held any blocks.
+    /// True once the engine's cache has held any blocks.
     is_filled: bool,
     requests: u32,
     tokens: u64,

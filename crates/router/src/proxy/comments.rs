@@ -47,11 +47,11 @@ struct EarlyStream {
 
 /// State of the answer for which the client waits.
 enum State {
-    /// No answer has arrived from an engine; the future yields the answer.
+    /// No answer from an engine yet; the future yields the answer.
     Waiting(Work),
-    /// An engine refused the request, and the text of its refusal is still being read.
+    /// Refusal by an engine, whose text is still being read.
     Refused(StatusCode, Answer, Vec<u8>),
-    /// An engine's answer is being forwarded.
+    /// An engine's answer, which is being forwarded to the client.
     Passing(Answer),
     Over,
 }

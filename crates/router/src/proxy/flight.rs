@@ -21,7 +21,7 @@ const PROGRESS: u32 = 32;
 
 /// Arrival of a request at the router, common to all attempts to serve it.
 pub(crate) struct Arrival {
-    /// Time at which the request arrived at the router.
+    /// Time at which the client's request arrived at the router.
     pub(crate) at: Instant,
     /// Trace span of the request; None if spans are not recorded.
     pub(crate) span: Option<Arc<RequestSpan>>,
@@ -164,7 +164,7 @@ impl Flight {
         if failure.is_first { self.note_failure(&fault) } else { self.broke(&fault) }
     }
 
-    /// Records the end of a complete answer.
+    /// Records the end of an answer that was received completely.
     pub(crate) fn note_end(&mut self, seen: AnswerFacts) {
         if let Some(failure) = seen.failure {
             self.note_error(failure);

@@ -39,12 +39,12 @@ pub(crate) enum Coding {
 /// Compression of a body according to its request's headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// No compression.
+    /// Body without compression.
     Plain,
     One(Coding),
-    /// Compression in a format that the router does not know.
+    /// Body compressed in a format that the router does not know.
     Unknown,
-    /// Compression in several formats, one applied after another.
+    /// Body compressed in several formats, one applied after another.
     Several,
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct BodyFields {
     /// Name of the requested model, or of the fleet's only model if the request names none; None if the fleet has
     /// several.
     pub(crate) model: Option<String>,
-    /// Session ids that the body names.
+    /// Session ids in the fields of the body, by the kind of field.
     pub(crate) session_names: BodyNames,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
@@ -81,7 +81,7 @@ pub(crate) struct BodyFields {
     /// Number of tokens that the answer needs in the context in addition to the prompt; None if the answer has no
     /// tokens.
     pub(crate) answer_room: Option<u32>,
-    /// Name of the field of the body that has the prompt.
+    /// Name of the body's field that contains the prompt.
     pub(crate) prompt_field: &'static str,
     /// Id of the stored response that the request continues (`previous_response_id`); None for a request without it.
     pub(crate) previous: Option<String>,
@@ -284,8 +284,7 @@ pub(crate) struct Salts {
     main: Engine,
     vllm: Option<String>,
     sglang: Option<String>,
-    /// True if most engines of the model mix a secret key of their own into block hashes, which their events do not
-    /// announce.
+    /// True if most engines of the model keep the request's blocks apart by a key that their events do not announce.
     pub(crate) is_own: bool,
 }
 
@@ -312,22 +311,24 @@ pub(crate) fn estimate(body: &[u8]) -> u32 {
     u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX).min(LONGEST)
 }
 
-/// Headers that name an objective (a named priority of requests); the first one present is used.
+/// Headers that name an objective (a priority class defined in the cluster); the first one present is
+/// used.
 const OBJECTIVE_HEADERS: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
 
-/// Names, in the metrics, of the results of looking up a request's objective (named priority).
+/// Names, in the metrics, of the results of looking up a request's objective (priority class).
 pub(crate) const OBJECTIVE_FOUND: [&str; 2] = ["known", "unknown"];
 
-/// Priorities of requests by the names of a cluster's objectives; empty if the router does not read objectives.
+/// Priorities of requests by the names of a cluster's objectives (priority classes); empty if the router does not read
+/// objectives.
 #[derive(Default)]
 pub(crate) struct Objectives {
     priorities: ArcSwapOption<HashMap<String, i32>>,
-    /// Number of requests that named an objective, known or unknown ([`OBJECTIVE_FOUND`]).
+    /// Number of requests that named an objective (a priority class), known or unknown ([`OBJECTIVE_FOUND`]).
     pub(crate) named: [AtomicU64; 2],
 }
 
 impl Objectives {
-    /// Replaces all objectives and their priorities.
+    /// Replaces all objectives (priority classes of requests) and their priorities.
     pub(crate) fn set(&self, priorities: HashMap<String, i32>) {
         self.priorities.store(Some(Arc::new(priorities)));
     }

@@ -18,7 +18,7 @@ use super::read;
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"abort"));
 
-/// HTTP status assumed for an error that states none.
+/// HTTP status assumed for an error that states no status itself.
 const UNKNOWN: u16 = 500;
 
 /// Error that an engine sent in the body of an answer with a status of success.

@@ -13,11 +13,11 @@ use super::Dialect;
 /// Reason for the end of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// The model called a tool that the client runs.
+    /// The model called a tool that the client has to run.
     Tool,
     /// The model finished its answer.
     End,
-    /// A token limit was reached.
+    /// The answer reached a limit on its number of tokens.
     Length,
 }
 

@@ -12,7 +12,7 @@ use super::read;
 const NAME: &[u8] = b"\"usage\"";
 static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
 
-/// Maximum size of a `usage` object, in bytes.
+/// Maximum size of a `usage` object (token counts in an answer) that is read, in bytes.
 const MOST: usize = 8 << 10;
 
 /// Maximum number of `usage` objects in an answer. With more, the object with the answer's own counts cannot be
@@ -34,7 +34,7 @@ pub(crate) struct Usage {
 /// some of the numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct UsageNumbers {
-    /// Value of `prompt_tokens`, or of `input_tokens`.
+    /// Number of prompt tokens: value of `prompt_tokens`, or of `input_tokens`.
     prompt: Option<u32>,
     /// Value of `cached_tokens` in the details of the prompt tokens; these tokens are included in `prompt`.
     cached: Option<u32>,

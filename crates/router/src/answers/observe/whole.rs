@@ -27,9 +27,9 @@ pub(crate) struct WholeAnswer {
 /// Buffer of the beginning of an answer that may be an error.
 #[derive(Debug)]
 enum HeldBack {
-    /// One received piece, buffered without a copy.
+    /// One received piece of the answer, buffered without a copy.
     Piece(Bytes),
-    /// Several received pieces, copied into one buffer.
+    /// Several received pieces of the answer, copied into one buffer.
     Pieces(BytesMut),
     /// No buffer: all bytes of the answer are forwarded as they arrive.
     Over,

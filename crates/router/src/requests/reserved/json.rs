@@ -253,7 +253,7 @@ const DIGITS: usize = 32;
 
 /// Result of a quick search of a body for reserved ids and fields.
 pub(super) enum Suspicion {
-    /// The body has no reserved ids or fields.
+    /// No reserved ids or fields in the body.
     None,
     /// Undecided, so that the body must be scanned completely.
     Open,

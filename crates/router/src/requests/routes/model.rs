@@ -62,9 +62,9 @@ impl ModelAt {
 
 /// Name of a model as written in a body or URL, not yet decoded.
 enum ModelText<'b> {
-    /// A JSON string, quotes and escapes included.
+    /// JSON string with its quotes and escapes.
     Json(&'b str),
-    /// The text of a form's field.
+    /// Text of a form's field.
     Form(&'b str),
     /// A value in a URL's query, in which bytes may be written as `%XX`.
     Url(&'b str),

@@ -9,7 +9,7 @@ use lru::LruCache;
 use super::turn::{Class, Hints, Identity, ShownUnder, Turn};
 use crate::answers::observe::Stop;
 
-/// Maximum number of sessions in the table.
+/// Maximum number of sessions in the table of recent sessions.
 const MOST: usize = 1 << 16;
 
 /// Maximum number of ended child sessions recorded for a session.

@@ -170,7 +170,7 @@ impl Sessions {
         self.habits.lock().to_json(seconds(), &self.shown_under)
     }
 
-    /// Number of recorded sessions.
+    /// Number of sessions in the table of recent sessions.
     pub(crate) fn len(&self) -> usize {
         self.memory.lock().len()
     }
@@ -221,7 +221,7 @@ struct Chains {
     ends: RwLock<Lru<End>>,
 }
 
-/// Prompt whose last block has a given hash.
+/// Prompt of a session whose last block has a given hash.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct End {
     session: u64,

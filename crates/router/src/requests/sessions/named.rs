@@ -26,7 +26,7 @@ pub(crate) struct BodyNames {
 }
 
 impl BodyNames {
-    /// Reads the session fields of a body.
+    /// Reads the session ids in the fields of a body.
     pub(crate) fn of(fields: &SessionFields<'_>) -> Self {
         let body = plain(fields.session_id)
             .or_else(|| agent(fields.agentic_context))
@@ -99,7 +99,7 @@ fn agent(raw: Option<&RawValue>) -> Option<Name> {
     }
 }
 
-/// Session fields in vLLM's `vllm_xargs`.
+/// Session fields in vLLM's `vllm_xargs`, a field of the body.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Arguments<'a> {
@@ -115,7 +115,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Session fields in Dynamo's `nvext`.
+/// Session fields in Dynamo's `nvext`, a field of the body.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Dynamo<'a> {
@@ -160,7 +160,7 @@ impl Metadata<'_> {
     }
 }
 
-/// Returns the session named by a string or a number.
+/// Returns the session whose id is a JSON string or number; None for other values.
 fn plain(raw: Option<&RawValue>) -> Option<Name> {
     text(raw).map(|name| Name::new(name.as_bytes(), None))
 }
