@@ -249,6 +249,11 @@ impl Health {
         self.trial.store(false, Relaxed);
     }
 
+    /// Time within which the engine must answer a health check.
+    pub(crate) fn time_limit(&self) -> Duration {
+        self.config.timeout
+    }
+
     /// Records that a working engine does not answer a health check in time. True if that is new.
     pub(crate) fn note_late(&self) -> bool {
         !self.late.swap(true, Relaxed)

@@ -356,6 +356,19 @@ impl Engine {
         self.counts.in_flight.load(Relaxed) > 0 || self.signs.reported() > 0
     }
 
+    /// True if the engine takes requests as usual: it is up, or only its health checks are late, and tokens of its
+    /// answers keep coming. A health check waits behind all else that the engine's API server has to do.
+    pub(crate) fn takes_requests(&self) -> bool {
+        match self.health.standing() {
+            HealthState::Up => true,
+            HealthState::Busy => {
+                let begun = self.counts.in_flight.load(Relaxed) > self.counts.waiting.load(Relaxed);
+                begun && self.silence() <= self.health.time_limit()
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the time since the last sign of life of any kind, and the time of that sign in milliseconds of
     /// the router's clock.
     pub(crate) fn stillness(&self) -> (Duration, u64) {

@@ -100,9 +100,9 @@ impl Places {
     }
 
     /// Tells waiting requests if an engine stands otherwise than before: it takes no more requests, or takes them again.
-    fn look_at_engines(&self, standings: &mut Vec<HealthState>) {
+    fn look_at_engines(&self, standings: &mut Vec<(HealthState, bool)>) {
         let engines = self.fleet.engines();
-        let now = engines.iter().map(|engine| engine.health.standing());
+        let now = engines.iter().map(|engine| (engine.health.standing(), engine.takes_requests()));
         if !now.clone().eq(standings.iter().copied()) {
             standings.clear();
             standings.extend(now);
