@@ -21,7 +21,7 @@ pub(super) type Copies = [u32; Tier::ALL.len() - 1];
 #[derive(Debug)]
 struct NameOnlyBlock {
     copies: Copies,
-    /// Rank of the block in the order of first announcements, counted from 0.
+    /// Position of the block in the order of first announcements, counted from 0.
     place: u64,
 }
 
