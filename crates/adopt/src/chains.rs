@@ -31,7 +31,7 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// Adds the block hashes of consecutive blocks of a prompt, the first of which follows the block `parent`.
+    /// Adds the block hashes of consecutive blocks of a prompt; the first one follows the block `parent`.
     pub fn add(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], salt: Option<&Arc<str>>) {
         let mut parent = parent;
         if parent.is_none()

@@ -135,7 +135,7 @@ impl Scheme {
 #[derive(Clone, Debug)]
 pub struct Namer {
     algorithm: Algorithm,
-    /// Digest of the previous block; before the first block, that of the seed.
+    /// Digest of the previous block; before the first block, the seed's digest.
     digest: Digest,
     /// Cache salt that enters the first block's digest; `None` after the first block, or without a salt.
     salt: Option<Box<str>>,

@@ -44,7 +44,7 @@ pub enum AdoptionFailure {
 /// Outcome of an attempt to adopt blocks (to add proved blocks to the index).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// Blocks were adopted; the number is that of blocks that are held now and were not before.
+    /// Number of blocks that were adopted, not counting blocks that were held before.
     Blocks(usize),
     /// No block was adopted, for this reason.
     Not(AdoptionFailure),

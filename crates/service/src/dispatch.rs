@@ -140,7 +140,7 @@ static LONG_WORK: LazyLock<Semaphore> =
 /// tokens. Larger queries are answered on other threads.
 const LONG_QUERY: usize = 256 << 10;
 /// Maximum size, in bytes, of other bodies that are answered on a serving thread. The limit is lower than for single
-/// queries, because each of the many items in such a body is looked up.
+/// queries, because a body with many items causes many look-ups.
 const LONG_BODY: usize = 16 << 10;
 
 fn takes_long(route: Route, bytes: usize) -> bool {

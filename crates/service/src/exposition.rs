@@ -42,7 +42,7 @@ pub(crate) struct Counts {
     pub(crate) requests: Vec<Requests>,
     /// Number of prompts looked up in an index.
     pub(crate) queries: AtomicU64,
-    /// Number of looked-up prompts of which any worker held leading blocks.
+    /// Number of looked-up prompts whose leading blocks were held by at least one worker.
     pub(crate) queries_matched: AtomicU64,
     /// Number of requests that failed by a panic (an internal error).
     pub(crate) panics: AtomicU64,
@@ -73,7 +73,7 @@ impl Counts {
         requests.buckets[bucket].fetch_add(1, Relaxed);
     }
 
-    /// Counts `prompts` looked-up prompts, of which `matched` had a worker that held leading blocks.
+    /// Counts `prompts` looked-up prompts. `matched` is the number of them whose leading blocks some worker held.
     pub(crate) fn add_query(&self, prompts: u64, matched: u64) {
         self.queries.fetch_add(prompts, Relaxed);
         self.queries_matched.fetch_add(matched, Relaxed);

@@ -85,7 +85,7 @@ reasons! {
     /// Applying: the number of tokens does not match the number of blocks.
     TokenCount = "token_count",
     /// Applying: a block was announced by its hash alone (as an offload placeholder) and its contents are unknown, and
-    /// too many such blocks are waiting for their contents already.
+    /// too many other blocks are waiting for their contents already.
     NoContent = "no_content",
     /// Applying: the event belongs to a hybrid model's cache group that is not indexed.
     OtherGroup = "other_group",

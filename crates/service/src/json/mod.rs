@@ -416,8 +416,8 @@ fn number_of(nibbles: u64, digits: usize) -> u64 {
     low.wrapping_add(high) >> 32
 }
 
-/// Parses the leading decimal digits of eight bytes, of which the first is the lowest. Returns their number value and
-/// the count of digits.
+/// Parses the leading decimal digits of eight bytes; the first byte is the lowest of `bytes`. Returns their number value
+/// and the count of digits.
 #[inline]
 fn up_to_eight(bytes: u64) -> (u64, usize) {
     let digits = others_of(bytes).trailing_zeros().min(8) as usize;

@@ -28,7 +28,7 @@ struct Block {
     holders: Holders,
 }
 
-/// Block whose prefix hash is unknown, because that of its parent is.
+/// Block whose prefix hash is unknown, because its parent's prefix hash is unknown.
 #[derive(Debug, PartialEq)]
 struct Orphan {
     parent: BlockHash,

@@ -364,7 +364,7 @@ pub struct ReaderState {
     /// Blocks on tiers beyond the device that were announced by block hash alone and whose contents are not known yet,
     /// each with its number of copies on each tier; in the order of their first announcements.
     pub undescribed: Vec<(BlockHash, [u32; Tier::ALL.len() - 1])>,
-    /// Held blocks with a cache salt, in any order.
+    /// Blocks with a cache salt that are held, in any order.
     pub salts: Vec<SaltedBlock>,
 }
 
@@ -390,7 +390,7 @@ impl Reader {
         })
     }
 
-    /// Replaces the reader's state by that of another reader, whose rank held the same blocks. The settings are kept.
+    /// Replaces the reader's state by the state of another reader, whose rank held the same blocks. The settings are kept.
     #[must_use]
     pub fn with_state(self, state: ReaderState) -> Self {
         let ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts } =

@@ -32,8 +32,7 @@ pub struct Tally {
     pub adapter_digests: u64,
     /// Number of keys in store events that were taken for digests of adapters' weights, but may be cache salts.
     pub unsure_keys: u64,
-    /// Number of stored blocks with the hash of another block that has other contents, as far as such collisions are
-    /// detected.
+    /// Number of detected collisions: stored blocks with the hash of another block that has other contents.
     pub collisions: u64,
     /// Number of refused events for each reason, in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::COUNT],
