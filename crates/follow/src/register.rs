@@ -1,4 +1,4 @@
-//! Registrations in JSON, as clients over HTTP and discovery write them.
+//! Parsing of registrations in JSON, as sent by clients over HTTP and by discovery.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -18,7 +18,7 @@ const MAX_NAME: usize = 256;
 /// Maximum length of any other name, endpoint or topic, in bytes.
 pub const MAX_TEXT: usize = 1024;
 
-/// Name of a worker, given in JSON as a number or a string.
+/// Name of a worker, written in JSON as a number or a string.
 #[derive(Debug)]
 pub struct InstanceId(pub String);
 
@@ -46,7 +46,7 @@ impl<'de> Deserialize<'de> for InstanceId {
     }
 }
 
-/// Reads a routing group in JSON, with null read as absent, as in the Dynamo dialect.
+/// Reads a routing group from JSON. Null counts as absent, as in Dynamo's interface.
 fn or_default<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_else(|| DEFAULT_ROUTING_GROUP.to_owned()))
 }
@@ -73,7 +73,7 @@ struct Register {
     adapters: Option<Vec<String>>,
 }
 
-/// Registration in a JSON body of `/register`.
+/// Parses a registration from a JSON body of `/register`.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the body is not a registration, with the code [`WRONG_TYPE`] for JSON values of wrong types.
