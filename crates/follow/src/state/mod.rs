@@ -1,4 +1,4 @@
-//! The state of the fleet: written by streams and registrations, read by queries. No sockets, no tasks.
+//! State of the fleet, written by streams and registrations, and read by queries. It has no sockets and no tasks.
 //!
 //! ```text
 //! Registration ──▶ Stream (with its StreamStatus) ──▶ Members ──▶ Untrusted ──▶ Keyspace (with its index, and Hybrids)
