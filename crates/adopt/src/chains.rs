@@ -13,7 +13,7 @@ pub const MOST_NAMES: usize = 1 << 18;
 pub struct Chain {
     /// Block hashes of the blocks, from the prompt's first block on.
     pub names: Vec<BlockHash>,
-    /// Content hashes of the blocks, in the same order.
+    /// Content hashes of the blocks, in the same order as `names`.
     pub contents: Vec<u64>,
     /// Cache salt of the prompt; `None` without one.
     pub salt: Option<Arc<str>>,

@@ -21,7 +21,7 @@ const DEFAULT_SEED: &str = "vllm-none-hash";
 /// Prefix of the bytes that SGLang hashes for a cache salt.
 const SGLANG_SALT: &[u8] = b"sglang-cache-salt-v1\0";
 
-/// Algorithm by which an engine computes digests of blocks.
+/// Hash algorithm by which an engine computes block hashes from tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Algorithm {
     /// SHA-256 of a Python pickle, vLLM's default.
@@ -53,10 +53,10 @@ impl Algorithm {
     }
 }
 
-/// Scheme by which an engine computes digests of blocks: the algorithm and its seed.
+/// Scheme by which an engine computes block hashes from tokens: the hash algorithm and its seed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Scheme {
-    /// Algorithm of the digests.
+    /// Hash algorithm of the block hashes.
     pub algorithm: Algorithm,
     /// Seed that enters the digest of a prompt's first block; `None` for algorithms without a seed, and for vLLM's
     /// default seed.
@@ -75,9 +75,9 @@ pub enum Form {
 /// Dialect of an engine: the scheme by which it computes block hashes, and the form in which it sends them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Dialect {
-    /// Scheme by which digests are computed.
+    /// Scheme by which the engine computes block hashes.
     pub scheme: Scheme,
-    /// Form in which digests are sent.
+    /// Form in which the engine sends block hashes in its events.
     pub form: Form,
 }
 

@@ -17,7 +17,7 @@ use kvatlas_index::BlockHash;
 pub const MOST_REMOVALS: usize = 1 << 17;
 /// Maximum number of block hashes on the frontier (blocks proved to be held, with unknown contents) kept per stream.
 pub const MOST_PROOFS: usize = 1 << 15;
-/// Minimum time between two recorded points in time.
+/// Minimum interval, in time, between two stream positions that are recorded with their times.
 const BETWEEN_TIMES: Duration = Duration::from_millis(100);
 /// Maximum number of recorded points in time; they cover at least the last quarter of an hour.
 const MOST_TIMES: usize = 9_000;
@@ -29,7 +29,7 @@ pub struct Moment(u64);
 /// State of a [`Frontier`] from which another one can continue, for snapshots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FrontierState {
-    /// Block hashes proved to be held, each with the number of blocks removed after its proof.
+    /// Block hashes that the engine was proved to hold, each with the number of blocks removed after the proof.
     pub proofs: Vec<(BlockHash, usize)>,
     /// Block hashes of the last removed blocks, oldest first.
     pub removals: Vec<BlockHash>,
@@ -51,7 +51,8 @@ pub struct Frontier {
     most_removals: usize,
     /// Recorded points in time, each with the stream position reached then, oldest first.
     times: VecDeque<(Duration, Moment)>,
-    /// Number of proofs that expired before the contents of their blocks were known.
+    /// Number of proofs of held blocks that expired (because of too many removals since) before the blocks' contents
+    /// were known.
     expired: u64,
 }
 
@@ -62,7 +63,8 @@ impl Default for Frontier {
 }
 
 impl Frontier {
-    /// Creates a frontier that remembers at most `most_removals` removed blocks.
+    /// Creates an empty frontier (set of blocks proved to be held, with unknown contents) that remembers at most
+    /// `most_removals` removed blocks.
     #[must_use]
     pub fn with_removals(most_removals: usize) -> Self {
         Self {
@@ -104,14 +106,15 @@ impl Frontier {
         self.fresh.insert(name);
     }
 
-    /// Returns the latest position in the stream at which the block `name` was proved to be held; `None` if it is not
-    /// on the frontier, or its proof has expired.
+    /// Returns the latest position in the stream at which the block `name` was proved to be held; `None` if no such
+    /// evidence is known, or so many blocks were removed since that the evidence has expired.
     #[must_use]
     pub fn proof(&self, name: BlockHash) -> Option<Moment> {
         self.proofs.get(&name).copied().filter(|proof| *proof >= self.since)
     }
 
-    /// Removes a block hash from the frontier, because the contents of the block and of those before it are now known.
+    /// Removes a block from the frontier (blocks proved to be held, with unknown contents), because the contents of the
+    /// block and of those before it are now known.
     pub fn settle(&mut self, name: BlockHash) {
         self.proofs.remove(&name);
     }
@@ -176,28 +179,29 @@ impl Frontier {
         self.proofs.is_empty()
     }
 
-    /// Drops proofs that are older than the remembered removals, and counts them as expired.
+    /// Drops proofs of held blocks that are older than the remembered removals, and counts them as expired.
     pub fn expire(&mut self) {
         let before = self.proofs.len();
         self.proofs.retain(|_, proof| *proof >= self.since);
         self.expired += (before - self.proofs.len()) as u64;
     }
 
-    /// Returns the number of proofs that expired before the contents of their blocks were known.
+    /// Returns the number of proofs of held blocks that expired before the blocks' contents were known. A proof expires
+    /// when more blocks were removed since than are remembered.
     #[must_use]
     pub fn expired(&self) -> u64 {
         self.expired
     }
 
-    /// Drops the remembered removals if there are no proofs. Blocks can then no longer be proved for earlier positions
-    /// in the stream.
+    /// Drops the remembered removals if there are no proofs of held blocks. Blocks can then no longer be proved for
+    /// earlier positions in the stream.
     pub fn rest(&mut self) {
         if self.proofs.is_empty() {
             self.forget();
         }
     }
 
-    /// Drops all proofs and removals, because the engine's blocks are gone or a batch was missed.
+    /// Drops all proofs of held blocks and all removals, because the engine's blocks are gone or a batch was missed.
     pub fn forget(&mut self) {
         self.since = Moment(self.now().0 + 1);
         let (since, expired) = (self.since, self.expired);
@@ -222,8 +226,8 @@ impl Frontier {
         FrontierState { proofs: kept, removals }
     }
 
-    /// Replaces the frontier's content by the state of another frontier. Proofs that are older than the state's
-    /// removals are left out.
+    /// Replaces all proofs of held blocks and all removals by those saved from another frontier. Proofs that are older
+    /// than the saved removals are left out.
     pub fn resume(&mut self, kept: &FrontierState) {
         *self = Self::with_removals(self.most_removals);
         self.removed(&kept.removals);
@@ -234,7 +238,7 @@ impl Frontier {
         }
     }
 
-    /// Returns the memory allocated for proofs, removals and times, in bytes.
+    /// Returns the memory allocated for proofs of held blocks, removals and recorded times, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.proofs.allocation_size()

@@ -16,7 +16,7 @@ use crate::frontier::{Frontier, FrontierState, Moment};
 /// considered not computable.
 const TRIES: u32 = 64;
 
-/// Rank for which blocks are adopted, with its worker and the index that has its blocks.
+/// Rank whose unannounced blocks are to be added to the index, with its worker and the index.
 #[derive(Clone, Copy)]
 pub struct RankPlace<'a> {
     /// Index that has the rank's blocks.
@@ -33,7 +33,8 @@ pub enum AdoptionFailure {
     /// The engine has several cache groups and a block may count for only some of them, or its block hashes depend on
     /// the tokens after a block.
     Groups,
-    /// The blocks are not proved to be held, or more blocks were removed since the proof than are remembered.
+    /// No evidence shows that the engine still holds the blocks, or more blocks were removed since the evidence than
+    /// are remembered.
     Unproved,
     /// One of the block hashes is already held with other contents.
     Contrary,
@@ -44,9 +45,9 @@ pub enum AdoptionFailure {
 /// Outcome of an attempt to adopt blocks (to add proved blocks to the index).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// Number of blocks that were adopted, not counting blocks that were held before.
+    /// Number of blocks that were added to the index, not counting blocks that were held before.
     Blocks(usize),
-    /// No block was adopted, for this reason.
+    /// No block was added to the index, for this reason.
     Not(AdoptionFailure),
 }
 
@@ -56,7 +57,7 @@ pub struct Counts {
     /// Number of successful adoptions. Each adds the leading blocks of one prompt, as proved by a batch or reported by
     /// the engine as taken from its cache.
     pub adoptions: u64,
-    /// Number of blocks adopted.
+    /// Number of blocks added to the index although no batch announced them.
     pub blocks: u64,
     /// Number of attempts that failed because a block hash is held with other contents.
     pub contrary: u64,
@@ -94,7 +95,8 @@ pub struct RankAdoption {
     /// may arrive before the batch that announces the same copy, so the next store of the block must not count another
     /// copy.
     answered: HashSet<BlockHash>,
-    /// Block hashes of adopted blocks with their cache salts, which are still to be passed to the stream's reader.
+    /// Block hashes of adopted blocks (blocks added to the index although no batch announced them) with their cache
+    /// salts, which are still to be passed to the stream's reader.
     salted: Vec<(Vec<BlockHash>, Arc<str>)>,
     /// Counts of adoptions (additions of proved blocks to the index) and of failed attempts.
     pub counts: Counts,
@@ -103,7 +105,8 @@ pub struct RankAdoption {
 }
 
 impl RankAdoption {
-    /// Creates the adoption state of a rank, which remembers at most `removals` removed blocks.
+    /// Creates the adoption state of a rank, which is used to add unannounced blocks to the index. The state remembers
+    /// at most `removals` removed blocks.
     #[must_use]
     pub fn with_removals(removals: usize) -> Self {
         Self { frontier: Frontier::with_removals(removals), ..Self::default() }
@@ -179,7 +182,7 @@ impl RankAdoption {
         }
     }
 
-    /// Drops all proofs, because the held blocks were cleared or a batch was missed.
+    /// Drops all evidence of held blocks, because the blocks were cleared or a batch was missed.
     pub fn forget(&mut self) {
         self.frontier.forget();
         self.roots.clear();
@@ -335,8 +338,8 @@ impl RankAdoption {
         }
     }
 
-    /// Passes the cache salts of adopted blocks to the stream's reader, so that blocks which continue their chains
-    /// inherit the salts.
+    /// Passes the cache salts of adopted blocks (blocks added to the index although no batch announced them) to the
+    /// stream's reader, so that blocks which continue their chains inherit the salts.
     pub fn tell_salts(&mut self, reader: &mut Reader) {
         for (names, salt) in self.salted.drain(..) {
             reader.learn_salt(&names, &salt);

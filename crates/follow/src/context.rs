@@ -15,7 +15,7 @@ use kvatlas_stream::zmtp::Room;
 /// Settings of streams, and the state that all streams of a follower share.
 #[derive(Debug, Clone)]
 pub struct StreamContext {
-    /// Settings for following engines.
+    /// Settings for reading engines' event streams.
     pub config: StreamConfig,
     /// Counts over all streams: bytes in buffers, and how often limits were reached.
     pub shared: Arc<SharedCounts>,
@@ -23,7 +23,8 @@ pub struct StreamContext {
     pub identity: Arc<Identity>,
     /// Hashing schemes by which engines may compute block hashes.
     pub schemes: Arc<[Scheme]>,
-    /// Queue of prompts from whose tokens blocks may be adopted.
+    /// Queue of prompts whose tokens may reveal the contents of blocks that engines announced before this service
+    /// followed them.
     pub prompt_queue: Arc<PromptQueue<Keyspace>>,
     /// Snapshots from which streams are restored, and into which they are saved.
     pub snapshots: Arc<Snapshots>,

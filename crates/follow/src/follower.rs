@@ -49,7 +49,8 @@ pub struct Follower {
     fleet: Arc<Fleet>,
     /// Rules for the endpoints that may be registered.
     allow: Arc<AllowList>,
-    /// Queue of prompts from whose tokens blocks may be adopted.
+    /// Queue of prompts whose tokens may reveal the contents of blocks that engines announced before this service
+    /// followed them.
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     running: Mutex<Option<FollowerThreads>>,
     digests: Digests,
@@ -64,7 +65,8 @@ struct FollowerThreads {
     keeper: Option<Keeper>,
 }
 
-/// Handle of the adoption thread, which ends the thread when dropped.
+/// Handle of the thread that adds blocks announced before the service started to the index. Ends the thread when
+/// dropped.
 struct AdoptionThread {
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     thread: Option<JoinHandle<()>>,

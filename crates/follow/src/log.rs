@@ -16,7 +16,7 @@ static FILTER: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new()
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// Format of the lines.
+    /// Format of log lines: text or JSON.
     pub format: Format,
     /// Minimum severity of lines that are logged.
     pub level: Level,
@@ -38,11 +38,11 @@ pub enum Format {
 pub enum Level {
     /// No lines are logged.
     Off,
-    /// Errors that should not happen.
+    /// Errors that should not occur in normal operation.
     Error,
-    /// Problems that do not keep the service from working.
+    /// Problems that do not prevent the service from working.
     Warning,
-    /// Changes of state, such as those of streams.
+    /// Changes of state, such as that a stream is connected or trusted.
     Info,
     /// Details for developers.
     Debug,

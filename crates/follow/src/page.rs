@@ -145,7 +145,7 @@ pub struct Rates {
     pub rows: BTreeMap<String, (f64, u64)>,
     /// Number of blocks held on all tiers, over all streams.
     pub blocks: u64,
-    /// Largest lag of any stream behind its engine; `None` if unknown.
+    /// Largest lag of any stream (time by which the index is behind the engine); `None` if unknown.
     pub lag: Option<Duration>,
 }
 

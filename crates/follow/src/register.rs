@@ -9,13 +9,13 @@ use serde::de::{Deserializer, Visitor};
 use crate::error::{Error, WRONG_TYPE};
 use crate::state::{ModelNames, Registration};
 
-/// Routing group of registrations that do not name one.
+/// Routing group of a registration that names none.
 pub const DEFAULT_ROUTING_GROUP: &str = "default";
 
 /// Maximum length of a worker's name, in bytes.
 const MAX_NAME: usize = 256;
 
-/// Maximum length of any other name, endpoint or topic, in bytes.
+/// Maximum length of an endpoint, a topic, or a name other than a worker's, in bytes.
 pub const MAX_TEXT: usize = 1024;
 
 /// Name of a worker, written in JSON as a number or a string.

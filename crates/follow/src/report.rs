@@ -99,7 +99,7 @@ pub fn id_value(name: &str) -> serde_json::Value {
     }
 }
 
-/// Number of blocks held, by worker and rank.
+/// Numbers of blocks held, by worker and rank.
 type Blocks = HashMap<(Arc<str>, u32), BlockCounts>;
 
 #[derive(Clone, Copy, Default)]
@@ -276,7 +276,8 @@ fn last_error(stream: &Stream) -> Option<String> {
     stream.status.last_error().or_else(not_published)
 }
 
-/// Reason why no blocks can be adopted from queries, for the description of a worker.
+/// Reason, for the description of a worker, why queries cannot reveal blocks that were announced before this service
+/// followed the engine.
 const NO_TOKENS: &str = "the last query had content hashes, from which block hashes cannot be computed: send token_ids, or \
                          report cached_tokens to POST /observed";
 

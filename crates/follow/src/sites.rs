@@ -197,12 +197,12 @@ impl Tops {
 }
 
 impl Top {
-    /// Locks the sites for reading.
+    /// Locks the keyspace's sites for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Sites> {
         self.sites.read()
     }
 
-    /// Locks the sites for writing.
+    /// Locks the keyspace's sites for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, Sites> {
         self.sites.write()
     }

@@ -26,7 +26,7 @@ pub(crate) const SECONDS: [f64; 16] = [
 /// Classes of HTTP statuses in metrics. The service sends no statuses of other classes.
 pub(crate) const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 
-/// Counts of the requests to one route.
+/// Counts of the requests to one route: by class of status, and by duration.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pub(crate) by_class: [AtomicU64; CLASSES.len()],

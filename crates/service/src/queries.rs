@@ -141,8 +141,8 @@ fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
     (0..asked.hashed()).fold(false, |_, _| keyspace.note_hash_query())
 }
 
-/// Passes the prompts of a query on for adoption, since their tokens may identify blocks that were announced before the
-/// service started. Called after the answer has been written.
+/// Queues the prompts of a query for the adoption thread, since their tokens may identify blocks that were announced
+/// before the service started. Called after the answer has been written.
 fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     if keyspace.is_waiting() {
         for (tokens, lora, salt) in (0..asked.len()).filter_map(|at| asked.tokens(at, scratch)) {

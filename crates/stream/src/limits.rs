@@ -32,7 +32,7 @@ pub enum Limit {
     Workers,
     /// Limit on event streams: [`LimitsConfig::streams`].
     Streams,
-    /// Limit on keyspaces: [`LimitsConfig::keyspaces`].
+    /// Limit on keyspaces (pairs of model and routing group): [`LimitsConfig::keyspaces`].
     Keyspaces,
     /// Limit on the blocks of one rank: [`LimitsConfig::blocks_per_rank`].
     BlocksPerRank,

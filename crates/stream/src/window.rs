@@ -117,7 +117,7 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         self.batches.len()
     }
 
-    /// True if no batch waits.
+    /// True if no batch is waiting.
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()
     }

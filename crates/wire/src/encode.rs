@@ -13,14 +13,15 @@ use crate::keys::Key;
 /// Event format of an engine, given by the engine's kind and version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Dialect {
-    /// vLLM since 0.24: events are maps.
+    /// vLLM from version 0.24 on: events are maps.
     #[default]
     Vllm,
-    /// SGLang, as of recent versions: events are maps.
+    /// Recent versions of SGLang: events are maps.
     Sglang,
-    /// vLLM before 0.24: events are positional arrays.
+    /// vLLM before version 0.24: events are positional arrays.
     VllmArrays,
-    /// SGLang, as of old versions: shorter positional arrays, and a map for fields added later.
+    /// Old versions of SGLang: events are positional arrays that are shorter than vLLM's, with a map for fields added
+    /// later.
     SglangArrays,
 }
 

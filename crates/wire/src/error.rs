@@ -13,7 +13,7 @@ pub enum Error {
     /// The payload is not an array of a timestamp and events.
     #[error("not a batch: {what}; a batch is a MessagePack array [timestamp, events, rank]")]
     NotABatch {
-        /// Kind of the value found instead.
+        /// Kind of the value that was found instead, such as a map.
         what: String,
     },
     /// The payload ends before the first event.

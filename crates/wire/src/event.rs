@@ -119,7 +119,7 @@ pub struct StoredOf<N> {
     pub lora: Option<Box<str>>,
     /// Engine's number of the LoRA adapter. Deprecated in engines that send names.
     pub lora_id: Option<i64>,
-    /// Cache salt, if the event has it. vLLM publishes it on the first block of a prompt only.
+    /// Cache salt of the blocks; `None` if the event has none. vLLM publishes it with the first block of a prompt only.
     pub salt: Option<Box<str>>,
     /// True if the event's format has no field for the salt and other keys, as in early engine versions. It is then
     /// unknown if the blocks have any.
@@ -254,11 +254,11 @@ pub(crate) fn intern(medium: &str) -> Cow<'static, str> {
 /// Block hash, an engine's identifier of a block, in the form in which it was sent.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Name {
-    /// An integer of 0 or more.
+    /// A non-negative integer.
     Unsigned(u64),
     /// A negative integer. Created only by [`Name::from`], so that equal integers have equal forms.
     Signed(i64),
-    /// A digest as bytes.
+    /// The bytes of a digest.
     Bytes(Box<[u8]>),
 }
 

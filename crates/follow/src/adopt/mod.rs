@@ -21,8 +21,8 @@ use crate::fleet::Fleet;
 use crate::state::{CacheReport, Keyspace, Prompt, PromptQueue, time_of};
 
 impl Keyspace {
-    /// Records a query for a prompt, from whose tokens blocks may be adopted. If no stream needs prompts, the cost is a
-    /// read of one word.
+    /// Records a query for a prompt. Its tokens may reveal the contents of blocks that an engine holds but announced
+    /// before this service followed it. If no stream has blocks with unknown contents, the cost is a read of one word.
     pub fn note_query(self: &Arc<Self>, tokens: &[u32], lora: Option<&str>, salt: Option<&str>) {
         if self.is_waiting() && self.prompt_queue().is_open() {
             self.was_asked(false);
@@ -30,8 +30,9 @@ impl Keyspace {
         }
     }
 
-    /// Records a query by content hashes, from which no blocks can be adopted, because engines' block hashes depend on
-    /// the tokens. Returns true if a query with tokens might have led to adopted blocks.
+    /// Records a query by content hashes, which cannot reveal the contents of blocks announced before this service
+    /// followed the engine, because engines' block hashes depend on the tokens. Returns true if a query with tokens
+    /// might have done so.
     pub fn note_hash_query(&self) -> bool {
         if !self.is_nameable() || !self.prompt_queue().is_open() {
             return false;
@@ -41,22 +42,25 @@ impl Keyspace {
         true
     }
 
-    /// True if queries, or engines' reports of cached tokens, can currently lead to adopted blocks.
+    /// True if queries, or engines' reports of cached tokens, may currently reveal blocks that were announced before
+    /// this service followed the engines.
     #[must_use]
     pub fn learns(&self) -> bool {
         self.prompt_queue().is_open()
             && (self.is_waiting() || self.steady(|streams| streams.partial().next().is_some()))
     }
 
-    /// True if a report of the number of prompt tokens that a worker's rank had cached may lead to adopted blocks.
+    /// True if a report of the number of prompt tokens that a worker's rank had cached may reveal blocks that were
+    /// announced before this service followed the engine.
     #[must_use]
     pub fn wants_answers(&self, worker: &str, rank: u32) -> bool {
         self.prompt_queue().is_open()
             && self.stream(worker, rank).is_some_and(|stream| stream.status.partial.load(Relaxed))
     }
 
-    /// Records a report that a worker's rank took `cached_tokens` tokens of a prompt from its cache. `sent` is a time
-    /// before or at which the prompt was sent to that rank. Returns false if no blocks can be adopted from the report.
+    /// Records a report that a worker's rank took `cached_tokens` tokens of a prompt from its cache, which may reveal
+    /// blocks that no batch has announced. `sent` is a time before or at which the prompt was sent to that rank.
+    /// Returns false if the report cannot be used.
     pub fn answered(
         self: &Arc<Self>,
         worker: &str,
@@ -145,7 +149,7 @@ fn run(fleet: &Weak<Fleet>, prompt_queue: &PromptQueue<Keyspace>, share: f64, mu
     }
 }
 
-/// Timer of the adoption thread, which pauses it so that it uses no more than its share of a CPU core.
+/// Timer that pauses the adoption thread, so that the thread uses no more than its share of a CPU core.
 struct Pace<'a> {
     prompt_queue: &'a PromptQueue<Keyspace>,
     share: f64,

@@ -1,5 +1,5 @@
-//! Work of the adoption thread: computes the block hashes of prompts' blocks, and adopts the blocks that engines are
-//! proved to hold.
+//! Work of the adoption thread: computes the block hashes of prompts, and adds the blocks that engines are proved to
+//! hold to the index although no batch announced them.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -145,7 +145,7 @@ impl Work {
     }
 
     /// Adds to the index the blocks of a prompt that engines' streams have proved to be held, considering block hashes
-    /// from position `from` on. `counts` are the counters of adopted and refused blocks.
+    /// from position `from` on. `counts` has the counters of blocks added and refused.
     fn match_up(&self, naming: &NamingTask, from: usize, counts: &AdoptCounts) {
         for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
             let mut chain = None;
@@ -197,8 +197,8 @@ impl Work {
     }
 
     /// Compares the block hashes that a keyspace's streams have proved to be held with the known chains of prompts and
-    /// snapshots, and adopts those found. `sweep` is true to compare all proved hashes, and false for recently proved
-    /// ones only.
+    /// snapshots, and adds the blocks found to the index. `sweep` is true to compare all proved hashes, and false for
+    /// recently proved ones only.
     pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &AdoptCounts) {
         if sweep {
             keyspace.set_waiting(false);
@@ -304,8 +304,8 @@ impl Work {
         named.collect()
     }
 
-    /// Lists the hashing schemes, with their dialects, by which engines may compute block hashes. Considers only
-    /// engines that are proved to hold blocks with unknown contents.
+    /// Lists the hashing schemes, and the forms of sending a hash, by which engines may compute block hashes. Considers
+    /// only engines that are proved to hold blocks with unknown contents.
     fn schemes_of(&self, keyspace: &Keyspace) -> Vec<(Scheme, Vec<Dialect>)> {
         let mut wanted: Vec<Dialect> = Vec::new();
         let mut any = false;

@@ -21,7 +21,7 @@ use crate::log::LogConfig;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Settings for following engines.
+    /// Settings for reading engines' event streams.
     pub streams: StreamConfig,
     /// Settings for adoption: adding blocks to the index that engines announced before this service followed them.
     pub adopt: AdoptConfig,

@@ -13,7 +13,7 @@ use kvatlas_stream::machine::MachineConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-/// Settings for following engines.
+/// Settings for reading engines' event streams.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamConfig {
@@ -95,11 +95,12 @@ impl From<&StreamConfig> for MachineConfig {
     }
 }
 
-/// Settings for adopting blocks that engines announced before this service followed them.
+/// Settings for adopting blocks (adding them to the index) that engines announced before this service followed them.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptConfig {
-    /// Share of one CPU core that the adoption thread may use, from 0 (no adoption) to 1.
+    /// Share of one CPU core that may be used for adding blocks to the index that were announced before this service
+    /// followed their engines; from 0 (never added) to 1.
     pub share: f64,
     /// Values of the environment variable `PYTHONHASHSEED` that engines were started with; the block hashes of vLLM
     /// depend on it.
@@ -133,7 +134,8 @@ pub struct RelayConfig {
     /// NATS servers to which the changes of all streams are published, separated by commas; each is `nats://HOST:PORT`
     /// or `tls://HOST:PORT`.
     pub publish: Option<String>,
-    /// True if publishing is the service's only purpose: the service is then not ready until the log exists.
+    /// True if the service does nothing but publish streams to the log. The service is then not ready until the log
+    /// exists.
     pub dedicated: bool,
     /// NATS servers from which streams are read, instead of from engines; same format as `publish`.
     pub from: Option<String>,
@@ -187,7 +189,7 @@ pub enum Role {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SitesConfig {
-    /// Role of the service: of one site, or above all sites.
+    /// Role of the service: that of one site, or that of the service above all sites.
     pub role: Role,
     /// Number of blocks between two prefix hashes of a chain in a site's digest (the summary of the site's index). Must
     /// be equal at all sites.
@@ -206,7 +208,7 @@ pub struct SitesConfig {
 pub enum Resets {
     /// The effect of a reset is unknown.
     Unknown,
-    /// Offloaded blocks stay in their store.
+    /// Offloaded blocks are kept.
     Keep,
     /// Offloaded blocks are deleted.
     Empty,
@@ -218,7 +220,7 @@ pub enum Resets {
 pub struct PoolConfig {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Workers that may load from the pool; `None` for all workers.
+    /// Workers that may load from the pool; `None` if all workers may.
     pub members: Option<Vec<Box<str>>>,
     /// Number of blocks in a chunk, the pool's unit of storage. `None` to use the number that the pool's members
     /// report, or that their store events show.
@@ -235,7 +237,7 @@ pub struct PoolConfig {
     /// Directory with one file per chunk, which is scanned to see which chunks exist; `None` to rely on the announced
     /// events alone.
     pub directory: Option<PathBuf>,
-    /// Time between two scans of the directory.
+    /// Time between two scans of the pool's directory.
     #[serde(with = "kvatlas_settings::seconds")]
     pub look_every: Duration,
 }

@@ -17,13 +17,13 @@ const MAX_REASON: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
-    /// The engine is being asked for the first time.
+    /// The engine is being queried for the first time, and has not answered yet.
     Asking,
-    /// All ranks of the engine are registered.
+    /// All data-parallel ranks of the engine are registered.
     Registered,
     /// The engine cannot be reached or does not answer in time.
     Unreachable,
-    /// The engine publishes no events.
+    /// The engine does not publish KV events.
     NoEvents,
     /// The engine's answers are not as expected, so that the engine cannot be registered.
     Unusable,
@@ -60,7 +60,7 @@ pub struct EngineReport {
     pub rank: Option<u32>,
     /// URL of the engine, or endpoint of the configured stream.
     pub url: String,
-    /// State of the engine in discovery.
+    /// State of the engine or configured stream in discovery.
     pub state: EngineState,
     /// Error code of the last problem, equal in every release; `None` if there was none.
     pub code: Option<String>,
@@ -77,7 +77,7 @@ pub struct EngineView {
     pub rank: Option<u32>,
     /// URL of the engine, or endpoint of the configured stream.
     pub url: Arc<str>,
-    /// State of the engine in discovery.
+    /// State of the engine or configured stream in discovery.
     pub state: EngineState,
     /// Error code of the last problem, equal in every release; `None` if there was none.
     pub code: Option<Arc<str>>,

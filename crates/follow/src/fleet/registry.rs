@@ -58,7 +58,7 @@ struct Ending {
 /// Keyspaces by model name, and then by routing group.
 pub(super) type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
 
-/// Registered workers, and the keyspaces of their blocks.
+/// Registry of workers, and of the keyspaces (one index per model and routing group) that have their blocks.
 pub(super) struct Registry {
     context: StreamContext,
     publishers: Arc<Publishers>,

@@ -10,16 +10,16 @@ use tokio::sync::{mpsc, watch};
 use crate::config::RelayConfig;
 use crate::error::Error;
 
-/// Maximum number of queued requests for a full state of a stream. Further requests are dropped, as readers repeat
-/// them.
+/// Maximum number of queued requests to relays for a stream's full state (all blocks held by its ranks). Further
+/// requests are dropped, as readers repeat them.
 const QUESTIONS: usize = 1024;
 /// Maximum wait before a lost connection is tried again.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// State of the connection to NATS.
+/// State of the connection to a NATS server, and of the log there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
-    /// Not connected to NATS.
+    /// The service is not connected to a NATS server.
     Down,
     /// Connected, but the reader has not caught up with the log, or the log to publish to does not exist yet.
     Behind,
@@ -37,7 +37,7 @@ pub(crate) struct NatsLink {
 
 impl NatsLink {
     /// Creates a connection that is not open yet, and the receiver of requests for full states. A request is the NATS
-    /// subject of the stream whose relay must publish its full state.
+    /// subject of a stream whose relay must publish all blocks held by the stream's ranks.
     pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<String>) {
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (state, trouble) = (watch::Sender::new(LinkState::Down), Mutex::default());

@@ -87,7 +87,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Creates an inbox that never receives a message.
+    /// Creates a receiver that never receives a message.
     pub(crate) fn empty() -> Self {
         Self { messages: mpsc::channel(1).1 }
     }
@@ -101,13 +101,14 @@ pub struct Relay {
     pub(crate) link: Arc<NatsLink>,
     /// Client of the NATS library; unset before the service begins to connect.
     client: OnceLock<async_nats::Client>,
-    /// Receiver of requests for full states that are to be sent to relays; `None` once the log's reader has taken it.
+    /// Receiver of requests to relays, each the NATS subject of a stream whose held blocks must all be published;
+    /// `None` once the log's reader has taken it.
     questions: Mutex<Option<mpsc::Receiver<String>>>,
     /// Number of bytes in the queues of all streams, and in messages that are not acknowledged yet.
     buffered: AtomicUsize,
     /// Semaphore that allows one stream at a time to copy its held blocks.
     copying: Arc<Semaphore>,
-    /// Sender of requests for a full state to the task of each published stream, by the stream's NATS subject.
+    /// Sender of requests to each published stream's task to publish all held blocks, by the stream's NATS subject.
     askers: Mutex<HashMap<String, mpsc::Sender<()>>>,
     inboxes: Mutex<HashMap<String, Inbox>>,
 }
@@ -159,7 +160,8 @@ impl Relay {
         !self.link.is(LinkState::Down)
     }
 
-    /// Returns the receiver of requests for full states that are to be sent to relays; `None` from the second call on.
+    /// Returns the receiver of requests to relays, each the NATS subject of a stream whose held blocks must all be
+    /// published; `None` from the second call on.
     pub(crate) fn take_questions(&self) -> Option<mpsc::Receiver<String>> {
         self.questions.lock().take()
     }
@@ -180,12 +182,14 @@ impl Relay {
         }
     }
 
-    /// Registers a published stream, with the sender of requests for its full state.
+    /// Registers a published stream by its NATS subject. `asker` sends requests to the stream's task to publish all
+    /// held blocks.
     fn publishes_stream(&self, subject: String, asker: mpsc::Sender<()>) {
         self.askers.lock().insert(subject, asker);
     }
 
-    /// Passes a reader's request for a full state to the stream's task, if this service publishes the stream.
+    /// Passes a reader's request for all held blocks of a stream to the stream's task, if this service publishes the
+    /// stream.
     fn note_request(&self, subject: &str) {
         if let Some(asker) = self.askers.lock().get(subject) {
             // One pending request serves all readers.
@@ -212,7 +216,7 @@ impl Relay {
     }
 }
 
-/// First part of each stream's NATS subject.
+/// First part of the NATS subject of every stream.
 const BEFORE: &str = "kvatlas.";
 
 /// Prefix of a stream's subject for requests to its relay. Messages with this prefix are not kept in the log.

@@ -43,7 +43,7 @@ pub(crate) struct Outlet {
 struct Queue {
     items: VecDeque<Item>,
     bytes: usize,
-    /// True while changes are dropped, until the next full state of the stream.
+    /// True while changes are dropped, until the stream's full state (all held blocks) is next published.
     broken: bool,
     /// Status of the stream as of the last item in the queue.
     told: Status,
@@ -55,7 +55,7 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
-    /// Number of blocks in the item's changes.
+    /// Number of blocks in the changes of the queued item.
     blocks: u64,
     status: Option<Status>,
     timestamp: f64,
@@ -121,8 +121,8 @@ impl Outlet {
         self.frame(frame, timestamp);
     }
 
-    /// Publishes one frame of a full state, which begins with [`Frame::StateBegin`]. `permit` is the permit to copy the
-    /// stream, released once the frame is sent.
+    /// Publishes one frame of the stream's full state (all held blocks), which begins with [`Frame::StateBegin`].
+    /// `permit` is the permit to copy the stream, released once the frame is sent.
     pub(crate) fn state(&self, frame: Frame<'_>, permit: Option<OwnedSemaphorePermit>) {
         if frame == Frame::StateBegin {
             self.relay.counts.states.fetch_add(1, Relaxed);
@@ -151,24 +151,24 @@ impl Outlet {
         }
     }
 
-    /// Drops the queue, so that readers miss changes, and requests a full state of the stream for them.
+    /// Drops the queue, so that readers miss changes, and requests that all held blocks be published for them.
     pub(crate) fn break_off(&self) {
         self.break_queue(&mut self.queue.lock());
         self.ask();
     }
 
-    /// Returns a sender of requests for a full state of the stream, which has the effect of [`ask`](Self::ask).
+    /// Returns a sender of requests for the stream's full state, which has the effect of [`ask`](Self::ask).
     pub(super) fn asker(&self) -> mpsc::Sender<()> {
         self.asked.clone()
     }
 
-    /// Requests that the stream's task publish a full state of the stream.
+    /// Requests that the stream's task publish the full state (all held blocks).
     pub(crate) fn ask(&self) {
         // One pending request serves all readers.
         let _ = self.asked.try_send(());
     }
 
-    /// Polls for a request for a full state of the stream.
+    /// Polls for a request to publish the stream's full state (all held blocks).
     pub(crate) fn poll_asked(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.asks.lock().poll_recv(cx).map(drop)
     }

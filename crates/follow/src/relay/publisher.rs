@@ -194,7 +194,7 @@ pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), Strin
     log.get_or_create_stream(made).await.map(drop).map_err(|error| error.to_string())
 }
 
-/// Passes readers' requests for full states to the published streams.
+/// Passes readers' requests for all held blocks of a stream to the published streams.
 pub(super) async fn answer_asks(relay: Arc<Relay>) {
     let Some(client) = relay.client().cloned() else { return };
     let log = ContextBuilder::new().timeout(UNANSWERED).build(client.clone());

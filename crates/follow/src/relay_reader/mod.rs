@@ -34,7 +34,7 @@ const ROOM: usize = 64;
 const NEAR: u64 = 256;
 /// Number of unread messages above which the reader is regarded as having fallen behind the log.
 const FAR: u64 = 20_000;
-/// Wait before the log is opened again after a failure.
+/// Wait before the NATS log is opened again after a failure.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Wait before another attempt to register a stream after a refusal.
 const REFUSED: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ struct Reader {
     ends: Ends,
     /// Time of the last search for streams to be removed.
     swept: Instant,
-    /// True if the log has been opened since the last failure.
+    /// True if the NATS log has been opened since the last failure.
     is_open: bool,
 }
 
@@ -104,7 +104,7 @@ struct Route {
 
 impl Reader {
     /// Reads the log until the async runtime ends. `questions` receives the NATS subjects of streams whose relays are
-    /// to be asked for a full state.
+    /// to be asked to publish all held blocks.
     async fn run(mut self, mut questions: mpsc::Receiver<String>) {
         let mut error = String::new();
         loop {

@@ -60,7 +60,8 @@ pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context)
     tokio::spawn(keep(fleet.clone(), relay.clone(), seen.map(|info| info.nuid)));
 }
 
-/// Loads the snapshot from the object store and returns its description; `None` if there is no snapshot.
+/// Loads the snapshot from the NATS object store, and returns the store's metadata of it; `None` if there is no
+/// snapshot.
 async fn load(fleet: &Arc<Fleet>, relay: &Relay, log: &Context) -> Result<Option<ObjectInfo>, String> {
     // No reader has written one.
     let Ok(bucket) = log.get_object_store(&relay.config.stream).await else { return Ok(None) };

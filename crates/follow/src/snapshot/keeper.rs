@@ -203,7 +203,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Creates the directory if it does not exist, and locks it.
+    /// Opens the directory of snapshots, which is created if it does not exist, and locks it against other services.
     ///
     /// # Errors
     /// [`Error::Start`] if the directory cannot be created, or another service has locked it.

@@ -51,7 +51,7 @@ struct KeyspaceRestore {
     pools: Vec<KeyedPool>,
 }
 
-/// Keyspaces of all loaded snapshots, the newest first.
+/// Keyspaces of all loaded snapshots, with the streams whose engines are not registered yet; newest snapshot first.
 #[derive(Debug, Default)]
 pub(super) struct PendingRestores(Vec<KeyspaceRestore>);
 

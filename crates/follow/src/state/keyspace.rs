@@ -50,9 +50,10 @@ pub struct Keyspace {
     losses: AtomicU64,
     /// Scheme by which the index identifies blocks: content hashes, or 64-bit hashes that also depend on a secret key.
     identity: Arc<Identity>,
-    /// Queue of prompts from whose tokens blocks may be adopted.
+    /// Queue of prompts whose tokens may reveal the contents of blocks that engines announced before this service
+    /// followed them.
     prompt_queue: Arc<PromptQueue<Self>>,
-    /// True if an engine was proved to hold blocks whose contents are unknown.
+    /// True if any engine was proved to hold blocks whose contents are unknown.
     waiting: AtomicBool,
     /// True if the tokens of queried prompts may reveal the contents of blocks that engines were proved to hold.
     nameable: AtomicBool,
@@ -60,7 +61,7 @@ pub struct Keyspace {
     /// while engines are proved to hold blocks with unknown contents.
     hashed: AtomicBool,
     /// Dictionaries (block hashes with their contents) of snapshots whose blocks could not be proved to be still held;
-    /// to be fetched by the adoption thread.
+    /// to be fetched by the thread that learns blocks' contents.
     taught: Mutex<Vec<Arc<Dictionary>>>,
     /// Settings for KV blocks that engines load from outside their device memory.
     loading: LoadingConfig,

@@ -21,7 +21,7 @@ pub(super) struct Members {
     streams: Vec<Arc<Stream>>,
     /// Positions of each worker's streams in the list of streams.
     workers: HashMap<Arc<str>, Range<usize>>,
-    /// Streams that are not trusted.
+    /// Streams that are not trusted: their blocks in the index may differ from those that the engine announced.
     pub(super) untrusted: Bits,
     /// Streams that have lost batches, so that their engines may hold more blocks than are known; they may be trusted.
     pub(super) partial: Bits,
@@ -193,7 +193,8 @@ impl Reservations {
         Self { untrusted, partial, unverified, no_salts, upper_bounds, members }
     }
 
-    /// Iterates over the streams that are not trusted, by worker and rank.
+    /// Iterates over the streams that are not trusted (whose blocks in the index may differ from those that the engine
+    /// announced), by worker and rank.
     pub fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.untrusted.iter().map(|place| &self.members.all()[place])
     }
@@ -234,7 +235,7 @@ impl Reservations {
         self.has_upper_bounds() && self.is_in(&self.upper_bounds, worker, rank)
     }
 
-    /// True if all streams are trusted.
+    /// True if all streams are trusted: their blocks in the index are those that the engines announced.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.untrusted.is_empty()

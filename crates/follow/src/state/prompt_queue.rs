@@ -1,5 +1,5 @@
-//! Bounded queue of prompts for the adoption thread, which learns the contents of blocks from prompts' tokens. Adding a
-//! prompt never blocks.
+//! Bounded queue of prompts for the adoption thread, which computes prompts' block hashes to identify blocks that
+//! engines announced before this service followed them. Adding a prompt never blocks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -75,14 +75,15 @@ struct Contents<K> {
     closed: bool,
 }
 
-/// Queue of prompts for the adoption thread. `K` is the type of keyspace to which each prompt belongs.
+/// Queue of prompts for the adoption thread, which computes their block hashes. `K` is the type of keyspace to which a
+/// prompt belongs.
 pub struct PromptQueue<K> {
     contents: Mutex<Contents<K>>,
     news: Condvar,
-    /// True while an adoption thread processes prompts from the queue.
+    /// True while an adoption thread takes prompts from the queue.
     open: AtomicBool,
     pub(crate) counts: Counts,
-    /// Processing time spent on adopting blocks so far, in microseconds.
+    /// Processing time spent so far on computing prompts' block hashes and adding blocks to the index, in microseconds.
     pub(crate) busy_micros: AtomicU64,
 }
 
@@ -105,7 +106,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 }
 
 impl<K> PromptQueue<K> {
-    /// Opens the queue, as an adoption thread now processes prompts from it. Before, prompts are ignored.
+    /// Opens the queue, because an adoption thread now takes prompts from it. Before, prompts are ignored.
     pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }

@@ -32,15 +32,14 @@ const TURN: Duration = Duration::from_micros(800);
 /// Pause between two series of steps, in which other threads can change the index, and the stream's batches are
 /// applied.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Maximum number of small ranks that are copied in one step.
+/// Maximum number of ranks that are copied in one step, if they have few blocks.
 const RANKS_A_STEP: usize = 64;
 /// Maximum number of times that a copy for a snapshot is restarted because the held blocks were cleared. After more,
 /// the snapshot leaves the stream out.
 const MOST_RESTARTS: usize = 3;
-/// Approximate size, in bytes, of one piece of a full state in the NATS log.
+/// Approximate size, in bytes, of the pieces in which all blocks of a rank are published to the NATS log.
 const PIECE: usize = 96 << 10;
-/// Maximum number of blocks in one piece of a full state that removes blocks known only from engines' reports of cached
-/// tokens.
+/// Maximum number of blocks in one message piece that removes blocks known only from engines' reports of cached tokens.
 const ANSWERED: usize = 1 << 14;
 /// Wait before a permit to make a copy is requested again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -98,7 +97,7 @@ pub(super) trait CopySink: Sized {
     /// Ends the copy, successfully or with the reason of its failure.
     fn end(self, copied: Result<(), Skip>, holdings: &Holdings, rules: &impl Moment);
 
-    /// True if the copy is no longer wanted.
+    /// True if the requester of the copy no longer wants it.
     fn is_given_up(&self) -> bool {
         false
     }
@@ -112,7 +111,7 @@ pub(super) struct Copier<S> {
     due: Instant,
 }
 
-/// Progress of a copy since it last began.
+/// Progress of a copy of a stream's blocks since it was last started or restarted.
 struct CopyProgress {
     /// Number of times that the held blocks had been cleared when the copy began. If the number has changed, the copy
     /// is restarted.

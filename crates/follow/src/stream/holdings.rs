@@ -36,7 +36,7 @@ pub(crate) struct Holdings {
     pub(crate) index: Arc<BlockIndex>,
     /// Readers of events, by the rank under which blocks are stored.
     pub(super) readers: HashMap<u32, Reader>,
-    /// Ranks under which blocks were ever stored.
+    /// Ranks under which the stream has ever stored blocks.
     pub(super) seen: HashSet<u32>,
     pub(super) claimed: ClaimedRanks,
     /// True if the engine's events have shown a field for cache salts.

@@ -51,7 +51,7 @@ impl StreamHandle {
     }
 }
 
-/// Starts the task that follows a stream, whose blocks are stored in the keyspace's index.
+/// Starts the task that follows a stream and stores its blocks in the keyspace's index.
 pub(crate) fn spawn(
     runtime: &Handle,
     context: StreamContext,

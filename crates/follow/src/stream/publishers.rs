@@ -257,7 +257,7 @@ pub(super) struct InboundStream {
     first: Option<Connection>,
     /// Waiting connections, in the order of their arrival.
     rivals: VecDeque<Rival>,
-    /// Events to be returned next.
+    /// Queued events, to be returned before new ones are read.
     next: VecDeque<TransportEvent<Vec<u8>>>,
 }
 

@@ -119,8 +119,8 @@ impl Holdings {
         self.dictionary = Some(dictionary);
     }
 
-    /// Ends the proof of restored blocks. If they were dropped, their dictionary is passed to the adoption thread,
-    /// which may still find some of them proved later.
+    /// Records the outcome for blocks restored from a snapshot. If they were dropped, their block hashes and contents
+    /// are passed to the adoption thread, as the engine may still be proved to hold some of them later.
     pub(super) fn restored(&mut self, outcome: Outcome) {
         if let Some(dictionary) = self.dictionary.take().filter(|_| outcome != Outcome::Kept) {
             self.keyspace.teach(&dictionary);

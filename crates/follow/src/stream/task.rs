@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(3600);
 
 /// Source of a stream's batches, an engine or a NATS log, with the rules for the batches.
 pub(super) trait StreamSource: Send {
-    /// Rules that decide about the batches.
+    /// Type of the rules that decide what is done with each batch.
     type Rules: Moment;
     /// Event of the source, such as a received batch.
     type Event;
@@ -51,7 +51,7 @@ pub(super) trait StreamSource: Send {
     /// Returns the next event of the source.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Self::Event>;
 
-    /// Handles an event of the source.
+    /// Handles an event of the source. Returns its consequences for the stream's status.
     fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> StreamNews;
 
     /// Performs all actions that are due at time `now`.

@@ -13,12 +13,12 @@ pub(crate) use self::scope::Scope;
 use crate::answer::Refusal;
 use crate::json::Reader;
 
-/// Maximum number of queries in a batch.
+/// Maximum number of prompts in a batch query.
 const MAX_BATCH: usize = 1024;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Parsed queries of one request.
+/// Parsed queries of one HTTP request: one or several prompts with a common scope.
 pub(crate) struct Queries<'a> {
     pub(crate) scope: Scope<'a>,
     prompts: Vec<Prompt<'a>>,

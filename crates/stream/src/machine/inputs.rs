@@ -203,7 +203,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
 /// Goal of a stream: the next thing it needs in order to follow its engine exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// The stream needs a live connection.
+    /// The stream needs a live connection to the engine.
     Connect,
     /// The stream needs proof that the engine has not restarted since the applied batches.
     Verify,

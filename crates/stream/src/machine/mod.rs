@@ -116,11 +116,11 @@ pub trait Effects<P> {
 /// Counts of notable events on a stream, such as gaps and replays.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of gaps, each of one or more missing batches.
+    /// Number of gaps; a gap is one or more missing batches between two received ones.
     pub gaps: u64,
     /// Number of missing batches recovered by a replay or a late arrival.
     pub recovered_batches: u64,
-    /// Number of missing batches that could not be recovered, as far as known.
+    /// Number of missing batches that could not be recovered, as far as their number is known.
     pub lost_batches: u64,
     /// Number of times that the held blocks were cleared because a gap could not be filled.
     pub resets: u64,
@@ -128,7 +128,7 @@ pub struct Counts {
     pub duplicate_batches: u64,
     /// Number of live batches that were dropped because the buffer was full.
     pub overflowed_batches: u64,
-    /// Number of replays requested.
+    /// Number of replays (resendings of past batches) requested from the engine.
     pub replays: u64,
     /// Number of replays that delivered no batch in time.
     pub failed_replays: u64,
@@ -136,7 +136,7 @@ pub struct Counts {
     pub truncated_replays: u64,
     /// Number of connections re-established after a loss.
     pub reconnects: u64,
-    /// Number of connections re-established without a replay socket to verify that the engine has not restarted.
+    /// Number of connections re-established to an engine whose identity could not be verified by a replay.
     pub unverified_reconnects: u64,
     /// Number of contradictions (different batches with one sequence number) on one connection.
     pub contradictions: u64,
@@ -188,7 +188,7 @@ pub struct Machine<P> {
     /// requested.
     short: bool,
     ask: Option<Question>,
-    /// Number of replay requests in a row without a useful answer.
+    /// Number of consecutive replay requests without a useful answer.
     attempts: u32,
     /// Time of the next replay request or, without a replay socket, of giving up a gap; `None` if neither is planned.
     ask_at: Option<Duration>,

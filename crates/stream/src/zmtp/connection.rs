@@ -143,7 +143,7 @@ impl Connection {
         zmtp::put_frame(&mut self.output, false, bytes);
     }
 
-    /// Returns the next event; `Pending` until there is one.
+    /// Returns the next event on the connection; `Pending` until there is one.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         if let Some(body) = self.again.take() {
             return Poll::Ready(Event::Message(body));

@@ -145,12 +145,12 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    /// Creates a parser that allows no messages before [`open`](Self::open) is called.
+    /// Creates a parser that accepts only commands until [`open`](Self::open) is called.
     pub(super) fn new(budget: Budget) -> Self {
         Self { step: Step::Header, head: Head::default(), complete: false, body: Vec::new(), budget, most: 0 }
     }
 
-    /// Allows messages, with frames of up to `most` bytes.
+    /// Makes the parser accept messages, with frames of up to `most` bytes, after the handshake.
     pub(super) fn open(&mut self, most: usize) {
         self.most = most;
     }

@@ -65,7 +65,7 @@ impl Status {
     }
 }
 
-/// One part of a relay's message.
+/// Part of a relay's message: changes of held blocks, or a fact about the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// Changes that one batch of the engine's events makes to the blocks held by a rank, to be decoded by
@@ -73,7 +73,7 @@ pub enum Frame<'a> {
     Batch {
         /// Data-parallel rank whose held blocks change.
         rank: u32,
-        /// Encoded changes.
+        /// Encoded changes of the held blocks.
         changes: &'a [u8],
     },
     /// All ranks of the stream count as empty, because the relay no longer knows which blocks they hold.
@@ -81,7 +81,7 @@ pub enum Frame<'a> {
     /// Start of a full state: the following frames list all held blocks, for readers that do not have them. Other
     /// readers may skip them.
     StateBegin,
-    /// Part of the blocks held by one rank, within a full state.
+    /// Part of the blocks held by one rank, within a full state (the list of all held blocks).
     State {
         /// Data-parallel rank that holds the blocks.
         rank: u32,
@@ -253,7 +253,7 @@ const MOST_COPIES: u64 = 1 << 16;
 /// Change of the blocks held by one rank, as a relay publishes it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Consecutive blocks of a chain were stored.
+    /// Consecutive blocks of a chain were stored on a tier.
     Store {
         /// Tier on which the blocks were stored.
         tier: Tier,
@@ -261,11 +261,11 @@ pub enum Change<'a> {
         parent: Option<BlockHash>,
         /// Block hashes of the stored blocks, in the order of the chain.
         names: &'a [BlockHash],
-        /// Content hash of each block.
+        /// Content hash of each stored block, in the order of the chain.
         contents: &'a [u64],
         /// True if a stored block that the rank already holds on the tier gains no further copy.
         once: bool,
-        /// Number of copies stored of each block.
+        /// Number of copies stored of each block, on the tier.
         copies: u32,
     },
     /// Blocks that the rank already holds were stored on a further tier.
@@ -282,7 +282,7 @@ pub enum Change<'a> {
         /// Block hashes of the removed blocks.
         names: &'a [BlockHash],
     },
-    /// The rank has lost all blocks.
+    /// The rank has lost all its blocks.
     Clear,
     /// Number of blocks in a chunk (the unit of storage) of a tier beyond the device became known.
     Chunk {

@@ -240,7 +240,7 @@ const NAMES: usize = 1 << 11;
 /// Maximum length of a token list whose memory is kept for reuse. Longer lists are rare, and their memory is freed.
 const TOKENS: usize = 1 << 14;
 
-/// Memory of decoded events that is reused for later ones.
+/// Memory of decoded events that is kept for reuse by later events.
 #[derive(Debug)]
 pub(crate) struct Spare<N> {
     stored: Vec<Box<StoredOf<N>>>,

@@ -26,7 +26,7 @@ const INDEXED: usize = 0;
 /// Number of a pseudo cache group for connectors, which keep the blocks of all groups and announce them without naming
 /// a group.
 const ALL_GROUPS: usize = 1;
-/// Number of the first cache group that is not the indexed one.
+/// Number of the first cache group other than the indexed one, among the groups that hold blocks.
 const OTHERS: usize = 2;
 
 /// Blocks that one rank of a hybrid model holds, by cache group (layers whose blocks are kept together). Written by a
@@ -38,7 +38,7 @@ pub struct Hybrid {
 
 #[derive(Debug)]
 struct Inner {
-    /// Number of tokens in a block of the index.
+    /// Number of tokens in a block of the index. Cache groups may have other block sizes.
     block_size: u32,
     groups: Vec<Group>,
     blocks: Blocks,

@@ -20,8 +20,9 @@ use crate::event::{BatchOf, BlockName, EventOf};
 use crate::hybrid::Hybrid;
 use crate::identity::Identity;
 
-/// Reader of one stream (one rank of a worker), which applies batches to an index. It remembers between batches the
-/// salts of held blocks, which events do not repeat, and the kinds of cache groups, which removals do not name.
+/// Reader of one stream (one rank of a worker), which applies batches of events to an index. Between batches, the
+/// reader remembers the cache salts of held blocks, which events do not repeat, and the kinds of a model's cache
+/// groups, which removal events do not name.
 #[derive(Debug)]
 pub struct Reader {
     block_size: u32,
@@ -37,13 +38,13 @@ pub struct Reader {
     hybrid: Option<Arc<Hybrid>>,
     /// True if the engine's block hashes depend on the tokens after a block.
     looks_ahead: bool,
-    /// True if the engine's events have a place for salts; `None` until known.
+    /// True if the engine's events have a field for cache salts; `None` before the first store event.
     shows_salts: Option<bool>,
     /// Digests of LoRA adapters' weights, if the engine publishes them.
     adapters: Adapters,
     /// Counts of blocks, by block size in tokens, that were refused because their size differs from the index's.
     other_sizes: OtherSizes,
-    /// True if a block of the index's block size was ever stored.
+    /// True if a block of the index's block size has ever been stored.
     has_stored: bool,
     /// Recorder of the changes to the index; `None` if they are not recorded.
     recorder: Option<Box<Recorder>>,
@@ -334,11 +335,11 @@ impl Groups {
 /// A block that is held under a cache salt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaltedBlock {
-    /// The engine's name of the block.
+    /// Block hash, the engine's identifier of the block.
     pub name: BlockHash,
     /// Cache salt of the block.
     pub salt: Arc<str>,
-    /// Number of copies on each tier, in the order of [`Tier::ALL`].
+    /// Number of copies of the block on each tier, in the order of [`Tier::ALL`].
     pub copies: [u32; Tier::ALL.len()],
 }
 
@@ -353,7 +354,7 @@ pub struct ReaderState {
     pub several: bool,
     /// True if the engine's block hashes depend on the tokens after a block.
     pub looks_ahead: bool,
-    /// True if the engine's events have a place for salts; `None` until known.
+    /// True if the engine's events have a field for cache salts; `None` before the first store event.
     pub shows_salts: Option<bool>,
     /// True if a connector that keeps blocks in host memory or on disk, and announces clears of its own, has announced
     /// any block.

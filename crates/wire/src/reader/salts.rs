@@ -104,7 +104,7 @@ impl Salts {
     }
 }
 
-/// Maximum number of adapters whose digests are remembered.
+/// Maximum number of LoRA adapters whose digests are remembered.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]

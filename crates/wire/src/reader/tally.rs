@@ -107,7 +107,7 @@ const SIZES: usize = 4;
 /// Counts of announced blocks whose size differs from the index's block size, by size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OtherSizes {
-    /// Pairs of a block size in tokens and the number of blocks of that size; 0 blocks in an unused pair.
+    /// Pairs of a block size in tokens and the number of blocks of that size. The number is 0 in an unused pair.
     sizes: [(u32, u64); SIZES],
 }
 

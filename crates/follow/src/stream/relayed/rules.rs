@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_millis(2500);
 const MOST_WAITING: usize = 256;
 /// Maximum total size, in bytes, of the messages that wait for a missing one.
 const MOST_WAITING_BYTES: usize = 64 << 20;
-/// Wait before the relay is asked again for a full state, if none has arrived.
+/// Wait before the relay is asked again to publish all held blocks, if they have not arrived.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Actions that the rules take on their stream.
@@ -32,7 +32,7 @@ pub(super) trait LogEffects {
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
     /// Removes all blocks held by the stream's ranks.
     fn clear(&mut self);
-    /// Asks the relay to publish a full state of the stream.
+    /// Asks the relay to publish the stream's full state (all held blocks).
     fn ask(&mut self);
     /// Records the engine's timestamp of the last batch in a message, in seconds since 1970.
     fn timestamp(&mut self, timestamp: f64);
@@ -43,7 +43,7 @@ enum Phase {
     /// The blocks that the relay's stream holds are not known.
     #[default]
     Unknown,
-    /// The relay is sending a full state; the given ranks are already complete.
+    /// The relay is sending all held blocks; the blocks of the given ranks have been received completely.
     Told(BTreeSet<u32>),
     /// The held blocks equal those of the relay's stream.
     Whole,
@@ -194,7 +194,8 @@ impl LogRules {
         self.ask_if_needed(now, fx);
     }
 
-    /// Performs all actions that are due at time `now`: gives up missing messages, and asks for a full state if needed.
+    /// Performs all actions that are due at time `now`: gives up missing messages, and asks the relay for all held
+    /// blocks if needed.
     pub(super) fn tick(&mut self, now: Duration, fx: &mut impl LogEffects) {
         if self.gap_until.is_some_and(|until| until <= now) {
             self.lose(now, fx);
@@ -235,7 +236,7 @@ impl LogRules {
         self.waiting.len()
     }
 
-    /// True if the relay has been silent for so long that the stream is not trusted.
+    /// True if the relay has been silent for so long that the stream is no longer trusted.
     pub(super) fn is_stale(&self, now: Duration) -> bool {
         self.silent(now, self.silence)
     }

@@ -11,7 +11,7 @@ use super::super::{Effects, Machine, MachineConfig, Verdict};
 /// Identity of a batch: number of the engine's restarts so far, and sequence number.
 type Batch = (u32, u64);
 
-/// Kind of a batch, as it appears to the machine.
+/// Kind of a batch, by the effect that it has on the stream machine.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Plain,
