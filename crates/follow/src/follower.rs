@@ -154,7 +154,7 @@ impl Follower {
         &self.sites
     }
 
-    /// Returns the sources of engines that discovery reports on, such as the pods of a cluster.
+    /// Returns the sources in which engines are found automatically, such as the pods of a cluster, with their states.
     #[must_use]
     pub fn sources(&self) -> &Arc<Sources> {
         &self.sources
@@ -211,7 +211,7 @@ impl Follower {
         report::workers(&self.fleet, None, None)
     }
 
-    /// Stores discovery's report on an engine, given as an [`EngineReport`] in JSON.
+    /// Stores a report on the automatic registration of an engine, given as an [`EngineReport`] in JSON.
     ///
     /// # Errors
     /// [`Error::Config`] if the text is not a report on an engine.
@@ -221,7 +221,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Removes discovery's report on an engine or configured stream. Returns false if there was none.
+    /// Removes the report on the automatic registration of an engine or configured stream. Returns false if there was
+    /// none.
     pub fn forget_engine(&self, worker: &str, rank: Option<u32>) -> bool {
         self.fleet.forget(worker, rank)
     }

@@ -1,4 +1,5 @@
-//! Parsing of registrations in JSON, as sent by clients over HTTP and by discovery.
+//! Parsing of registrations of engines in JSON, as sent by clients over HTTP and by discovery (the automatic
+//! registration of engines).
 
 use std::fmt;
 use std::num::NonZeroU32;

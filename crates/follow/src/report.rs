@@ -36,7 +36,7 @@ pub fn waiting(waiting: &Blockers) -> Value {
     value!({ "holds": waiting.holds, "streams": streams, "engines": engines, "draining": waiting.draining })
 }
 
-/// Returns the engines that discovery watches, whether registered or not, as JSON.
+/// Returns the engines that were found automatically or configured, whether registered or not, as JSON.
 #[must_use]
 pub fn engines(fleet: &Fleet) -> Value {
     fleet.engines().iter().map(engine).collect()

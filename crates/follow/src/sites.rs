@@ -91,7 +91,8 @@ fn look(publisher: &mut Publisher, keyspace: &Keyspace) -> Vec<Arc<str>> {
     untrusted.iter().map(|stream| stream.worker.clone()).collect()
 }
 
-/// Maximum number of keyspaces with digests. Needed because each client that may send digests can create keyspaces.
+/// Maximum number of keyspaces (models and routing groups) with digests. Needed because each client that may send
+/// digests can create keyspaces.
 const MOST: usize = 1024;
 /// Time between two searches for sites to be removed because they have been silent.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -132,13 +133,14 @@ impl Tops {
         self.since.elapsed()
     }
 
-    /// Returns the sites of all keyspaces that have digests, sorted by model and routing group.
+    /// Returns the sites of all keyspaces (models and routing groups) that have digests, sorted by model and routing
+    /// group.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Top>> {
         self.all.lock().values().cloned().collect()
     }
 
-    /// Returns the sites of one keyspace.
+    /// Returns the sites of one keyspace (model and routing group).
     ///
     /// # Errors
     /// [`Error::Unknown`] if no site has sent a digest of the keyspace.
@@ -197,12 +199,12 @@ impl Tops {
 }
 
 impl Top {
-    /// Locks the keyspace's sites for reading.
+    /// Locks the list of sites for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Sites> {
         self.sites.read()
     }
 
-    /// Locks the keyspace's sites for writing.
+    /// Locks the list of sites for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, Sites> {
         self.sites.write()
     }

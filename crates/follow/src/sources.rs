@@ -1,5 +1,5 @@
-//! Sources of engines, such as the pods of a cluster or the addresses of a host name, with discovery's latest report on
-//! each.
+//! Sources in which engines are found automatically, such as the pods of a cluster or the addresses of a host name,
+//! with the latest report on each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,7 +38,7 @@ impl SourceState {
     }
 }
 
-/// Report of discovery on a source of engines.
+/// Report of discovery (the automatic registration of engines) on a source in which it finds engines.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceReport {
@@ -50,7 +50,7 @@ pub struct SourceReport {
     pub code: Option<String>,
     /// Human-readable description of the current problem; `None` if there is none.
     pub reason: Option<String>,
-    /// Number of members in the source's list, by the treatment that discovery gives them.
+    /// Number of engines in the source's list, by their state, such as `ready`.
     pub members: BTreeMap<String, u64>,
     /// Counts of notable events at the source, by their name.
     pub counts: BTreeMap<String, u64>,

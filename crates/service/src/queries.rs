@@ -141,7 +141,7 @@ fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
     (0..asked.hashed()).fold(false, |_, _| keyspace.note_hash_query())
 }
 
-/// Queues the prompts of a query for the adoption thread, since their tokens may identify blocks that were announced
+/// Queues the prompts of a query for a background thread, since their tokens may identify blocks that engines announced
 /// before the service started. Called after the answer has been written.
 fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     if keyspace.is_waiting() {

@@ -18,7 +18,8 @@ const MOST_NAMES: usize = 1 << 22;
 /// Time for which a snapshot's block hashes are kept. After it, each chain in use has had a new block stored that
 /// proves the chain to be held.
 const KEPT: Duration = Duration::from_secs(600);
-/// Value, instead of a position in the dictionary, for a block hash that stands for several different blocks.
+/// Value, instead of a position in the snapshot's list of blocks, for a block hash that stands for several different
+/// blocks.
 const SEVERAL: u32 = u32::MAX;
 
 /// Table of the block hashes of one keyspace (model and routing group) in a snapshot, with the contents and the parent
@@ -31,7 +32,7 @@ pub(crate) struct Meanings {
 }
 
 impl Meanings {
-    /// Creates the table for the block hashes of a snapshot's dictionary; `None` if the dictionary has more than
+    /// Creates the table for the block hashes in a snapshot's dictionary of blocks; `None` if it has more than
     /// [`MOST_NAMES`].
     pub(crate) fn new(dictionary: Arc<Dictionary>) -> Option<Self> {
         if dictionary.names.len() > MOST_NAMES {
@@ -54,7 +55,7 @@ impl Meanings {
         Some(Self { dictionary, places, until: Instant::now() + KEPT })
     }
 
-    /// True if the table was made from this instance of a dictionary.
+    /// True if the table was made from this instance of a snapshot's dictionary of blocks.
     pub(crate) fn is_of(&self, dictionary: &Arc<Dictionary>) -> bool {
         Arc::ptr_eq(&self.dictionary, dictionary)
     }

@@ -96,11 +96,12 @@ impl Keyspace {
 const TICK: Duration = Duration::from_millis(100);
 /// Time between two checks of all block hashes that engines were proved to hold and whose contents are unknown.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Minimum working time of the adoption thread before it pauses to keep to its share of a core.
+/// Minimum working time of the adoption thread (see [`start`]) before it pauses to keep to its share of a CPU core.
 const SLICE: Duration = Duration::from_millis(2);
 
-/// Starts the adoption thread, which ends when the prompt queue is closed. `share` is the share of a CPU core that the
-/// thread may use; `None` is returned if it is 0.
+/// Starts the adoption thread, which adds blocks to the index that were announced before the service followed their
+/// engines. The thread ends when the prompt queue is closed. `share` is the share of a CPU core that it may use; `None`
+/// is returned if it is 0.
 pub(crate) fn start(fleet: &Arc<Fleet>, share: f64, context: &StreamContext) -> Result<Option<JoinHandle<()>>, Error> {
     if share == 0.0 {
         return Ok(None);
@@ -149,7 +150,7 @@ fn run(fleet: &Weak<Fleet>, prompt_queue: &PromptQueue<Keyspace>, share: f64, mu
     }
 }
 
-/// Timer that pauses the adoption thread, so that the thread uses no more than its share of a CPU core.
+/// Timer that pauses the adoption thread (see [`start`]), so that the thread uses no more than its share of a CPU core.
 struct Pace<'a> {
     prompt_queue: &'a PromptQueue<Keyspace>,
     share: f64,

@@ -49,8 +49,8 @@ pub(super) struct Work {
     /// Hashes of the prompts that have been processed or are in process.
     tried: HashSet<u64>,
     stages: [VecDeque<NamingTask>; STAGES.len()],
-    /// Contents of block hashes from snapshots whose blocks could not be proved to be still held, with the keyspace of
-    /// each snapshot.
+    /// Contents of block hashes from snapshots whose blocks could not be proved to be still held, with the keyspace
+    /// (model and routing group) of each snapshot.
     meanings: Vec<(Weak<Keyspace>, Meanings)>,
 }
 
@@ -169,7 +169,8 @@ impl Work {
         }
     }
 
-    /// Takes over the snapshot dictionaries that were newly added to a keyspace.
+    /// Takes over the dictionaries (block hashes with their contents) from snapshots that were newly added to a
+    /// keyspace.
     pub(super) fn take_up(&mut self, keyspace: &Arc<Keyspace>) {
         for dictionary in keyspace.take_taught() {
             if self.meanings.iter().any(|(_, known)| known.is_of(&dictionary)) {
@@ -183,7 +184,7 @@ impl Work {
         }
     }
 
-    /// Drops snapshots' tables of block hashes that are too old, or whose keyspaces no longer exist.
+    /// Drops snapshots' tables of block hashes that are too old, or whose keyspaces (indexes) no longer exist.
     pub(super) fn forget_old(&mut self) {
         let now = Instant::now();
         self.meanings.retain(|(keyspace, meanings)| keyspace.strong_count() > 0 && !meanings.is_old(now));

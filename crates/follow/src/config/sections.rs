@@ -220,15 +220,15 @@ pub enum Resets {
 pub struct PoolConfig {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Workers that may load from the pool; `None` if all workers may.
+    /// Workers that may load blocks from the shared pool; `None` if all workers may.
     pub members: Option<Vec<Box<str>>>,
     /// Number of blocks in a chunk, the pool's unit of storage. `None` to use the number that the pool's members
     /// report, or that their store events show.
     pub chunk: Option<NonZeroU32>,
-    /// Tier that events of the pool's members name for blocks in the pool.
+    /// Tier (medium) that the workers' events name for blocks in the pool.
     #[serde(deserialize_with = "beyond_the_device")]
     pub tier: Tier,
-    /// True if the pool's members announce when blocks are removed from the pool.
+    /// True if the workers that use the pool announce when blocks are removed from it.
     pub announces_removals: bool,
     /// Seconds from a block's latest announcement until the block no longer counts as held; `None` for no limit.
     pub lifetime: Option<f64>,
@@ -237,7 +237,7 @@ pub struct PoolConfig {
     /// Directory with one file per chunk, which is scanned to see which chunks exist; `None` to rely on the announced
     /// events alone.
     pub directory: Option<PathBuf>,
-    /// Time between two scans of the pool's directory.
+    /// Time between two scans of the pool's directory for removed files.
     #[serde(with = "kvatlas_settings::seconds")]
     pub look_every: Duration,
 }

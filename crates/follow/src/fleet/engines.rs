@@ -50,7 +50,8 @@ impl EngineState {
     }
 }
 
-/// Report of discovery on one engine, or on one stream that is listed in the configuration.
+/// Report of discovery (the automatic registration of engines) on one engine, or on one stream listed in the
+/// configuration.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineReport {
@@ -60,7 +61,7 @@ pub struct EngineReport {
     pub rank: Option<u32>,
     /// URL of the engine, or endpoint of the configured stream.
     pub url: String,
-    /// State of the engine or configured stream in discovery.
+    /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
     /// Error code of the last problem, equal in every release; `None` if there was none.
     pub code: Option<String>,
@@ -68,7 +69,8 @@ pub struct EngineReport {
     pub reason: Option<String>,
 }
 
-/// Report of discovery on one engine or configured stream, with the time since which the state has lasted.
+/// Report of discovery (the automatic registration of engines) on one engine or configured stream, with the age of its
+/// state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineView {
     /// Name of the worker.
@@ -77,7 +79,7 @@ pub struct EngineView {
     pub rank: Option<u32>,
     /// URL of the engine, or endpoint of the configured stream.
     pub url: Arc<str>,
-    /// State of the engine or configured stream in discovery.
+    /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
     /// Error code of the last problem, equal in every release; `None` if there was none.
     pub code: Option<Arc<str>>,
@@ -98,7 +100,7 @@ struct Engine {
 /// Key of a report: the worker's name, and the rank if the report is on a configured stream.
 type Key = (Arc<str>, Option<u32>);
 
-/// Latest reports of discovery on all engines and configured streams.
+/// Latest reports of discovery (the automatic registration of engines) on all engines and configured streams.
 #[derive(Default)]
 pub(super) struct Engines {
     followed: Mutex<BTreeMap<Key, Engine>>,
@@ -150,10 +152,10 @@ pub struct Blockers {
     pub holds: Vec<String>,
     /// Streams whose first replay has neither finished nor been given up, each as worker, rank and state.
     pub streams: Vec<(Arc<str>, u32, &'static str)>,
-    /// Engines that discovery has not registered yet. The service becomes ready without them, unless no engine at all
-    /// is registered.
+    /// Engines that have been found but not registered yet. The service becomes ready without them, unless no engine at
+    /// all is registered.
     pub engines: Vec<EngineView>,
-    /// True if discovery watches engines and none of them is registered.
+    /// True if engines have been found and none of them is registered.
     pub none_usable: bool,
     /// True if the service is shutting down.
     pub draining: bool,

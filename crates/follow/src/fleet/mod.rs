@@ -61,7 +61,8 @@ impl Fleet {
         })
     }
 
-    /// Returns the keyspace of a model and routing group; `None` if no worker was ever registered in it.
+    /// Returns the keyspace (the index with its streams) of a model and routing group; `None` if no worker was ever
+    /// registered in it.
     #[must_use]
     pub fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
         self.registry.keyspace(model, routing_group)
@@ -76,7 +77,7 @@ impl Fleet {
         self.registry.find(model, routing_group)
     }
 
-    /// Returns all keyspaces, sorted by model and routing group.
+    /// Returns all keyspaces (indexes with their streams), sorted by model and routing group.
     #[must_use]
     pub fn keyspaces(&self) -> Vec<Arc<Keyspace>> {
         self.registry.keyspaces()
@@ -94,17 +95,19 @@ impl Fleet {
         self.registry.workers()
     }
 
-    /// Stores discovery's report on an engine or configured stream.
+    /// Stores a report of discovery (the automatic registration of engines) on an engine or configured stream.
     pub fn report(&self, report: EngineReport) {
         self.engines.report(report);
     }
 
-    /// Removes discovery's report on an engine or configured stream. Returns false if there was none.
+    /// Removes the report on an engine or configured stream that discovery (the automatic registration of engines) no
+    /// longer watches. Returns false if there was none.
     pub fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
         self.engines.forget(worker, rank)
     }
 
-    /// Returns discovery's reports on all engines and configured streams, whether registered or not.
+    /// Returns the reports of discovery (the automatic registration of engines) on all engines and configured streams,
+    /// whether registered or not.
     #[must_use]
     pub fn engines(&self) -> Vec<EngineView> {
         self.engines.views()

@@ -40,7 +40,7 @@ pub struct WorkerView {
 }
 
 /// Registered worker, with the tasks that follow its streams. The streams themselves are stored in the worker's
-/// keyspace.
+/// keyspace (the index of its model and routing group).
 struct Worker {
     keyspace: Arc<Keyspace>,
     names: Arc<ModelNames>,
@@ -48,14 +48,14 @@ struct Worker {
     tasks: BTreeMap<u32, StreamHandle>,
 }
 
-/// Streams that an unregistration is ending, with their tasks and their keyspace.
+/// Streams that an unregistration is ending, with their tasks and the keyspace (index) that has their blocks.
 struct Ending {
     keyspace: Arc<Keyspace>,
     streams: Vec<Arc<Stream>>,
     tasks: Vec<StreamHandle>,
 }
 
-/// Keyspaces by model name, and then by routing group.
+/// Keyspaces (indexes with their streams), by model name and then by routing group.
 pub(super) type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
 
 /// Registry of workers, and of the keyspaces (one index per model and routing group) that have their blocks.
@@ -72,8 +72,8 @@ pub(super) struct Registry {
     pub(super) fail: std::sync::atomic::AtomicBool,
 }
 
-/// Guard of a stream that was just added to its keyspace. Removes the stream again if the registration fails before it
-/// is complete.
+/// Guard of a stream that was just added to its keyspace (the index of a model and routing group). Removes the stream
+/// again if the registration fails before it is complete.
 struct NewStream<'a>(Option<(&'a Keyspace, &'a Stream)>);
 
 impl NewStream<'_> {
@@ -238,7 +238,8 @@ impl Registry {
         Err(Error::conflict("topic_taken", message))
     }
 
-    /// Returns the keyspace for a registration, which is created if it does not exist.
+    /// Returns the keyspace (the index of a model and routing group) for a registration, which is created if it does
+    /// not exist.
     fn keyspace_for(&self, registration: &Registration) -> Result<Arc<Keyspace>, Error> {
         let Registration { model, routing_group, block_size, .. } = registration;
         if let Some(keyspace) = self.keyspace(model, routing_group) {
@@ -314,7 +315,8 @@ impl Registry {
         Ok(ranks.len())
     }
 
-    /// Removes the streams to be ended from the registry, and returns them with their tasks and their keyspace.
+    /// Removes the streams to be ended from the registry, and returns them with their tasks and the keyspace (index)
+    /// that has their blocks.
     fn ending(&self, name: &str, within: Option<(&str, Option<&str>)>, rank: Option<u32>) -> Result<Ending, Error> {
         let mut workers = self.workers.lock();
         let found = workers.get_mut(name).filter(|worker| {

@@ -37,7 +37,7 @@ pub(crate) struct NatsLink {
 
 impl NatsLink {
     /// Creates a connection that is not open yet, and the receiver of requests for full states. A request is the NATS
-    /// subject of a stream whose relay must publish all blocks held by the stream's ranks.
+    /// subject of a stream whose publisher (relay) must publish all blocks held by the stream's ranks.
     pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<String>) {
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (state, trouble) = (watch::Sender::new(LinkState::Down), Mutex::default());

@@ -76,7 +76,7 @@ pub(crate) struct Delivery {
     /// Sequence number of the message in the log.
     pub(crate) sequence: u64,
     /// Time at which the message was received, if it was published just before; `None` for older messages, which do not
-    /// show that the relay is still running.
+    /// show that their publisher is still running.
     pub(crate) heard: Option<Instant>,
 }
 
@@ -101,8 +101,8 @@ pub struct Relay {
     pub(crate) link: Arc<NatsLink>,
     /// Client of the NATS library; unset before the service begins to connect.
     client: OnceLock<async_nats::Client>,
-    /// Receiver of requests to relays, each the NATS subject of a stream whose held blocks must all be published;
-    /// `None` once the log's reader has taken it.
+    /// Receiver of requests to relays (publishers of streams). Each request is the NATS subject of a stream whose held
+    /// blocks must all be published. `None` once the log's reader has taken the receiver.
     questions: Mutex<Option<mpsc::Receiver<String>>>,
     /// Number of bytes in the queues of all streams, and in messages that are not acknowledged yet.
     buffered: AtomicUsize,
@@ -160,8 +160,8 @@ impl Relay {
         !self.link.is(LinkState::Down)
     }
 
-    /// Returns the receiver of requests to relays, each the NATS subject of a stream whose held blocks must all be
-    /// published; `None` from the second call on.
+    /// Returns the receiver of requests to relays (publishers of streams). Each request is the NATS subject of a stream
+    /// whose held blocks must all be published. `None` from the second call on.
     pub(crate) fn take_questions(&self) -> Option<mpsc::Receiver<String>> {
         self.questions.lock().take()
     }
@@ -219,7 +219,8 @@ impl Relay {
 /// First part of the NATS subject of every stream.
 const BEFORE: &str = "kvatlas.";
 
-/// Prefix of a stream's subject for requests to its relay. Messages with this prefix are not kept in the log.
+/// Prefix of a stream's NATS subject for requests to the service that publishes the stream. Messages with this prefix
+/// are not kept in the log.
 pub(crate) const ASK: &str = "ask-";
 
 /// Characters that are escaped in subjects, because they have a special meaning in NATS.

@@ -103,8 +103,8 @@ struct Route {
 }
 
 impl Reader {
-    /// Reads the log until the async runtime ends. `questions` receives the NATS subjects of streams whose relays are
-    /// to be asked to publish all held blocks.
+    /// Reads the log until the async runtime ends. `questions` receives the NATS subjects of streams whose publishers
+    /// are to be asked to publish all held blocks.
     async fn run(mut self, mut questions: mpsc::Receiver<String>) {
         let mut error = String::new();
         loop {
@@ -238,7 +238,8 @@ impl Reader {
         tracing::debug!(why, "a message of the log is left out");
     }
 
-    /// Unregisters streams whose relay no longer publishes them, or has been silent for `relay.forget_after`.
+    /// Unregisters streams that their relay (the publishing service) no longer publishes, or whose relay has been
+    /// silent for `relay.forget_after`.
     async fn sweep(&mut self) {
         self.swept = Instant::now();
         let is_up = self.relay.link.is(LinkState::Up);

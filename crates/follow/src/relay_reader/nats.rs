@@ -79,7 +79,7 @@ impl Ends {
 }
 
 impl Reader {
-    /// Reads the log until reading fails. `questions` receives the NATS subjects of streams whose relays are to be
+    /// Reads the log until reading fails. `questions` receives the NATS subjects of streams whose publishers are to be
     /// asked to publish all held blocks.
     pub(super) async fn read_nats(&mut self, questions: &mut mpsc::Receiver<String>) -> Result<(), String> {
         let Some(client) = self.relay.client().cloned() else { return Err("not connected".to_owned()) };

@@ -43,7 +43,7 @@ pub(crate) struct SnapshotSize {
     pub(crate) streams: u64,
     /// Number of blocks held, summed over all ranks.
     pub(crate) blocks: u64,
-    /// Number of distinct blocks, summed over all keyspaces' dictionaries.
+    /// Number of distinct blocks, summed over all models and routing groups.
     pub(crate) distinct: u64,
     /// Lowest sequence number up to which the NATS log was read, among all streams that are read from the log; `None`
     /// if there are none.
@@ -63,7 +63,7 @@ impl<W: Write> Encoder<W> {
         Ok(Self { out, written: SnapshotSize::default() })
     }
 
-    /// Writes a keyspace with its streams and shared pools.
+    /// Writes a keyspace (model and routing group) with its streams and shared pools.
     pub(crate) fn keyspace(
         &mut self,
         model: &str,
@@ -95,8 +95,8 @@ fn json(it: &impl Serialize) -> io::Result<Vec<u8>> {
     serde_json::to_vec(it).map_err(io::Error::other)
 }
 
-/// Encoded streams of a keyspace, with the dictionary of blocks to which they refer. The dictionary precedes the
-/// streams in the file.
+/// Encoded streams of a keyspace (model and routing group), with the dictionary of blocks to which they refer. The
+/// dictionary precedes the streams in the file.
 #[derive(Default)]
 pub(crate) struct KeyspaceCopy {
     dictionary: DictionaryWriter,
@@ -319,7 +319,7 @@ const IS_HELD: u8 = 4;
 /// Minimum length of an encoded block, in bytes: flags, block hash and content hash.
 const LEAST: usize = 1 + 8 + 8;
 
-/// Encodes a shared pool with its blocks.
+/// Encodes a shared pool (a store that several engines load from) with its blocks.
 pub(super) fn encode_pool(it: &KeyedPool) -> Vec<u8> {
     let mut out = Vec::with_capacity(16 + 32 * it.pool.blocks.len());
     put_varint(&mut out, it.key.into());
@@ -340,7 +340,7 @@ pub(super) fn encode_pool(it: &KeyedPool) -> Vec<u8> {
     out
 }
 
-/// Decodes a shared pool with its blocks.
+/// Decodes a shared pool (a store that several engines load from) with its blocks.
 ///
 /// # Errors
 /// A message that describes the fault in the bytes.

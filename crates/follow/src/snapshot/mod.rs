@@ -174,7 +174,7 @@ impl Snapshots {
 
 /// Source of the streams in a snapshot. Implemented by the fleet, on which this module does not depend.
 pub(crate) trait Source: Send + Sync {
-    /// Returns the keyspaces that have streams, sorted by model and routing group.
+    /// Returns the keyspaces (indexes) that have streams, sorted by model and routing group.
     fn keyspaces(&self) -> Vec<Arc<Keyspace>>;
 
     /// Releases a hold, a named condition that keeps the service from being ready. Returns false if there was no hold

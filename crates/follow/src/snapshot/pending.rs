@@ -38,7 +38,7 @@ pub(super) struct RestoreFailure {
     pub(super) dictionary: Option<Arc<Dictionary>>,
 }
 
-/// Keyspace of a loaded snapshot, with the streams whose engines are not registered yet.
+/// Keyspace (model and routing group) of a loaded snapshot, with the streams whose engines are not registered yet.
 #[derive(Debug)]
 struct KeyspaceRestore {
     kind: &'static str,
@@ -51,7 +51,8 @@ struct KeyspaceRestore {
     pools: Vec<KeyedPool>,
 }
 
-/// Keyspaces of all loaded snapshots, with the streams whose engines are not registered yet; newest snapshot first.
+/// Keyspaces (models and routing groups) of all loaded snapshots, with the streams whose engines are not registered
+/// yet; newest snapshot first.
 #[derive(Debug, Default)]
 pub(super) struct PendingRestores(Vec<KeyspaceRestore>);
 
@@ -96,8 +97,8 @@ impl PendingRestores {
         taken
     }
 
-    /// Removes a keyspace's shared pools from the newest snapshot whose content hashes depend on the same secret key,
-    /// and returns them with the snapshot's time. Pools of older snapshots are dropped.
+    /// Removes the shared pools of a keyspace (model and routing group) from the newest snapshot whose content hashes
+    /// depend on the same secret key, and returns them with the snapshot's time. Pools of older snapshots are dropped.
     pub(super) fn take_pools(&mut self, keyspace: &Keyspace) -> Option<(f64, Vec<KeyedPool>)> {
         let mut newest = None;
         for waiting in self.0.iter_mut().filter(|it| it.is(keyspace) && !it.pools.is_empty()) {
@@ -111,8 +112,8 @@ impl PendingRestores {
         newest
     }
 
-    /// Copies a keyspace's shared pools that have been loaded and not been restored yet, newest first, for the next
-    /// snapshot.
+    /// Copies the shared pools of a keyspace (model and routing group) that have been loaded and not been restored yet,
+    /// newest first, for the next snapshot.
     pub(super) fn pools(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<KeyedPool> {
         let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
         all.flat_map(|it| it.pools.iter().cloned()).collect()
@@ -136,12 +137,13 @@ impl PendingRestores {
         streams.map(|stream| (stream.head.worker.clone(), stream.blocks())).collect()
     }
 
-    /// Returns the model, routing group and block size of each keyspace with waiting streams.
+    /// Returns the model, routing group and block size of each keyspace that has waiting streams.
     pub(super) fn keyspaces(&self) -> Vec<(String, String, u32)> {
         self.0.iter().map(|it| (it.model.clone(), it.routing_group.clone(), it.block_size)).collect()
     }
 
-    /// Copies a keyspace's streams that have been loaded and not been restored yet, for the next snapshot.
+    /// Copies the streams of a keyspace (model and routing group) that have been loaded and not been restored yet, for
+    /// the next snapshot.
     pub(super) fn copies(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<StreamCopy> {
         let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
         all.flat_map(|it| it.streams.values().map(|stream| stream.to_copy(&it.dictionary))).collect()

@@ -75,8 +75,8 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
     StreamCopy { head, ranks }
 }
 
-/// Encodes a snapshot of two keyspaces. One has two workers with a common chain, missing blocks, copies, several tiers
-/// and salts; the other has little.
+/// Encodes a snapshot of two models. One has two workers with a common chain, missing blocks, copies, several tiers and
+/// salts; the other has little.
 fn example() -> Vec<u8> {
     let head = Head { created: 1_795_000_000.25, kvatlas: "0.1.0".to_owned(), id: 77 };
     let mut encoder = Encoder::new(Vec::new(), &head).expect("memory");

@@ -41,8 +41,8 @@ pub struct Keyspace {
     index: ArcSwap<BlockIndex>,
     /// Number of times that the index was replaced by an empty one after a failed change.
     rebuilds: watch::Sender<u64>,
-    /// Streams of the keyspace, with the doubts about them. Changed only while the lock `changes` is held; queries read
-    /// without the lock.
+    /// Streams that fill the index, with the doubts about them. Changed only while the lock `changes` is held; queries
+    /// read without the lock.
     members: ArcSwap<Members>,
     changes: Mutex<()>,
     /// Number of times that a new doubt about any stream arose. Look-ups compare the number before and after to detect
@@ -65,7 +65,7 @@ pub struct Keyspace {
     taught: Mutex<Vec<Arc<Dictionary>>>,
     /// Settings for KV blocks that engines load from outside their device memory.
     loading: LoadingConfig,
-    /// Number of blocks removed from pools because scans of the pools' directories found no file for them.
+    /// Number of blocks removed from shared pools because scans of the pools' directories found no file for them.
     pub gone_from_pools: AtomicU64,
     /// Ranks with hybrid models. Their depths are limited to the blocks that all cache groups can serve.
     hybrids: Hybrids,
@@ -100,8 +100,8 @@ impl Keyspace {
         })
     }
 
-    /// Returns the keyspace with the prompt queue, the scheme for identifying blocks, and the loading settings of a
-    /// service.
+    /// Returns the keyspace (index of a model and routing group) with the prompt queue, the scheme for identifying
+    /// blocks, and the loading settings of a service.
     pub(crate) fn of_service(
         self,
         prompt_queue: Arc<PromptQueue<Self>>,
@@ -187,7 +187,7 @@ impl Keyspace {
         self.members.load().all().to_vec()
     }
 
-    /// Returns the index of the keyspace's blocks.
+    /// Returns the index of the blocks of this model and routing group.
     #[must_use]
     pub fn index(&self) -> Guard<Arc<BlockIndex>> {
         self.index.load()
@@ -287,7 +287,7 @@ impl Keyspace {
         look(&Reservations::among(self.members.load()))
     }
 
-    /// Copies all shared pools that have blocks, for a snapshot.
+    /// Copies all shared pools (stores that several engines load from) that have blocks, for a snapshot.
     pub(crate) fn pools(&self) -> Vec<KeyedPool> {
         let index = self.index();
         tell_time(&index);
@@ -295,7 +295,8 @@ impl Keyspace {
         index.saved_pools().into_iter().map(|pool| KeyedPool { key, pool }).collect()
     }
 
-    /// Restores shared pools from a snapshot that was taken `elapsed` seconds ago.
+    /// Restores shared pools (stores that several engines load from) from a snapshot that was taken `elapsed` seconds
+    /// ago.
     pub(crate) fn restore_pools(&self, pools: &[KeyedPool], elapsed: f64) {
         self.change(|index| {
             tell_time(index);
@@ -325,13 +326,13 @@ impl Keyspace {
         self.members.load().feeder(worker, rank).cloned()
     }
 
-    /// True if the keyspace has any stream.
+    /// True if any stream fills the index.
     #[must_use]
     pub fn has_streams(&self) -> bool {
         !self.members.load().all().is_empty()
     }
 
-    /// Adds a stream to the keyspace.
+    /// Adds a stream, which from now on fills the index.
     ///
     /// # Errors
     /// The stream that already supplies the blocks of the same rank.

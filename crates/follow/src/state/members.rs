@@ -14,7 +14,8 @@ use hashbrown::HashMap;
 
 use super::stream::Stream;
 
-/// Streams of a keyspace, and one set of streams for each kind of doubt.
+/// Streams that fill one index, and one set of streams for each kind of doubt (untrusted, partial, unverified, without
+/// salts, upper bound).
 #[derive(Default)]
 pub(super) struct Members {
     /// Streams, sorted by worker and registered rank.

@@ -75,12 +75,12 @@ struct Contents<K> {
     closed: bool,
 }
 
-/// Queue of prompts for the adoption thread, which computes their block hashes. `K` is the type of keyspace to which a
-/// prompt belongs.
+/// Queue of prompts for the adoption thread, which computes their block hashes. `K` is the type of the keyspace (index
+/// of a model and routing group) to which a prompt belongs.
 pub struct PromptQueue<K> {
     contents: Mutex<Contents<K>>,
     news: Condvar,
-    /// True while an adoption thread takes prompts from the queue.
+    /// True while a thread takes prompts from the queue.
     open: AtomicBool,
     pub(crate) counts: Counts,
     /// Processing time spent so far on computing prompts' block hashes and adding blocks to the index, in microseconds.
@@ -106,7 +106,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 }
 
 impl<K> PromptQueue<K> {
-    /// Opens the queue, because an adoption thread now takes prompts from it. Before, prompts are ignored.
+    /// Opens the queue, because a thread now takes prompts from it. Before, prompts are ignored.
     pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }
@@ -145,7 +145,7 @@ impl<K> PromptQueue<K> {
         self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
     }
 
-    /// Closes the queue permanently, and wakes the adoption thread.
+    /// Closes the queue permanently, and wakes the thread that takes prompts from it.
     pub(crate) fn close(&self) {
         self.open.store(false, Relaxed);
         self.contents.lock().closed = true;

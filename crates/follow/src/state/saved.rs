@@ -68,7 +68,7 @@ pub(crate) struct RankHead {
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
-    /// True if the engine has a connector for offloading that announces clears of its own.
+    /// True if the engine has a connector (a plug-in for offloading KV) that announces clears of its own.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) clears_host: bool,
     /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device; 0 if unknown.

@@ -182,7 +182,7 @@ pub struct StreamStatus {
     failing: AtomicBool,
     /// Number of the [`Limit`] that the stream has reached, or [`NO_LIMIT`].
     limit: AtomicU8,
-    /// True if the relay that published the stream to the log no longer follows its engine.
+    /// True if the relay (the service that published the stream to the log) no longer follows its engine.
     gone: AtomicBool,
 }
 
@@ -404,7 +404,7 @@ impl StreamStatus {
         self.failing.load(Relaxed)
     }
 
-    /// True if the relay that published the stream to the log no longer follows its engine.
+    /// True if the relay (the service that published the stream to the log) no longer follows its engine.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Relaxed)
     }

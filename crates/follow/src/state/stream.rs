@@ -1,5 +1,5 @@
 //! Event stream of one engine rank, shared by its task, queries and snapshots; and its registration, as made by a
-//! client or by discovery.
+//! client or by discovery (the automatic registration of engines).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;

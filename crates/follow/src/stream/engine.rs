@@ -269,7 +269,8 @@ pub(super) fn report<P: AsRef<[u8]>>(
     }
 }
 
-/// Sets flags of the stream's status, and updates the keyspace's doubts about the stream if any flag has changed.
+/// Sets flags of the stream's status. If any flag has changed, updates the known doubts about the stream, which queries
+/// read.
 pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, flags: [(&AtomicBool, bool); N]) {
     let mut changed = false;
     for (flag, is_set) in flags {

@@ -31,8 +31,8 @@ const EXPECTED: [Reason; 2] = [Reason::OtherGroup, Reason::PartialBlock];
 pub(crate) struct Holdings {
     pub(crate) keyspace: Arc<Keyspace>,
     pub(crate) stream: Arc<Stream>,
-    /// Index of the keyspace at the time when the stream's task began. If the keyspace replaces its index, the task
-    /// begins anew.
+    /// Index at the time when the stream's task began. If the index is replaced after a failed change, the task begins
+    /// anew.
     pub(crate) index: Arc<BlockIndex>,
     /// Readers of events, by the rank under which blocks are stored.
     pub(super) readers: HashMap<u32, Reader>,
@@ -52,14 +52,14 @@ pub(crate) struct Holdings {
     pub(super) clears: u64,
     /// Number of the last batch included in blocks restored from a snapshot, by the rank under which blocks are stored.
     pub(super) had: HashMap<u32, u64>,
-    /// Dictionary of the block hashes restored from a snapshot, kept until the restored blocks are proved to be still
-    /// held, or dropped.
+    /// Dictionary (block hashes with their contents) of blocks restored from a snapshot, kept until they are proved to
+    /// be still held, or dropped.
     pub(super) dictionary: Option<Arc<Dictionary>>,
     /// Counts not yet added to the stream's status.
     pub(super) pending: PendingCounts,
     /// True if the engine has sent anything since the last update of the status.
     pub(crate) heard: bool,
-    /// Decoder of the changes in a relay's messages, whose memory is reused.
+    /// Decoder of the changes that a relay (a service that publishes an engine's stream) sends. Its memory is reused.
     pub(super) changes: Changes,
 }
 
@@ -219,8 +219,8 @@ impl Holdings {
         }
     }
 
-    /// Applies changes published by a relay to the blocks held by a rank. `seq` is the number of the message that
-    /// contains the changes.
+    /// Applies changes published by a relay (a service that follows the engine) to the blocks held by a rank. `seq` is
+    /// the number of the message that contains the changes.
     ///
     /// # Errors
     /// If the changes cannot be decoded; some of them may have been applied then.
@@ -412,7 +412,7 @@ impl Holdings {
     }
 }
 
-/// Removes the blocks of hybrid models' cache groups of the stream's ranks from the keyspace.
+/// Removes the record of hybrid models' cache groups for all ranks of a stream.
 fn forget_groups(keyspace: &Keyspace, stream: &Stream) {
     if !keyspace.hybrids().load().is_empty() {
         stream.ranks().into_iter().for_each(|rank| keyspace.hybrids().set(&stream.worker, rank, None));

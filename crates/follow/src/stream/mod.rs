@@ -51,7 +51,7 @@ impl StreamHandle {
     }
 }
 
-/// Starts the task that follows a stream and stores its blocks in the keyspace's index.
+/// Starts the task that follows a stream and stores its blocks in the index of the keyspace (model and routing group).
 pub(crate) fn spawn(
     runtime: &Handle,
     context: StreamContext,

@@ -31,7 +31,7 @@ const MOST_NAMED: usize = 1000;
 /// Pause after a failure to accept a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Port and topic that identify a route, the way of an engine's connections to their stream.
+/// Port and topic that identify a [`Route`], by which an engine's connections reach their stream.
 type Name = (u16, Box<[u8]>);
 
 /// Connections of engines to the service, and the routes by which they are passed to their streams.
@@ -42,7 +42,8 @@ pub(crate) struct Publishers {
     most: usize,
     ports: Mutex<BTreeSet<u16>>,
     routes: Mutex<HashMap<Name, (u64, UnboundedSender<Connection>)>>,
-    /// Number of the newest route. When it changes, connections without a stream search for their route again.
+    /// Number of the newest route (assignment of a port and topic to a stream). When it changes, connections without a
+    /// stream search for their route again.
     number: watch::Sender<u64>,
     topics_named: Mutex<HashSet<Name>>,
     addresses_named: Mutex<HashSet<IpAddr>>,
@@ -51,7 +52,8 @@ pub(crate) struct Publishers {
     unknown_topics: AtomicU64,
 }
 
-/// Route of connections with one port and topic to their stream, which owns it.
+/// Assignment of all connections with one port and topic to a stream. The stream owns the assignment, and receives the
+/// connections from it.
 pub(super) struct Route {
     publishers: Arc<Publishers>,
     name: Name,
@@ -64,7 +66,7 @@ impl Route {
         &self.name.1
     }
 
-    /// Returns the next new connection with the route's port and topic.
+    /// Returns the next new connection with this port and topic.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
         match self.receiver.poll_recv(cx) {
             Poll::Ready(Some(connection)) => Poll::Ready(connection),

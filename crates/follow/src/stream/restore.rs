@@ -113,14 +113,14 @@ impl Holdings {
         self.keyspace.trust_changed(&self.stream);
     }
 
-    /// Keeps the dictionary of the restored block hashes until the restored blocks are proved to be still held, or
-    /// dropped.
+    /// Keeps the dictionary (block hashes with their contents) of restored blocks until these are proved to be still
+    /// held, or dropped.
     pub(super) fn restores(&mut self, dictionary: Arc<Dictionary>) {
         self.dictionary = Some(dictionary);
     }
 
     /// Records the outcome for blocks restored from a snapshot. If they were dropped, their block hashes and contents
-    /// are passed to the adoption thread, as the engine may still be proved to hold some of them later.
+    /// are kept for some time, as the engine may still be proved to hold some of them.
     pub(super) fn restored(&mut self, outcome: Outcome) {
         if let Some(dictionary) = self.dictionary.take().filter(|_| outcome != Outcome::Kept) {
             self.keyspace.teach(&dictionary);

@@ -148,7 +148,7 @@ async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Ou
 /// Reason why a run of a stream's task has ended.
 enum End {
     Stopped,
-    /// The keyspace's index was replaced by an empty one.
+    /// The index was replaced by an empty one after a failed change.
     Rebuilt,
 }
 

@@ -77,7 +77,7 @@ fn store(block: u64, rank: Option<u32>) -> Vec<u8> {
     payload_at(0.0, rank, vec![CHAIN.stored(block)])
 }
 
-/// Makes a batch that stores a block of another size than the keyspace's.
+/// Makes a batch that stores a block of another size than the index's.
 fn store_badly() -> Vec<u8> {
     payload_at(0.0, None, vec![Chain { life: 1, block_size: 3 }.stored(0)])
 }
@@ -100,7 +100,8 @@ impl Bench {
         Self::of(keyspace, "w", batches)
     }
 
-    /// Follows a further stream, rank 0 of `worker`, in a keyspace. `batches` are those that can be replayed.
+    /// Follows a further stream, rank 0 of `worker`, whose blocks go into the index of `keyspace`. `batches` are those
+    /// that can be replayed.
     fn of(keyspace: Arc<Keyspace>, worker: &str, batches: Vec<Vec<u8>>) -> Self {
         let registration = Registration {
             worker: worker.to_owned(),

@@ -7,11 +7,11 @@ use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
 use super::recorder::{CHUNK, CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
 use super::{FormatError, name_of};
 
-/// Version of the relay's message format that is written and read.
+/// Version of the message format that relays (publishers of engines' streams) write and readers accept.
 pub const VERSION: u8 = 1;
 
-/// First byte of a relay's message. No MessagePack value begins with this byte, so a relay's message cannot be confused
-/// with an engine's batch.
+/// First byte of a message of a relay (a publisher of engines' streams). No MessagePack value begins with this byte, so
+/// a message cannot be confused with an engine's batch.
 const MAGIC: u8 = 0xc1;
 
 /// Maximum number of blocks in the changes of a message, in addition to one block for each byte of the message. The
@@ -27,24 +27,25 @@ const STATE_END: u8 = 6;
 const STATUS: u8 = 7;
 const GONE: u8 = 8;
 
-/// True if the payload begins like a relay's message, of any version.
+/// True if the payload begins like a message of a relay (a publisher of engines' streams), of any version.
 #[must_use]
 pub fn is_compact(payload: &[u8]) -> bool {
     payload.first() == Some(&MAGIC)
 }
 
-/// Status of an engine's event stream, as reported by the relay that follows it.
+/// Status of an engine's event stream, as reported by the relay (the service that follows the engine and publishes its
+/// stream).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
-    /// True if the blocks published by the relay are exactly those that the engine announced.
+    /// True if the published blocks are exactly those that the engine announced.
     pub trusted: bool,
-    /// True if the engine may hold more blocks than the relay knows.
+    /// True if the engine may hold more blocks than the publisher of the stream knows.
     pub partial: bool,
     /// True if matched depths for this engine are only upper bounds.
     pub upper_bound: bool,
     /// True if the engine does not announce which blocks have a cache salt.
     pub no_salts: bool,
-    /// True if the message waited too long at the relay before it was sent.
+    /// True if the message waited too long in the publisher's queue before it was sent.
     pub late: bool,
     /// True if, after a reconnection, only the sequence number indicates that the engine is the same process as before,
     /// so that the held blocks may be outdated.
@@ -76,7 +77,7 @@ pub enum Frame<'a> {
         /// Encoded changes of the held blocks.
         changes: &'a [u8],
     },
-    /// All ranks of the stream count as empty, because the relay no longer knows which blocks they hold.
+    /// All ranks of the stream count as empty, because the publisher no longer knows which blocks they hold.
     Forgotten,
     /// Start of a full state: the following frames list all held blocks, for readers that do not have them. Other
     /// readers may skip them.
@@ -102,12 +103,12 @@ pub enum Frame<'a> {
     Gone,
 }
 
-/// Header of a relay's message, with the message's frames still encoded.
+/// Message of a relay (a publisher of engines' streams), with its header decoded and its frames still encoded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Message<'a> {
     /// Number of the relay's life (the time between two restarts of the relay), which grows with each restart.
     pub life: u64,
-    /// Number of the message since the relay's start, consecutive from 0.
+    /// Number of the message, consecutive from 0 at each start of its sender (the relay).
     pub id: u64,
     /// Number of tokens in a block.
     pub block_size: u32,
@@ -119,7 +120,7 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Reads the header of a message, without decoding its frames.
+    /// Reads the header of a relay's message, without decoding its frames.
     ///
     /// # Errors
     /// If the payload is not a relay's message, or has an unknown version.
@@ -195,7 +196,8 @@ fn frame<'a>(cursor: &mut Cursor<'a>) -> Result<Frame<'a>, FormatError> {
     })
 }
 
-/// Writer of a relay's messages, with the header fields that are equal in all of them.
+/// Writer of the messages of a relay (a publisher of engines' streams), with the header fields that are equal in all of
+/// them.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageWriter {
     /// Number of the relay's life (the time between two restarts of the relay), which grows with each restart.
@@ -250,7 +252,7 @@ const MOST: u64 = 1 << 24;
 /// Maximum number of copies of a block in one change.
 const MOST_COPIES: u64 = 1 << 16;
 
-/// Change of the blocks held by one rank, as a relay publishes it.
+/// Change of the blocks held by one rank, as a relay (a publisher of engines' streams) publishes it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change<'a> {
     /// Consecutive blocks of a chain were stored on a tier.

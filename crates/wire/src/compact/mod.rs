@@ -26,7 +26,7 @@ pub use self::message::{
 };
 pub use self::recorder::Recorder;
 
-/// Reason why bytes are not a valid message of a relay.
+/// Reason why bytes are not a valid message of a relay (a publisher of engines' streams).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a message of a relay: {0}")]
 pub struct FormatError(pub(crate) &'static str);

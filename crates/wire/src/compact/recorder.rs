@@ -40,7 +40,8 @@ struct BlockNumber {
     copies: [u8; Tier::ALL.len()],
 }
 
-/// Recorder of the changes to the blocks held by one rank, encoded for a relay's messages.
+/// Recorder of the changes to the blocks held by one rank, in the encoding of a relay's messages (for publishing the
+/// changes to other services).
 #[derive(Debug, Default)]
 pub struct Recorder {
     names: HashMap<BlockHash, BlockNumber>,

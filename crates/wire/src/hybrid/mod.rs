@@ -21,12 +21,12 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use self::blocks::{Blocks, HOLDERS, Need, bit};
 use crate::event::StoredOf;
 
-/// Number of the indexed cache group, among the groups that hold blocks.
+/// Number of the cache group whose blocks the index has, among the groups that hold blocks.
 const INDEXED: usize = 0;
-/// Number of a pseudo cache group for connectors, which keep the blocks of all groups and announce them without naming
-/// a group.
+/// Number of a pseudo cache group for offloading connectors, which keep the blocks of all groups and announce them
+/// without naming a group.
 const ALL_GROUPS: usize = 1;
-/// Number of the first cache group other than the indexed one, among the groups that hold blocks.
+/// Number of the first cache group whose blocks the index does not have, among the groups that hold blocks.
 const OTHERS: usize = 2;
 
 /// Blocks that one rank of a hybrid model holds, by cache group (layers whose blocks are kept together). Written by a
@@ -90,7 +90,7 @@ impl Hybrid {
         self.read().is_blind()
     }
 
-    /// Returns the number of different blocks that any cache group holds, including the indexed group.
+    /// Returns the number of different blocks that any cache group holds, including the group in the index.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.read().blocks.len()
@@ -141,8 +141,8 @@ impl Hybrid {
         Some(self.depths(prefixes, [u32::try_from(prefixes.len()).unwrap_or(u32::MAX); 4]))
     }
 
-    /// Records that the indexed cache group has stored blocks. `all_groups` is true if a connector announced the blocks
-    /// for all groups at once.
+    /// Records that the cache group in the index has stored blocks. `all_groups` is true if an offloading connector
+    /// announced the blocks for all cache groups at once.
     pub(crate) fn store(
         &self,
         parent: Option<BlockHash>,
@@ -161,7 +161,7 @@ impl Hybrid {
         it.blocks.link(parent, names, contents, tier);
     }
 
-    /// Records that a cache group other than the indexed one has stored blocks.
+    /// Records that a cache group whose blocks the index does not have has stored blocks.
     pub(crate) fn store_other<N>(&self, event: &StoredOf<N>, names: &[BlockHash], tier: Tier, count_copies: bool) {
         let mut it = self.write();
         let Some(group) = event.group.and_then(|number| it.group(number)) else {
@@ -172,8 +172,8 @@ impl Hybrid {
         it.hold(OTHERS + group, names, tier, count_copies);
     }
 
-    /// Sets the content hashes of blocks held by a cache group other than the indexed one. `contents` is `None` if the
-    /// event lacks the blocks' tokens.
+    /// Sets the content hashes of blocks held by a cache group whose blocks the index does not have. `contents` is
+    /// `None` if the event lacks the blocks' tokens.
     pub(crate) fn link_other(
         &self,
         parent: Option<BlockHash>,

@@ -153,7 +153,7 @@ fn a_name_with_two_meanings_leaves_an_upper_bound() {
     assert!(!engine.reader.upper_bound());
 }
 
-/// Checks copies announced by connectors, whose events lack the salt that belongs to the blocks.
+/// Checks copies announced by offloading connectors, whose events lack the salt that belongs to the blocks.
 #[test]
 fn copies_elsewhere_do_not_say_what_a_name_of_the_device_means() {
     for group in [Some(0), None] {

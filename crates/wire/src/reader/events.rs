@@ -290,7 +290,7 @@ fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, con
     identity.words_of(&it.tokens[..contents.len() * size], size, space, &it.extra_keys, contents)
 }
 
-/// Tiers on which vLLM's connectors that announce clears of their own keep blocks.
+/// Tiers on which vLLM's offloading connectors that announce clears of their own keep blocks.
 const CONNECTORS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
 
 impl Reader {
@@ -387,8 +387,8 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// True if the clear event at position `at` of a batch comes from the engine's connector rather than from the device.
-/// Only for engines with a connector that announces clears.
+/// True if the clear event at position `at` of a batch comes from the engine's offloading connector rather than from
+/// the device. To be called only for engines with a connector that announces clears.
 fn is_connectors<N>(events: &[EventOf<N>], at: usize) -> bool {
     let tier = |event: &EventOf<N>| match event {
         EventOf::Stored(stored) => Some(stored.tier()),

@@ -32,9 +32,9 @@ pub struct Reader {
     count_copies: bool,
     salts: Salts,
     groups: Groups,
-    /// True if events of a hybrid model's cache groups other than the indexed one are applied too.
+    /// True if events are applied for all cache groups of a hybrid model, and not only for the one in the index.
     follow_groups: bool,
-    /// Blocks of a hybrid model's cache groups that are not indexed; `None` before the first event of one.
+    /// Blocks of a hybrid model's cache groups that are not in the index; `None` before the first event of one.
     hybrid: Option<Arc<Hybrid>>,
     /// True if the engine's block hashes depend on the tokens after a block.
     looks_ahead: bool,
@@ -48,8 +48,8 @@ pub struct Reader {
     has_stored: bool,
     /// Recorder of the changes to the index; `None` if they are not recorded.
     recorder: Option<Box<Recorder>>,
-    /// True if a connector that keeps blocks in host memory or on disk, and announces clears of its own, has announced
-    /// any block.
+    /// True if any block was announced by an offloading connector that keeps blocks in host memory or on disk and
+    /// announces clears of its own.
     clears_host: bool,
     /// Number of blocks in a chunk (the unit of storage) of host memory, as registered; `None` if it was not
     /// registered.
@@ -215,8 +215,8 @@ impl Reader {
         }
     }
 
-    /// Returns the blocks of a hybrid model's cache groups that are not indexed; `None` for other models, and if only
-    /// the indexed group is followed.
+    /// Returns the blocks of a hybrid model's cache groups that are not in the index; `None` for other models, and if
+    /// only the group in the index is followed.
     #[must_use]
     pub fn hybrid(&self) -> Option<&Arc<Hybrid>> {
         self.hybrid.as_ref()
@@ -286,9 +286,9 @@ fn plain() -> Arc<Identity> {
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     pub(crate) decides: Option<u32>,
-    /// Numbers of cache groups that are not the indexed one.
+    /// Numbers of cache groups (layers whose blocks are kept together) whose blocks the index does not have.
     pub(crate) others: Vec<u32>,
-    /// True if a cache group that is not indexed may make the reusable prefix shorter.
+    /// True if a cache group whose blocks the index does not have may make the reusable prefix shorter.
     pub(crate) several: bool,
 }
 
@@ -299,7 +299,7 @@ const WHOLE_PREFIX: [&str; 3] = ["full_attention", "mla_attention", "sink_full_a
 const MOST: usize = 64;
 
 impl Groups {
-    /// Records the cache group of a store event. Returns true if it is the indexed group.
+    /// Records the cache group of a store event. Returns true if it is the cache group whose blocks the index has.
     pub(crate) fn store(&mut self, group: Option<u32>, kind: Option<&str>) -> bool {
         let kind = kind.filter(|&kind| kind != "unknown");
         let whole = kind.map(|kind| WHOLE_PREFIX.contains(&kind));
@@ -320,12 +320,12 @@ impl Groups {
         false
     }
 
-    /// True if no cache group that could be the indexed one has been seen yet.
+    /// True if no cache group whose blocks could be in the index has been seen yet.
     pub(crate) fn only_others(&self) -> bool {
         self.decides.is_none()
     }
 
-    /// True if a removal event with this cache group concerns the indexed group.
+    /// True if a removal event with this cache group concerns blocks in the index.
     pub(crate) fn remove(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };
         self.decides.map_or(group == 0 && !self.others.contains(&group), |decides| decides == group)
@@ -346,18 +346,18 @@ pub struct SaltedBlock {
 /// State of a [`Reader`] that is not in the index, for snapshots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReaderState {
-    /// Number of the cache group that is indexed; `None` if unknown.
+    /// Number of the cache group (layers whose blocks are kept together) whose blocks the index has; `None` if unknown.
     pub decides: Option<u32>,
-    /// Numbers of cache groups that are not indexed.
+    /// Numbers of cache groups (layers whose blocks are kept together) whose blocks the index does not have.
     pub others: Vec<u32>,
-    /// True if a cache group that is not indexed may make the reusable prefix shorter.
+    /// True if a cache group whose blocks the index does not have may make the reusable prefix shorter.
     pub several: bool,
     /// True if the engine's block hashes depend on the tokens after a block.
     pub looks_ahead: bool,
     /// True if the engine's events have a field for cache salts; `None` before the first store event.
     pub shows_salts: Option<bool>,
-    /// True if a connector that keeps blocks in host memory or on disk, and announces clears of its own, has announced
-    /// any block.
+    /// True if any block was announced by an offloading connector that keeps blocks in host memory or on disk and
+    /// announces clears of its own.
     pub clears_host: bool,
     /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device, as registered or as seen in
     /// store events; 0 before the tier's first store.

@@ -18,9 +18,9 @@ pub struct Tally {
     pub removed_blocks: u64,
     /// Number of clear events applied.
     pub clears: u64,
-    /// Number of applied events of a hybrid model's cache groups other than the indexed one.
+    /// Number of applied events of a hybrid model's cache groups whose blocks the index does not have.
     pub group_events: u64,
-    /// Number of blocks in applied store events of a hybrid model's cache groups other than the indexed one.
+    /// Number of blocks in applied store events of a hybrid model's cache groups whose blocks the index does not have.
     pub group_blocks: u64,
     /// Number of blocks in applied store events that report a reuse of a cached block instead of a new one.
     pub reused_blocks: u64,

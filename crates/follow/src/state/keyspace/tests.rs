@@ -1,4 +1,4 @@
-//! Tests of the streams that a keyspace's answers trust.
+//! Tests of the trust in streams while queries read the index of a keyspace (model and routing group).
 
 use super::*;
 

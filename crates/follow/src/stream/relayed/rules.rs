@@ -23,7 +23,8 @@ const GRACE: Duration = Duration::from_millis(2500);
 const MOST_WAITING: usize = 256;
 /// Maximum total size, in bytes, of the messages that wait for a missing one.
 const MOST_WAITING_BYTES: usize = 64 << 20;
-/// Wait before the relay is asked again to publish all held blocks, if they have not arrived.
+/// Wait before the relay (the publisher of the stream) is asked again to publish all held blocks, if they have not
+/// arrived.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Actions that the rules take on their stream.
@@ -40,12 +41,12 @@ pub(super) trait LogEffects {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Phase {
-    /// The blocks that the relay's stream holds are not known.
+    /// The blocks that the stream holds are not known, because the relay (its publisher) has not sent them all yet.
     #[default]
     Unknown,
-    /// The relay is sending all held blocks; the blocks of the given ranks have been received completely.
+    /// The relay (the publisher of the stream) is sending all held blocks; those of the given ranks have been received.
     Told(BTreeSet<u32>),
-    /// The held blocks equal those of the relay's stream.
+    /// The held blocks equal those that the relay (the publisher of the stream) knows.
     Whole,
 }
 
@@ -72,7 +73,8 @@ pub(super) struct LogRules {
     next: u64,
     phase: Phase,
     told: Status,
-    /// True if blocks restored from a snapshot must still be proved by a message from the same run of the relay.
+    /// True if blocks restored from a snapshot must still be proved to be held, by a message that the relay (the
+    /// publisher of the stream) has sent since its last restart.
     unproved: bool,
     waiting: BTreeMap<u64, (Bytes, u64)>,
     /// Total size of the waiting messages, in bytes.
@@ -236,12 +238,13 @@ impl LogRules {
         self.waiting.len()
     }
 
-    /// True if the relay has been silent for so long that the stream is no longer trusted.
+    /// True if the relay (the publisher of the stream) has been silent for so long that the stream is no longer
+    /// trusted.
     pub(super) fn is_stale(&self, now: Duration) -> bool {
         self.silent(now, self.silence)
     }
 
-    /// True if the relay has been silent for `limit` or longer.
+    /// True if the relay (the publisher of the stream) has been silent for `limit` or longer.
     pub(super) fn silent(&self, now: Duration, limit: Duration) -> bool {
         now.saturating_sub(self.heard.unwrap_or_default()) >= limit
     }
