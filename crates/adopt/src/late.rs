@@ -59,7 +59,8 @@ pub struct Counts {
     pub adoptions: u64,
     /// Number of blocks added to the index although no batch announced them.
     pub blocks: u64,
-    /// Number of attempts that failed because a block hash is held with other contents.
+    /// Number of failed attempts to add blocks to the index, because one of their block hashes is held with other
+    /// contents.
     pub contrary: u64,
     /// Number of stored first blocks of prompts whose hashes differ from those computed in the engine's dialect (its
     /// way of hashing blocks).

@@ -64,8 +64,8 @@ impl Service {
         self.address
     }
 
-    /// Returns the address at which the HTTP server listens for health, readiness and metrics only; `None` if there is
-    /// no separate listener.
+    /// Returns the address at which the HTTP server listens for administrators, with health, readiness, metrics and
+    /// version only; `None` if there is no separate listener.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address

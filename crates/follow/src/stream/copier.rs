@@ -39,7 +39,8 @@ const RANKS_A_STEP: usize = 64;
 const MOST_RESTARTS: usize = 3;
 /// Approximate size, in bytes, of the pieces in which all blocks of a rank are published to the NATS log.
 const PIECE: usize = 96 << 10;
-/// Maximum number of blocks in one message piece that removes blocks known only from engines' reports of cached tokens.
+/// Maximum number of blocks that one published change removes because they are known only from engines' reports of
+/// cached tokens.
 const ANSWERED: usize = 1 << 14;
 /// Wait before a permit to make a copy is requested again.
 const AGAIN: Duration = Duration::from_millis(20);

@@ -60,8 +60,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         // Else it was given up before it came, and the blocks that it stores may have been removed since.
     }
 
-    /// Begins a new epoch with a batch of the live connection whose number shows that the engine has restarted since
-    /// the applied batches.
+    /// Begins a new epoch (time between two restarts of the engine) with a batch of the live connection that the engine
+    /// must have published after a restart.
     fn begin_epoch(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Verify {
             self.note_contradiction(now, true);

@@ -37,8 +37,8 @@ pub(super) struct Doubt {
     count: u32,
     at: Duration,
     until: Option<Duration>,
-    /// Sequence number of a live batch that was far below the last applied one: either the engine has restarted, or the
-    /// batch is another publisher's. `None` if there is no undecided number.
+    /// Sequence number of a live batch, not above the last applied one, whose hash is no longer remembered. Either the
+    /// engine has restarted, or the batch is another publisher's. `None` if there is no undecided number.
     suspect: Option<u64>,
 }
 

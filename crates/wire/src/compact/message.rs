@@ -369,7 +369,8 @@ impl Heading {
     }
 
     /// Reads the numbers of a change's blocks, which are encoded as runs of consecutive numbers. Calls `run` for each
-    /// run with its first number, the step between numbers (1, or -1 as a wrapping `u64`) and its length.
+    /// run with its first number, the step between numbers (0 for a single number, 1, or -1 as a wrapping `u64`) and
+    /// its length.
     fn numbers(
         &self,
         cursor: &mut Cursor<'_>,

@@ -240,8 +240,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Passes the contents of blocks of a cache group that is not indexed to the state of the hybrid model. Needed only
-    /// for models that have no group with full attention.
+    /// Passes the contents of blocks of a cache group that the index does not have to the state of the hybrid model.
+    /// Needed only for models without full attention.
     fn link_other<N: BlockName>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool, tally: &mut Tally) {
         let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
         let parent = it.parent.as_ref().map(N::block_hash);
@@ -270,7 +270,7 @@ fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names:
 }
 
 /// Creates the state of a hybrid model for a rank, and fills it with the rank's blocks that the index already has.
-/// Called at the first event of a second cache group.
+/// Called at the first store event of a cache group whose blocks the index does not have.
 fn seeded(index: &mut Changes<'_>, rank: &RankHandle) -> Arc<Hybrid> {
     let hybrid = Hybrid::new(index.config().block_size);
     for event in index.dump_rank(rank.worker(), rank.rank()) {
