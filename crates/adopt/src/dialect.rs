@@ -63,12 +63,12 @@ pub struct Scheme {
     pub seed: Option<Arc<str>>,
 }
 
-/// Form in which an engine sends a block's digest in its events.
+/// Form in which an engine sends a block hash in its events.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
-    /// 64-bit integer, made of eight bytes of the digest.
+    /// Block hash sent as a 64-bit integer, made of eight bytes of the full digest.
     Integer,
-    /// All bytes of the digest.
+    /// Block hash sent as all bytes of the digest.
     Digest,
 }
 
@@ -103,13 +103,13 @@ impl Scheme {
         plain.chain(seeded).collect()
     }
 
-    /// Returns the forms in which engines that use the scheme may send digests.
+    /// Returns the forms (integer or bytes) in which engines that use the scheme may send block hashes.
     #[must_use]
     pub fn forms(&self) -> &'static [Form] {
         if self.algorithm == Algorithm::Sglang { &[Form::Integer] } else { &[Form::Integer, Form::Digest] }
     }
 
-    /// Creates a [`Namer`], which computes the digests of a prompt's blocks, for a prompt with this cache salt.
+    /// Creates a [`Namer`], which computes the block hashes of a prompt with this cache salt.
     #[must_use]
     pub fn namer(&self, salt: Option<&str>) -> Namer {
         let salt = salt.filter(|salt| !salt.is_empty());
@@ -131,11 +131,11 @@ impl Scheme {
     }
 }
 
-/// Calculator of the digests of a prompt's blocks, one block after the other.
+/// Calculator of the digests (full block hashes) of a prompt's blocks, one block after the other.
 #[derive(Clone, Debug)]
 pub struct Namer {
     algorithm: Algorithm,
-    /// Digest of the previous block; before the first block, the seed's digest.
+    /// Digest (full block hash) of the previous block; before the first block, the seed's digest.
     digest: Digest,
     /// Cache salt that enters the first block's digest; `None` after the first block, or without a salt.
     salt: Option<Box<str>>,
@@ -143,7 +143,7 @@ pub struct Namer {
 }
 
 impl Namer {
-    /// Computes the digest of the next block from its tokens.
+    /// Computes the digest (full block hash) of the next block of the prompt from its tokens.
     pub fn next(&mut self, tokens: &[u32]) -> Digest {
         let salt = self.salt.take();
         let (parent, buffer) = (self.digest.bytes(), &mut self.buffer);
@@ -212,7 +212,7 @@ impl Digest {
     }
 }
 
-/// Name under which vLLM puts the cache salt into the extra keys of a prompt's first block.
+/// Name under which vLLM puts the cache salt into the extra keys (keys besides tokens) of a prompt's first block.
 const SALT: &str = "cache_salt";
 
 /// Opcodes of Python's pickle format.

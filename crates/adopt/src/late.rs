@@ -16,7 +16,7 @@ use crate::frontier::{Frontier, FrontierState, Moment};
 /// considered not computable.
 const TRIES: u32 = 64;
 
-/// Rank whose unannounced blocks are to be added to the index, with its worker and the index.
+/// Rank for which blocks are to be added to the index that no batch announced, with its worker and the index.
 #[derive(Clone, Copy)]
 pub struct RankPlace<'a> {
     /// Index that has the rank's blocks.
@@ -106,8 +106,8 @@ pub struct RankAdoption {
 }
 
 impl RankAdoption {
-    /// Creates the adoption state of a rank, which is used to add unannounced blocks to the index. The state remembers
-    /// at most `removals` removed blocks.
+    /// Creates the state of a rank for adding blocks to the index that no batch announced. The state remembers at most
+    /// `removals` removed blocks.
     #[must_use]
     pub fn with_removals(removals: usize) -> Self {
         Self { frontier: Frontier::with_removals(removals), ..Self::default() }

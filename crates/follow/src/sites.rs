@@ -56,8 +56,8 @@ impl Digests {
         Self { grain, life, publishers: Mutex::default() }
     }
 
-    /// Makes the next digest of a keyspace for the site `site`: the changes since the previous digest, or the complete
-    /// index if the keyspace is new or `whole` is true.
+    /// Makes the next digest (summary of the index) of a keyspace for the site `site`: the changes since the previous
+    /// digest, or the complete index if the keyspace is new or `whole` is true.
     pub(crate) fn next(&self, site: &str, keyspace: &Keyspace, whole: bool) -> Result<KeyspaceDigest, Error> {
         let (model, routing_group) = (&keyspace.model, &keyspace.routing_group);
         let mut publishers = self.publishers.lock();
@@ -121,13 +121,14 @@ impl Tops {
         Self { config, since: Instant::now(), all: Mutex::default() }
     }
 
-    /// True if the service is above the sites and receives their digests.
+    /// True if the service is above the sites and receives their digests (summaries of their indexes).
     #[must_use]
     pub fn is_global(&self) -> bool {
         self.config.role == Role::Global
     }
 
-    /// Returns the current time on the clock used for digests: the time since the service began.
+    /// Returns the current time on the clock that measures the ages of sites' digests: the time since the service
+    /// began.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.since.elapsed()
@@ -209,7 +210,7 @@ impl Top {
         self.sites.write()
     }
 
-    /// Removes sites that have sent no digest for the time `age`.
+    /// Removes sites that have sent no digest (summary of their index) for the time `age`.
     fn sweep(&self, now: Duration, age: Duration) {
         let mut swept = self.swept.lock();
         if now.saturating_sub(*swept) < SWEEP.min(age) {

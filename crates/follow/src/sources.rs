@@ -42,9 +42,9 @@ impl SourceState {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceReport {
-    /// Name of the source in the configuration.
+    /// Name of the source of engines in the configuration.
     pub source: String,
-    /// State of the source's list of engines.
+    /// State of the list of engines that the source gives.
     pub state: SourceState,
     /// Error code of the current problem, equal in every release; `None` if there is none.
     pub code: Option<String>,
@@ -52,7 +52,7 @@ pub struct SourceReport {
     pub reason: Option<String>,
     /// Number of engines in the source's list, by their state, such as `ready`.
     pub members: BTreeMap<String, u64>,
-    /// Counts of notable events at the source, by their name.
+    /// Counts of notable events at the source of engines, by their name.
     pub counts: BTreeMap<String, u64>,
 }
 

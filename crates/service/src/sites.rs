@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::answer::{self, Answer, Refusal};
 use crate::app::App;
 
-/// Maximum block size in tokens that a digest may have.
+/// Maximum block size, in tokens, that a digest (summary of a site's index) may have.
 const LARGEST_BLOCK: u32 = 1 << 20;
 /// Maximum length, in bytes, of the name of a model or a routing group.
 const LONGEST_NAME: usize = 1024;
@@ -113,8 +113,8 @@ struct Comparison {
     by_engine: bool,
 }
 
-/// Answers `/sites/compare`: compares the bounds that a site's digests had given for a prompt with the depth that the site's
-/// own index, or the engine, really had.
+/// Answers `/sites/compare`: compares the bounds that the digests (index summaries) of a site had given for a prompt
+/// with the depth that the site's own index, or the engine, really had.
 pub(crate) fn compare(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let it: Comparison = serde_json::from_slice(body)?;

@@ -106,8 +106,8 @@ impl SharedCounts {
         }
     }
 
-    /// Returns the number of lags in each bucket of [`LAG_SECONDS`] and above the last bucket, and
-    /// the sum of all lags in seconds.
+    /// Returns the number of lags (times from the engine's timestamp until queries see a batch) in each bucket of
+    /// [`LAG_SECONDS`] and above the last bucket, and the sum of all lags in seconds.
     pub fn lags(&self) -> (Vec<u64>, f64) {
         (self.lags.iter().map(|count| count.load(Relaxed)).collect(), self.lag_micros.load(Relaxed) as f64 / 1e6)
     }

@@ -149,10 +149,10 @@ pub struct StoredOf<N> {
     pub lookahead: Option<Vec<Vec<u32>>>,
 }
 
-/// Digest of a LoRA adapter's weights, found among the extra keys of a store event.
+/// Digest of a LoRA adapter's weights, found among the extra keys (keys besides tokens) of a store event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AdapterDigest {
-    /// Text of the digest, as sent.
+    /// Text of the adapter's digest, as sent.
     pub text: Box<str>,
     /// True if the string is certainly a digest; false if it looks like a digest but may be a cache salt.
     pub is_sure: bool,
@@ -245,7 +245,7 @@ pub(crate) fn tier(medium: Option<&str>, locality: Option<&str>) -> Tier {
     known.map_or(Tier::External, |&(_, tier)| tier)
 }
 
-/// Copies the name of a medium, without an allocation if the name is a usual one.
+/// Copies the name of a medium (an engine's name for a tier), without an allocation if the name is a usual one.
 pub(crate) fn intern(medium: &str) -> Cow<'static, str> {
     let usual = USUAL.iter().find(|&&usual| usual == medium);
     usual.map_or_else(|| Cow::Owned(medium.to_owned()), |&usual| Cow::Borrowed(usual))

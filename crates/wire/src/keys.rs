@@ -20,7 +20,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub enum Key {
     /// A multimodal item, such as an image or an audio clip, that overlaps the block.
     Item {
-        /// Engine's identifier of the item's content: a hash in hexadecimal, or a name given by the client.
+        /// Engine's identifier of an image's or other item's content: a hash in hexadecimal, or a name given by the
+        /// client.
         identifier: Box<str>,
         /// Offset of the item, in tokens from the start of the block; negative if the item starts in an earlier block.
         offset: i64,

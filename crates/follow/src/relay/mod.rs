@@ -166,7 +166,7 @@ impl Relay {
         self.questions.lock().take()
     }
 
-    /// Stores the inbox of a stream until the stream's task begins and fetches it.
+    /// Stores the receiver of a stream's messages until the stream's task begins and fetches it.
     pub(crate) fn leave_inbox(&self, subject: &str, inbox: Inbox) {
         self.inboxes.lock().insert(subject.to_owned(), inbox);
     }

@@ -45,7 +45,7 @@ struct Queue {
     bytes: usize,
     /// True while changes are dropped, until the stream's full state (all held blocks) is next published.
     broken: bool,
-    /// Status of the stream as of the last item in the queue.
+    /// Status of the stream as of the last queued change.
     told: Status,
     /// Status of the stream as of the last message sent.
     sent: Status,
@@ -55,12 +55,12 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
-    /// Number of blocks in the changes of the queued item.
+    /// Number of blocks in the queued changes.
     blocks: u64,
     status: Option<Status>,
     timestamp: f64,
     at: Instant,
-    /// Permit to copy the stream's held blocks, released when the item has been sent.
+    /// Permit to copy the stream's held blocks, released when the queued frame has been sent.
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Envelope {
     /// Memory that the message occupied in the queue, in bytes.
     pub(super) size: usize,
     status: Status,
-    /// Time at which the first item in the message was added to the queue.
+    /// Time at which the first change in the message was queued.
     since: Instant,
 }
 

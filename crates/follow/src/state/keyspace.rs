@@ -28,7 +28,7 @@ use crate::error::Error;
 const TRIES: usize = 8;
 
 /// Blocks of one model in one routing group: an index, the streams that fill it, and the known doubts about these
-/// streams.
+/// streams, such as lost batches.
 pub struct Keyspace {
     /// Name of the model.
     pub model: Box<str>,
@@ -45,8 +45,8 @@ pub struct Keyspace {
     /// read without the lock.
     members: ArcSwap<Members>,
     changes: Mutex<()>,
-    /// Number of times that a new doubt about any stream arose. Look-ups compare the number before and after to detect
-    /// changes.
+    /// Number of times that a new doubt about any stream arose, such as a loss of trust. Look-ups compare the number
+    /// before and after to detect changes.
     losses: AtomicU64,
     /// Scheme by which the index identifies blocks: content hashes, or 64-bit hashes that also depend on a secret key.
     identity: Arc<Identity>,
@@ -370,7 +370,8 @@ impl Keyspace {
         announced
     }
 
-    /// Updates the doubts about a stream, after its trust or a flag of its status has changed.
+    /// Updates the doubts about a stream (untrusted, partial, unverified and others), after its trust or a flag of its
+    /// status has changed.
     pub(crate) fn trust_changed(&self, stream: &Stream) {
         let _lock = self.changes.lock();
         self.update(&self.members.load(), stream);
@@ -388,7 +389,8 @@ impl Keyspace {
         }
     }
 
-    /// Counts a new doubt about a stream. A query that sees later changes in the index also sees the new count.
+    /// Counts a new doubt about a stream, such as a loss of trust. A query that sees later changes in the index also
+    /// sees the new count.
     fn lose(&self) {
         self.losses.fetch_add(1, Release);
         fence(SeqCst);

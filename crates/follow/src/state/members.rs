@@ -88,7 +88,7 @@ impl Members {
         Some(&self.streams[self.feeder_among(self.workers.get(worker)?, rank)?])
     }
 
-    /// Returns the position of the stream whose doubts apply to a worker's rank: the worker's only stream, or else the
+    /// Returns the position of the stream whose trust applies to a worker's rank: the worker's only stream, or else the
     /// stream that supplies the rank's blocks.
     pub(super) fn speaker(&self, worker: &str, rank: u32) -> Option<usize> {
         let places = self.workers.get(worker)?;
@@ -104,7 +104,8 @@ impl Members {
         Some(places.start + at)
     }
 
-    /// Updates the bits of a stream from its status. Returns true if there is a new doubt about the stream.
+    /// Updates the bits of a stream from its status. Returns true if there is a new doubt about the stream, such as a
+    /// loss of trust.
     pub(super) fn update(&self, stream: &Stream) -> bool {
         let Some(places) = self.workers.get(&stream.worker) else { return false };
         let of_worker = &self.streams[places.clone()];

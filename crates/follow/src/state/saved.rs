@@ -97,7 +97,7 @@ pub(crate) struct UnnamedProofs {
 const MOST_REMOVALS: usize = 8192;
 /// Maximum number of proved block hashes saved per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_PROOFS: usize = 8192;
-/// Maximum number of block hashes with unannounced contents that are saved per rank.
+/// Maximum number of block hashes with unknown contents, on tiers beyond the device, that are saved per rank.
 const MOST_UNDESCRIBED: usize = 8192;
 
 impl UnnamedProofs {

@@ -136,7 +136,7 @@ struct Errors {
 const NEVER: u64 = u64::MAX;
 const NO_LIMIT: u8 = u8::MAX;
 
-/// Status of an event stream: its state, the doubts about it, counters and errors.
+/// Status of an event stream: its state, doubts such as lost batches, counters and errors.
 #[derive(Debug)]
 pub struct StreamStatus {
     started: Instant,

@@ -24,7 +24,7 @@ pub struct Stream {
     pub worker: Arc<str>,
     /// Registration of the stream.
     pub registration: Registration,
-    /// Status of the stream: state, doubts about it, counters and errors.
+    /// Status of the stream: its state, doubts such as lost batches, counters and errors.
     pub status: StreamStatus,
     /// Ranks whose blocks the stream supplies.
     ranks: Mutex<BTreeSet<u32>>,

@@ -29,10 +29,10 @@ use kvatlas_stream::{Mark, Skip};
 /// Time for which steps are made in a row before a pause. Each step takes the index's lock for a fraction of this time;
 /// shorter turns would be lost to the coarse resolution of timers.
 const TURN: Duration = Duration::from_micros(800);
-/// Pause between two series of steps, in which other threads can change the index, and the stream's batches are
+/// Pause between two series of copying steps, in which other threads can change the index, and the stream's batches are
 /// applied.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Maximum number of ranks that are copied in one step, if they have few blocks.
+/// Maximum number of ranks that are copied in one step while the index's lock is held, if they have few blocks.
 const RANKS_A_STEP: usize = 64;
 /// Maximum number of times that a copy for a snapshot is restarted because the held blocks were cleared. After more,
 /// the snapshot leaves the stream out.
@@ -108,7 +108,7 @@ pub(super) trait CopySink: Sized {
 pub(super) struct Copier<S> {
     sink: S,
     progress: Option<CopyProgress>,
-    /// Time at which the next step of the copy is due.
+    /// Time at which the copy is to be continued.
     due: Instant,
 }
 
@@ -130,7 +130,7 @@ impl<S: CopySink> Copier<S> {
         self.due
     }
 
-    /// Continues the copy, if its next step is due. Returns `None` once the copy has ended.
+    /// Continues the copy, if it is time to. Returns `None` once the copy has ended.
     pub(super) fn step(mut self, holdings: &mut Holdings, rules: &impl Moment) -> Option<Self> {
         if Instant::now() < self.due {
             return Some(self);
@@ -150,7 +150,8 @@ impl<S: CopySink> Copier<S> {
         None
     }
 
-    /// Makes steps until it is time for a pause. Returns the length of the pause; `None` once all ranks are copied.
+    /// Copies slices of ranks until it is time for a pause. Returns the length of the pause; `None` once all ranks are
+    /// copied.
     fn steps(&mut self, holdings: &mut Holdings, rules: &impl Moment) -> Result<Option<Duration>, Skip> {
         let clears = holdings.clears();
         let progress = match &mut self.progress {

@@ -33,25 +33,25 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// Maximum time for which the task sleeps without checking the clock.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Source of a stream's batches, an engine or a NATS log, with the rules for the batches.
+/// Source of a stream's batches, an engine or a NATS log, with the rules that decide which batches are applied.
 pub(super) trait StreamSource: Send {
-    /// Type of the rules that decide what is done with each batch.
+    /// Type of the rules that decide which batches are applied.
     type Rules: Moment;
-    /// Event of the source, such as a received batch.
+    /// Event of the engine's sockets or of the NATS log, such as a received batch.
     type Event;
 
     fn rules(&self) -> &Self::Rules;
 
-    /// True if the source can prove that blocks restored up to this point are still held.
+    /// True if the engine or log can prove that blocks restored up to this point are still held.
     fn can_prove(&self, point: &RestorePoint) -> bool;
 
     /// Continues from held blocks that were restored from a snapshot and must still be proved.
     fn restored(&mut self, point: RestorePoint, dictionary: Arc<Dictionary>, holdings: &mut Holdings);
 
-    /// Returns the next event of the source.
+    /// Returns the next event of the engine's sockets or of the NATS log.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Self::Event>;
 
-    /// Handles an event of the source. Returns its consequences for the stream's status.
+    /// Handles an event of the engine's sockets or of the NATS log. Returns its consequences for the stream's status.
     fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> StreamNews;
 
     /// Performs all actions that are due at time `now`.
@@ -61,14 +61,14 @@ pub(super) trait StreamSource: Send {
     /// is needed.
     fn wake(&self, now: Duration) -> Option<Duration>;
 
-    /// Updates the stream's status. `speaks` is true if the last event shows that the source works.
+    /// Updates the stream's status. `speaks` is true if the last event shows that the engine or relay works.
     fn report(&mut self, now: Duration, speaks: bool, holdings: &mut Holdings, context: &StreamContext);
 }
 
 /// Consequences that an event has for the stream's status.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamNews {
-    /// True if the event shows that the source works.
+    /// True if the event shows that the engine or relay works.
     pub(super) speaks: bool,
     /// True if the status must be updated before the next event.
     pub(super) is_urgent: bool,
@@ -160,7 +160,7 @@ struct TaskRequests<'a> {
 
 enum Wakeup {
     End(End),
-    /// All available events were handled. `speaks` is true if the last one shows that the source works.
+    /// All available events were handled. `speaks` is true if the last one shows that the engine or relay works.
     Incoming {
         speaks: bool,
     },

@@ -84,7 +84,8 @@ impl Doubt {
         }
     }
 
-    /// Removes the suspect sequence number. Returns true if there was one.
+    /// Removes the suspect sequence number (one that may belong to a restarted engine or to another publisher). Returns
+    /// true if there was one.
     pub(super) fn take_suspect(&mut self) -> bool {
         self.suspect.take().is_some()
     }

@@ -115,7 +115,8 @@ impl Head {
 /// Parsed message or command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    /// A message. The value is its last frame; the frames before are in [`Parser::head`] until the next item is parsed.
+    /// A message. The value is its last frame; the frames before are in [`Parser::head`] until the next message or
+    /// command is parsed.
     Message(Vec<u8>),
     Command(Vec<u8>),
 }
@@ -270,7 +271,7 @@ mod tests {
         frame
     }
 
-    /// Parsed item, the number of frames before it, and the last of these frames.
+    /// Parsed message or command, the number of frames before its last one, and the last of these frames.
     type ParsedItem = (Item, Option<usize>, Vec<u8>);
 
     /// Parses a sequence of bytes in pieces of `piece` bytes, and returns all items.

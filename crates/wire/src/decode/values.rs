@@ -213,7 +213,8 @@ enum RawKey<'a> {
     Key(Key),
 }
 
-/// Reads the extra keys of all blocks into a store event whose other fields have been read.
+/// Reads the extra keys of all blocks (keys besides tokens, such as a salt or an image's hash) into a store event whose
+/// other fields have been read.
 pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Result<(), Fault> {
     let blocks = match cursor.value()? {
         Value::Nil => return Ok(()),
@@ -286,7 +287,7 @@ fn is_tag<N>(text: &str, at: usize, keys: usize, stored: &StoredOf<N>) -> bool {
     is_known && at + 1 < keys && stored.lora.as_deref().is_some_and(|name| name != text)
 }
 
-/// Makes an extra key from a tag and the string after the tag.
+/// Makes an extra key of a block (a key besides tokens) from a tag and the string after the tag.
 fn tagged<'a>(tag: Option<&str>, text: &'a str) -> RawKey<'a> {
     match tag {
         Some("lora") => RawKey::Lora(text),
@@ -342,7 +343,8 @@ fn sent<'a>(cursor: &mut Cursor<'a>) -> Result<RawKey<'a>, Fault> {
     Ok(plain.unwrap_or_else(|| RawKey::Key(Key::Other(start.until(cursor).into()))))
 }
 
-/// Reads an extra key of several parts: a multimodal item as published, or a tagged tuple. `None` if it is neither.
+/// Reads an extra key of a block (a key besides tokens) that has several parts: a multimodal item as published, or a
+/// tagged tuple. `None` if it is neither.
 fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<RawKey<'a>>, Fault> {
     let Some(first) = plain_text(inside.value()?) else { return Ok(None) };
     let second = inside.value()?;

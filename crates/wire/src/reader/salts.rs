@@ -104,7 +104,7 @@ impl Salts {
     }
 }
 
-/// Maximum number of LoRA adapters whose digests are remembered.
+/// Maximum number of LoRA adapters for which a digest of the weights is remembered.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -113,13 +113,13 @@ pub(crate) struct Adapters {
     shows_digests: Option<bool>,
     /// Digest of each LoRA adapter's weights, by the adapter's name.
     digests: HashMap<Box<str>, Box<str>>,
-    /// True if the digest of any adapter has changed: its weights were replaced under the same name.
+    /// True if the digest of any LoRA adapter has changed, because its weights were replaced under the same name.
     changed: bool,
 }
 
 impl Adapters {
-    /// Returns the cache salt in a store event; `None` if it has none. Also records the digest of the event's LoRA
-    /// adapter.
+    /// Returns the cache salt in a store event; `None` if it has none. Also records the digest of the weights of the
+    /// event's LoRA adapter.
     pub(crate) fn salt_of<'a, N>(&mut self, it: &'a StoredOf<N>, tally: &mut Tally) -> Option<&'a str> {
         let salt = it.salt.as_deref();
         let Some(name) = it.lora.as_deref() else { return salt };

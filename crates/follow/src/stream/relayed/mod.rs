@@ -1,5 +1,5 @@
 //! Stream that is read from a NATS log, to which a relay publishes it: the log's messages, and the rules that decide
-//! about them.
+//! which are applied.
 
 mod rules;
 #[cfg(test)]
@@ -51,7 +51,7 @@ fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
     })
 }
 
-/// Messages of one stream in the NATS log, and the rules for them.
+/// Messages of one stream in the NATS log, with the rules that decide which are applied.
 struct LogSource {
     stream: Arc<Stream>,
     relay: Arc<Relay>,
@@ -218,7 +218,8 @@ impl LogSource {
     }
 }
 
-/// Executor of the actions that the rules take: on the held blocks, and as requests to the relay.
+/// Executor of the actions that the rules for a relay's messages take: changes of the held blocks, and requests to the
+/// relay.
 struct LogActions<'a> {
     holdings: &'a mut Holdings,
     relay: &'a Relay,

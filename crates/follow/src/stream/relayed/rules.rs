@@ -27,7 +27,7 @@ const MOST_WAITING_BYTES: usize = 64 << 20;
 /// arrived.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Actions that the rules take on their stream.
+/// Actions that the rules for a relay's messages take on their stream.
 pub(super) trait LogEffects {
     /// Applies the changes in message number `id` to the blocks held by a rank.
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
@@ -63,7 +63,7 @@ pub(super) struct Counts {
     pub(super) malformed: u64,
 }
 
-/// State of one stream that is read from the NATS log, and the rules for its messages.
+/// State of one stream that is read from the NATS log, with the rules that decide which messages are applied.
 #[derive(Debug)]
 pub(super) struct LogRules {
     block_size: u32,

@@ -43,8 +43,8 @@ impl Test {
         Self { rules: LogRules::new(16, 0, SILENCE), held: Model::default(), now: Duration::from_secs(1) }
     }
 
-    /// Passes a message with these frames to the rules, as just published. The message ends with a status that trusts
-    /// the engine.
+    /// Passes a message with these frames to the rules under test, as just published. The message ends with a status
+    /// that trusts the engine.
     fn message(&mut self, life: u64, id: u64, frames: &[Frame<'_>]) {
         self.message_of(Some(self.now), life, id, frames);
     }
@@ -58,7 +58,7 @@ impl Test {
         self.rules.message(self.now, heard, &Bytes::from(bytes), id + 100, &mut self.held);
     }
 
-    /// Passes a message without frames to the rules, as any NATS client may publish one.
+    /// Passes a message without frames to the rules under test, as any NATS client may publish one.
     fn made_up(&mut self, head: MessageWriter) {
         let bytes = Bytes::from(head.begin(1, 0.0, 0));
         self.rules.message(self.now, Some(self.now), &bytes, 100, &mut self.held);
