@@ -1,37 +1,37 @@
-//! Block names computed from prompts, each with the name of the parent block and the content hash.
+//! Block hashes computed from prompts, each with the block hash of its parent and the block's content hash.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 use kvatlas_index::BlockHash;
 
-/// Maximum number of names kept: 2^18 of them take about 12 MB.
+/// Maximum number of computed block hashes kept; 2^18 of them occupy about 12 MB.
 pub const MOST_NAMES: usize = 1 << 18;
 
-/// Leading blocks of a prompt: their names and contents.
+/// Leading blocks of a prompt: their block hashes and content hashes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Chain {
-    /// Names (block hashes) of the blocks, from the prompt's first block on.
+    /// Block hashes of the blocks, from the prompt's first block on.
     pub names: Vec<BlockHash>,
-    /// Content hashes of the blocks, in the same order.
+    /// Content hashes of the blocks, in the same order as `names`.
     pub contents: Vec<u64>,
     /// Cache salt of the prompt; `None` without one.
     pub salt: Option<Arc<str>>,
 }
 
-/// Computed names of blocks, each with the name of the parent block. When there are too many, all are dropped, as
-/// prompts recur.
+/// Block hashes computed from prompts, each with the block hash of the parent. All are dropped when there are too many;
+/// they are computed again when the prompts recur.
 #[derive(Debug, Default)]
 pub struct Chains {
     names: HashMap<BlockHash, (Option<BlockHash>, u64)>,
-    /// Cache salts of prompts' first blocks, by the name of the block.
+    /// Cache salts of prompts, by the block hash of the prompt's first block.
     salts: HashMap<BlockHash, Arc<str>>,
-    /// Number of times that all names were dropped.
+    /// Number of times that all block hashes were dropped because there were too many.
     pub forgotten: u64,
 }
 
 impl Chains {
-    /// Adds the names of consecutive blocks; the first block continues `parent`.
+    /// Adds the block hashes of consecutive blocks of a prompt; the first one follows the block `parent`.
     pub fn add(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], salt: Option<&Arc<str>>) {
         let mut parent = parent;
         if parent.is_none()
@@ -45,7 +45,7 @@ impl Chains {
         }
     }
 
-    /// Drops all names if there are too many. True if they were dropped.
+    /// Drops all block hashes if there are too many. Returns true if they were dropped.
     pub fn shrink(&mut self) -> bool {
         let is_full = self.names.len() > MOST_NAMES;
         if is_full {
@@ -54,7 +54,8 @@ impl Chains {
         is_full
     }
 
-    /// Blocks from the beginning of a prompt up to the block with this name; `None` if one of them is unknown.
+    /// Returns the blocks of a prompt from its beginning up to the block with this hash; `None` if one of them is
+    /// unknown.
     #[must_use]
     pub fn up_to(&self, name: BlockHash) -> Option<Chain> {
         let mut chain = Chain::default();
@@ -75,13 +76,13 @@ impl Chains {
         Some(chain)
     }
 
-    /// Number of names kept.
+    /// Returns the number of block hashes kept.
     #[must_use]
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// True if no names are kept.
+    /// True if no block hashes are kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()

@@ -1,11 +1,12 @@
-//! Dialects: the ways in which engines compute block names from tokens.
+//! Dialects: the ways in which different engines compute block hashes from tokens.
 //!
-//! The input of engines' hashes is the parent's digest, a block's tokens, and its other keys, encoded as bytes.
+//! An engine computes a block's digest by hashing the parent's digest, the block's tokens and its other keys, encoded
+//! as bytes.
 //!
-//! vLLM has two encodings of (parent, tokens, extra): Python's pickle, protocol 5, as the C pickler writes it, and
-//! canonical CBOR. Where pickle depends on whether two Python objects are the same object (strings that are shared
-//! between the extra keys), this writes the bytes for different objects. If an engine's objects are the same, its names
-//! are not found, and nothing is claimed.
+//! vLLM has two encodings of these three: Python's pickle, protocol 5, as the C pickler writes it, and canonical CBOR.
+//! In some cases the pickle depends on whether two strings are one and the same Python object (strings shared between
+//! the extra keys); this module writes the bytes for different objects. If an engine's strings are shared, its block
+//! hashes are not found, and none of its blocks is adopted by mistake.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,32 +15,32 @@ use kvatlas_index::BlockHash;
 use sha2::{Digest as _, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Seed of vLLM's block names if none is configured.
+/// Seed of vLLM's block hashes if none is configured.
 const DEFAULT_SEED: &str = "vllm-none-hash";
 
-/// Bytes that SGLang hashes before a cache salt.
+/// Prefix of the bytes that SGLang hashes for a cache salt.
 const SGLANG_SALT: &[u8] = b"sglang-cache-salt-v1\0";
 
-/// Algorithm by which an engine computes digests of blocks.
+/// Hash algorithm by which an engine computes block hashes from tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Algorithm {
-    /// vLLM's default: SHA-256 of a pickle.
+    /// SHA-256 of a Python pickle, vLLM's default.
     Sha256,
-    /// SHA-256 of canonical CBOR.
+    /// SHA-256 of canonical CBOR (vLLM).
     Sha256Cbor,
-    /// XXH3-128 of a pickle.
+    /// XXH3-128 of a Python pickle (vLLM).
     Xxhash,
-    /// XXH3-128 of canonical CBOR.
+    /// XXH3-128 of canonical CBOR (vLLM).
     XxhashCbor,
-    /// SGLang's: SHA-256 of the parent's digest and the tokens.
+    /// SHA-256 of the parent's digest and the tokens, used by SGLang.
     Sglang,
 }
 
 impl Algorithm {
-    /// Algorithms of vLLM, in the order of its option.
+    /// Algorithms of vLLM, in the order of their declaration.
     const VLLM: [Self; 4] = [Self::Sha256, Self::Sha256Cbor, Self::Xxhash, Self::XxhashCbor];
 
-    /// Name of the algorithm.
+    /// Returns the name of the algorithm, for answers and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,30 +53,31 @@ impl Algorithm {
     }
 }
 
-/// Scheme by which an engine computes digests of blocks: the algorithm and its seed.
+/// Scheme by which an engine computes block hashes from tokens: the hash algorithm and its seed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Scheme {
-    /// Algorithm of the digests.
+    /// Hash algorithm of the block hashes.
     pub algorithm: Algorithm,
-    /// Seed of the digests; `None` for algorithms without a seed, and for vLLM's default seed.
+    /// Seed that enters the digest of a prompt's first block; `None` for algorithms without a seed, and for vLLM's
+    /// default seed.
     pub seed: Option<Arc<str>>,
 }
 
-/// Form in which an engine sends a digest.
+/// Form in which an engine sends a block hash in its events.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
-    /// Integer of 64 bits, a part of the digest.
+    /// Block hash sent as a 64-bit integer, made of eight bytes of the full digest.
     Integer,
-    /// All bytes of the digest.
+    /// Block hash sent as all bytes of the digest.
     Digest,
 }
 
-/// Dialect of an engine: how it computes block names, and in which form it sends them.
+/// Dialect of an engine: the scheme by which it computes block hashes, and the form in which it sends them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Dialect {
-    /// Scheme by which digests are computed.
+    /// Scheme by which the engine computes block hashes.
     pub scheme: Scheme,
-    /// Form in which digests are sent.
+    /// Form in which the engine sends block hashes in its events.
     pub form: Form,
 }
 
@@ -90,7 +92,8 @@ impl fmt::Display for Dialect {
 }
 
 impl Scheme {
-    /// Schemes that an engine may use: those without a seed, and those with one for each of `seeds`.
+    /// Returns the schemes that an engine may use: those with the default seed or without a seed, and vLLM's with each
+    /// of `seeds`.
     #[must_use]
     pub fn candidates(seeds: &[Arc<str>]) -> Vec<Self> {
         let plain = [Algorithm::Sha256, Algorithm::Sglang, Algorithm::Sha256Cbor];
@@ -100,13 +103,13 @@ impl Scheme {
         plain.chain(seeded).collect()
     }
 
-    /// Forms in which engines of this scheme send digests.
+    /// Returns the forms (integer or bytes) in which engines that use the scheme may send block hashes.
     #[must_use]
     pub fn forms(&self) -> &'static [Form] {
         if self.algorithm == Algorithm::Sglang { &[Form::Integer] } else { &[Form::Integer, Form::Digest] }
     }
 
-    /// Creates a namer for the blocks of a prompt with this cache salt.
+    /// Creates a [`Namer`], which computes the block hashes of a prompt with this cache salt.
     #[must_use]
     pub fn namer(&self, salt: Option<&str>) -> Namer {
         let salt = salt.filter(|salt| !salt.is_empty());
@@ -128,19 +131,19 @@ impl Scheme {
     }
 }
 
-/// Computes the digests of a prompt's blocks, one after the other.
+/// Calculator of the digests (full block hashes) of a prompt's blocks, one block after the other.
 #[derive(Clone, Debug)]
 pub struct Namer {
     algorithm: Algorithm,
-    /// Digest of the previous block, or the seed's.
+    /// Digest (full block hash) of the previous block; before the first block, the seed's digest.
     digest: Digest,
-    /// Cache salt that enters the first block's digest; `None` afterwards.
+    /// Cache salt that enters the first block's digest; `None` after the first block, or without a salt.
     salt: Option<Box<str>>,
     buffer: Vec<u8>,
 }
 
 impl Namer {
-    /// Computes the digest of the next block from its tokens.
+    /// Computes the digest (full block hash) of the next block of the prompt from its tokens.
     pub fn next(&mut self, tokens: &[u32]) -> Digest {
         let salt = self.salt.take();
         let (parent, buffer) = (self.digest.bytes(), &mut self.buffer);
@@ -164,12 +167,13 @@ impl Namer {
     }
 }
 
-/// A block's digest, of 16 or 32 bytes.
+/// Digest of a block, of 16 or 32 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Digest {
     bytes: [u8; 32],
     len: u8,
-    /// True if engines send the first eight bytes as a signed integer, false if the last as an unsigned one.
+    /// True if engines send the digest's first eight bytes as a signed integer; false if they send its last eight bytes
+    /// as an unsigned integer.
     first: bool,
 }
 
@@ -186,13 +190,13 @@ impl Digest {
         Self { bytes, len: 16, first: false }
     }
 
-    /// All bytes of the digest.
+    /// Returns all bytes of the digest.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Name in the index of a block whose digest is sent in this form.
+    /// Returns the block hash by which the index knows a block whose digest is sent in this form.
     #[must_use]
     pub fn name(&self, form: Form) -> BlockHash {
         let word = |at: usize| {
@@ -208,7 +212,7 @@ impl Digest {
     }
 }
 
-/// Key of the cache salt in vLLM's extra keys of a prompt's first block.
+/// Name under which vLLM puts the cache salt into the extra keys (keys besides tokens) of a prompt's first block.
 const SALT: &str = "cache_salt";
 
 /// Opcodes of Python's pickle format.
@@ -231,7 +235,7 @@ mod op {
     pub(crate) const STOP: u8 = b'.';
 }
 
-/// Pickle of a string.
+/// Encodes a string as a Python pickle.
 pub(crate) fn pickled_text(text: &str) -> Vec<u8> {
     let mut out = pickle_head();
     pickle_text(text, &mut out);
@@ -239,7 +243,7 @@ pub(crate) fn pickled_text(text: &str) -> Vec<u8> {
     out
 }
 
-/// Writes the pickle of a block's parent digest, tokens and salt.
+/// Writes a block's parent digest, tokens and cache salt as a Python pickle.
 pub(crate) fn pickle_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&pickle_head());
@@ -284,7 +288,7 @@ pub(crate) fn pickle_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, ou
     pickle_end(out);
 }
 
-/// Head of a pickle: its protocol, and a frame whose length is filled in later.
+/// Returns the beginning of a pickle: its protocol version, and the header of a frame whose length is filled in later.
 fn pickle_head() -> Vec<u8> {
     let mut out = Vec::with_capacity(32);
     out.extend_from_slice(&op::PROTO);
@@ -311,7 +315,7 @@ fn pickle_end(out: &mut Vec<u8>) {
     out[3..11].copy_from_slice(&frame.to_le_bytes());
 }
 
-/// Major types of CBOR, the first bits of a value.
+/// Major types of CBOR, which the first bits of a value encode.
 mod major {
     pub(crate) const NUMBER: u8 = 0x00;
     pub(crate) const BYTES: u8 = 0x40;
@@ -320,13 +324,13 @@ mod major {
     pub(crate) const NULL: u8 = 0xf6;
 }
 
-/// Writes a string in CBOR.
+/// Encodes a string in CBOR.
 pub(crate) fn cbor_text(text: &str, out: &mut Vec<u8>) {
     cbor_head(major::TEXT, text.len() as u64, out);
     out.extend_from_slice(text.as_bytes());
 }
 
-/// Writes a block's parent digest, tokens and salt in CBOR.
+/// Encodes a block's parent digest, tokens and cache salt in CBOR.
 pub(crate) fn cbor_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, out: &mut Vec<u8>) {
     out.clear();
     cbor_head(major::ARRAY, 3, out);
@@ -347,7 +351,7 @@ pub(crate) fn cbor_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, out:
     }
 }
 
-/// Writes a CBOR major type with a length or number in the fewest bytes.
+/// Encodes a CBOR major type with a length or number, in the fewest bytes possible.
 fn cbor_head(major: u8, value: u64, out: &mut Vec<u8>) {
     match value {
         0..24 => out.push(major | value as u8),

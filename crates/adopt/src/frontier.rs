@@ -1,9 +1,10 @@
-//! Frontier of a stream: names of blocks that it has proved to be held, without their contents, and its removals since.
+//! Frontier of a stream: blocks that the engine is proved to hold although their contents are unknown, and the engine's
+//! removals since.
 //!
-//! A store below a block that is not held proves that the engine held that block, and all before it, at that moment.
-//! These names are the *frontier*. Moments are counted in removals: a proof is as old as the number of removals that
-//! came after it. Of all blocks proved in this way, those are still held that were not removed since; for this, all
-//! removals since the oldest proof are remembered, known names and unknown ones alike, up to a limit. A proof from
+//! A store event whose parent block is unknown proves that the engine held the parent, and all blocks before it, at
+//! that moment. The block hashes proved in this way are the *frontier*. Moments are counted in removed blocks: the age
+//! of a proof is the number of blocks removed after it. A proved block is still held if it was not removed since the
+//! proof. For this test, all removed block hashes since the oldest proof are remembered, up to a limit. A proof from
 //! before the remembered removals has expired.
 
 use std::collections::VecDeque;
@@ -12,44 +13,46 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use kvatlas_index::BlockHash;
 
-/// Maximum number of removals remembered per stream: 1 MiB.
+/// Maximum number of removed block hashes remembered per stream; they occupy 1 MiB.
 pub const MOST_REMOVALS: usize = 1 << 17;
-/// Maximum number of proved block names of unknown contents (the frontier) kept per stream.
+/// Maximum number of block hashes on the frontier (blocks proved to be held, with unknown contents) kept per stream.
 pub const MOST_PROOFS: usize = 1 << 15;
-/// Minimum time between two recorded times.
+/// Minimum interval, in time, between two stream positions that are recorded with their times.
 const BETWEEN_TIMES: Duration = Duration::from_millis(100);
-/// Maximum number of recorded times kept: those of the last quarter of an hour at least.
+/// Maximum number of recorded points in time; they cover at least the last quarter of an hour.
 const MOST_TIMES: usize = 9_000;
 
-/// Position in an engine's event stream, as the number of removed blocks before it.
+/// Position in an engine's event stream, counted in blocks removed before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Moment(u64);
 
-/// State of a frontier from which another frontier can continue.
+/// State of a [`Frontier`] from which another one can continue, for snapshots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FrontierState {
-    /// Names of blocks that were proved to be held, each with the number of removals after its proof.
+    /// Block hashes that the engine was proved to hold, each with the number of blocks removed after the proof.
     pub proofs: Vec<(BlockHash, usize)>,
-    /// Names of the last removed blocks, oldest first.
+    /// Block hashes of the last removed blocks, oldest first.
     pub removals: Vec<BlockHash>,
 }
 
-/// Frontier of a stream: block names that it has proved to be held, of unknown contents, with the removals since the
-/// oldest proof.
+/// Frontier of a stream: block hashes of blocks that the engine is proved to hold and whose contents are unknown, with
+/// the removals since the oldest proof.
 #[derive(Debug)]
 pub struct Frontier {
-    /// Names with the latest moment at which they and all blocks before them were proved to be held.
+    /// Block hashes on the frontier, each with the latest moment at which the block and all blocks before it were
+    /// proved to be held.
     proofs: HashMap<BlockHash, Moment>,
-    /// Names added or proved again since the last [`take_fresh`](Self::take_fresh).
+    /// Block hashes that were proved for the first time or again since the last [`take_fresh`](Self::take_fresh).
     fresh: HashSet<BlockHash>,
-    /// Names of the last removed blocks, oldest first.
+    /// Block hashes of the last removed blocks, oldest first.
     removals: VecDeque<BlockHash>,
-    /// Moment before the oldest remembered removal.
+    /// Position in the stream just before the oldest remembered removal.
     since: Moment,
     most_removals: usize,
-    /// Recorded times with the moments reached then, oldest first.
+    /// Recorded points in time, each with the stream position reached then, oldest first.
     times: VecDeque<(Duration, Moment)>,
-    /// Number of proofs that expired before their names were known.
+    /// Number of proofs of held blocks that expired (because of too many removals since) before the blocks' contents
+    /// were known.
     expired: u64,
 }
 
@@ -60,7 +63,8 @@ impl Default for Frontier {
 }
 
 impl Frontier {
-    /// Creates a frontier that remembers at most `most_removals` removals.
+    /// Creates an empty frontier (set of blocks proved to be held, with unknown contents) that remembers at most
+    /// `most_removals` removed blocks.
     #[must_use]
     pub fn with_removals(most_removals: usize) -> Self {
         Self {
@@ -74,13 +78,13 @@ impl Frontier {
         }
     }
 
-    /// Present moment of the stream.
+    /// Returns the current position in the stream.
     #[must_use]
     pub fn now(&self) -> Moment {
         Moment(self.since.0 + self.removals.len() as u64)
     }
 
-    /// Records the removal of blocks, whether or not their names are known.
+    /// Records the removal of blocks, including blocks that were never announced.
     pub fn removed(&mut self, names: &[BlockHash]) {
         self.removals.extend(names);
         let beyond = self.removals.len().saturating_sub(self.most_removals);
@@ -88,7 +92,7 @@ impl Frontier {
         self.since.0 += beyond as u64;
     }
 
-    /// Records the proof that `name` and all blocks before it were held at a moment.
+    /// Records the proof that the block `name` and all blocks before it were held at a position in the stream.
     pub fn prove(&mut self, name: BlockHash, at: Moment) {
         if self.proofs.len() >= MOST_PROOFS && !self.proofs.contains_key(&name) {
             self.expire();
@@ -102,19 +106,21 @@ impl Frontier {
         self.fresh.insert(name);
     }
 
-    /// Latest moment at which `name` was proved; `None` if it is not on the frontier, or its proof has expired.
+    /// Returns the latest position in the stream at which the block `name` was proved to be held; `None` if no such
+    /// evidence is known, or so many blocks were removed since that the evidence has expired.
     #[must_use]
     pub fn proof(&self, name: BlockHash) -> Option<Moment> {
         self.proofs.get(&name).copied().filter(|proof| *proof >= self.since)
     }
 
-    /// Takes a name off the frontier, because its blocks are now known.
+    /// Removes a block from the frontier (blocks proved to be held, with unknown contents), because the contents of the
+    /// block and of those before it are now known.
     pub fn settle(&mut self, name: BlockHash) {
         self.proofs.remove(&name);
     }
 
-    /// Tells for each name whether it was removed after a moment; `None` if the moment is before the remembered
-    /// removals.
+    /// Returns for each block hash true if the block was removed after a position in the stream; `None` if the position
+    /// is before the remembered removals.
     #[must_use]
     pub fn find_removed(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
         let skip = usize::try_from(moment.0.checked_sub(self.since.0)?).ok()?;
@@ -130,7 +136,7 @@ impl Frontier {
         Some(gone)
     }
 
-    /// Records that `time` is the time of the present moment. Times do not go back.
+    /// Records `time` as the time of the current position in the stream. Times must not decrease.
     pub fn pass(&mut self, time: Duration) {
         if self.times.back().is_none_or(|(last, _)| time >= *last + BETWEEN_TIMES) {
             if self.times.len() == MOST_TIMES {
@@ -140,7 +146,8 @@ impl Frontier {
         }
     }
 
-    /// Latest recorded moment that was not after `time`; `None` if the time is before those kept.
+    /// Returns the latest recorded position in the stream that was reached no later than `time`; `None` if `time` is
+    /// before the recorded times.
     #[must_use]
     pub fn moment_at(&self, time: Duration) -> Option<Moment> {
         let after = self.times.partition_point(|(at, _)| *at <= time);
@@ -148,59 +155,63 @@ impl Frontier {
         (*moment >= self.since).then_some(*moment)
     }
 
-    /// Takes the names of blocks that were proved to be held, or proved again, since the last call.
+    /// Removes and returns the block hashes that were proved to be held, for the first time or again, since the last
+    /// call.
     pub fn take_fresh(&mut self) -> Vec<BlockHash> {
         let fresh = std::mem::take(&mut self.fresh);
         fresh.into_iter().filter(|name| self.proofs.contains_key(name)).collect()
     }
 
-    /// All names on the frontier: of blocks proved to be held whose contents are unknown.
+    /// Iterates over all block hashes on the frontier: blocks proved to be held, with unknown contents.
     pub fn names(&self) -> impl Iterator<Item = BlockHash> {
         self.proofs.keys().copied()
     }
 
-    /// Number of names on the frontier: of blocks proved to be held whose contents are unknown.
+    /// Returns the number of block hashes on the frontier: blocks proved to be held, with unknown contents.
     #[must_use]
     pub fn len(&self) -> usize {
         self.proofs.len()
     }
 
-    /// True if no name is on the frontier: the contents of all blocks proved to be held are known.
+    /// True if the frontier is empty: the contents of all blocks proved to be held are known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.proofs.is_empty()
     }
 
-    /// Drops proofs from before the remembered removals.
+    /// Drops proofs of held blocks that are older than the remembered removals, and counts them as expired.
     pub fn expire(&mut self) {
         let before = self.proofs.len();
         self.proofs.retain(|_, proof| *proof >= self.since);
         self.expired += (before - self.proofs.len()) as u64;
     }
 
-    /// Number of proofs that expired before their names were known.
+    /// Returns the number of proofs of held blocks that expired before the blocks' contents were known. A proof expires
+    /// when more blocks were removed since than are remembered.
     #[must_use]
     pub fn expired(&self) -> u64 {
         self.expired
     }
 
-    /// Drops the remembered removals if there are no proofs, so that proofs of earlier moments are no longer possible.
+    /// Drops the remembered removals if there are no proofs of held blocks. Blocks can then no longer be proved for
+    /// earlier positions in the stream.
     pub fn rest(&mut self) {
         if self.proofs.is_empty() {
             self.forget();
         }
     }
 
-    /// Drops all proofs and removals, because the engine's blocks are gone or a batch was missed.
+    /// Drops all proofs of held blocks and all removals, because the engine's blocks are gone or a batch was missed.
     pub fn forget(&mut self) {
         self.since = Moment(self.now().0 + 1);
         let (since, expired) = (self.since, self.expired);
         *self = Self { since, expired, ..Self::with_removals(self.most_removals) };
     }
 
-    /// State from which another frontier continues at this moment of the stream: at most `removals` of the last
-    /// removals, and at most `proofs` proofs that are no older, the newest first. The times of moments are not
-    /// included, so the new frontier ignores answers to prompts sent before.
+    /// Returns the state from which another frontier can continue at the current position in the stream. The state has
+    /// at most `removals` of the last removals, and at most `proofs` of the newest proofs that these removals cover.
+    ///
+    /// Recorded times are not part of the state, so the new frontier ignores answers to prompts that were sent before.
     #[must_use]
     pub fn kept(&self, removals: usize, proofs: usize) -> FrontierState {
         let now = self.now();
@@ -215,7 +226,8 @@ impl Frontier {
         FrontierState { proofs: kept, removals }
     }
 
-    /// Continues from the state of another frontier. Entries that contradict each other are left out.
+    /// Replaces all proofs of held blocks and all removals by those saved from another frontier. Proofs that are older
+    /// than the saved removals are left out.
     pub fn resume(&mut self, kept: &FrontierState) {
         *self = Self::with_removals(self.most_removals);
         self.removed(&kept.removals);
@@ -226,7 +238,7 @@ impl Frontier {
         }
     }
 
-    /// Memory allocated for proofs, removals and times, in bytes.
+    /// Returns the memory allocated for proofs of held blocks, removals and recorded times, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.proofs.allocation_size()

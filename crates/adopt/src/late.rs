@@ -1,4 +1,5 @@
-//! Adoption for one stream: what its batches prove, how its engine names blocks, and which blocks are adopted.
+//! Adoption for one stream: adding blocks to the index that the engine announced before the service followed it. Blocks
+//! are proved to be held by the engine's batches, and their hashes are computed from prompts' tokens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,52 +12,58 @@ use crate::chains::Chain;
 use crate::dialect::{Dialect, Scheme};
 use crate::frontier::{Frontier, FrontierState, Moment};
 
-/// Number of prompts' first blocks that are tried before an engine's names count as being of no known dialect.
+/// Number of prompts' first blocks for which all known hash algorithms are tried before the engine's block hashes are
+/// considered not computable.
 const TRIES: u32 = 64;
 
-/// Rank whose blocks are adopted: its worker, and the index that has its blocks.
+/// Rank for which blocks are to be added to the index that no batch announced, with its worker and the index.
 #[derive(Clone, Copy)]
 pub struct RankPlace<'a> {
     /// Index that has the rank's blocks.
     pub index: &'a BlockIndex,
     /// Name of the worker.
     pub worker: &'a str,
-    /// Number of the rank under which blocks are stored.
+    /// Number of the data-parallel rank under which the blocks are stored.
     pub rank: u32,
 }
 
-/// Reason why proved blocks are not adopted.
+/// Reason why blocks that were proved to be held are not adopted (added to the index).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AdoptionFailure {
-    /// A block counts for only some of the engine's cache groups, or its name depends on tokens after it.
+    /// The engine has several cache groups and a block may count for only some of them, or its block hashes depend on
+    /// the tokens after a block.
     Groups,
-    /// More blocks were removed since the proof than are remembered, or there is no proof.
+    /// No evidence shows that the engine still holds the blocks, or more blocks were removed since the evidence than
+    /// are remembered.
     Unproved,
-    /// One of the names is already held with another content.
+    /// One of the block hashes is already held with other contents.
     Contrary,
-    /// The index is full.
+    /// The index cannot number any more blocks.
     Full,
 }
 
-/// Outcome of an attempt to adopt blocks.
+/// Outcome of an attempt to adopt blocks (to add proved blocks to the index).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// Blocks were adopted: this many are held now and were not before.
+    /// Number of blocks that were added to the index, not counting blocks that were held before.
     Blocks(usize),
-    /// Nothing was adopted, for this reason.
+    /// No block was added to the index, for this reason.
     Not(AdoptionFailure),
 }
 
-/// Counts of adoptions and of failed attempts.
+/// Counts of adoptions (additions of proved blocks to the index) and of failed attempts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
-    /// Number of adoptions, each of the blocks up to a proved name, or of those that an engine took from its cache.
+    /// Number of successful adoptions. Each adds the leading blocks of one prompt, as proved by a batch or reported by
+    /// the engine as taken from its cache.
     pub adoptions: u64,
-    /// Number of blocks adopted.
+    /// Number of blocks added to the index although no batch announced them.
     pub blocks: u64,
-    /// Number of attempts that failed because a name is held with another content.
+    /// Number of failed attempts to add blocks to the index, because one of their block hashes is held with other
+    /// contents.
     pub contrary: u64,
-    /// Number of prompts' first blocks whose names are not of the stream's dialect.
+    /// Number of stored first blocks of prompts whose hashes differ from those computed in the engine's dialect (its
+    /// way of hashing blocks).
     pub other_names: u64,
 }
 
@@ -69,40 +76,48 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// Proofs of what one rank of a worker holds, and the dialect of its block names.
+/// Adoption state of one rank: blocks that the rank is proved to hold, and the engine's dialect (its way of hashing
+/// blocks).
 #[derive(Debug, Default)]
 pub struct RankAdoption {
     frontier: Frontier,
     roots: Roots,
     dialect: Option<Dialect>,
     tries: u32,
-    /// True if cache groups or lookahead keep a name from proving all blocks before it.
+    /// True if a store does not prove that all blocks before it are held, because the engine has several cache groups
+    /// or its block hashes depend on later tokens.
     grouped: bool,
-    /// True if an unknown block was ever proved, or the engine may hold more than is known.
+    /// True if the service has missed early events: the rank was proved to hold an unknown block, or may hold more
+    /// blocks than are known.
     was_late: bool,
-    /// True once the stream's first batch was applied.
+    /// True once the stream's first batch has been applied.
     settled: bool,
-    /// Blocks that are held because an engine's answer reported them. Answers may be faster than batches, so the next
-    /// store of that block may announce the same copy.
+    /// Block hashes of blocks that are held because an engine's answer to a request reported them as cached. The answer
+    /// may arrive before the batch that announces the same copy, so the next store of the block must not count another
+    /// copy.
     answered: HashSet<BlockHash>,
-    /// Adopted names with their salts, still to be passed to the stream's reader.
+    /// Block hashes of adopted blocks (blocks added to the index although no batch announced them) with their cache
+    /// salts, which are still to be passed to the stream's reader.
     salted: Vec<(Vec<BlockHash>, Arc<str>)>,
-    /// Counts of adoptions and of failed attempts.
+    /// Counts of adoptions (additions of proved blocks to the index) and of failed attempts.
     pub counts: Counts,
-    /// Scratch space, kept so that its memory is reused.
+    /// Buffer for the removed blocks of one batch, kept so that its memory is reused.
     removed: Vec<BlockHash>,
 }
 
 impl RankAdoption {
-    /// Creates the state of a rank, which remembers at most `removals` removals.
+    /// Creates the state of a rank for adding blocks to the index that no batch announced. The state remembers at most
+    /// `removals` removed blocks.
     #[must_use]
     pub fn with_removals(removals: usize) -> Self {
         Self { frontier: Frontier::with_removals(removals), ..Self::default() }
     }
 
-    /// Updates the proofs by a batch that was just applied. `partial`: whether the engine may hold more than it has
-    /// announced here; of an engine whose holdings are fully known, nothing is remembered. `time`: returns the present
-    /// time; `schemes`: how names may be computed.
+    /// Updates the proofs after a batch was applied to the index.
+    ///
+    /// `partial` is true if the engine may hold more blocks than this service knows; for an engine whose held blocks
+    /// are all known, nothing is remembered. `time` returns the current time, and `schemes` are the ways in which the
+    /// engine may compute block hashes.
     pub fn applied(
         &mut self,
         batch: &BatchOf<BlockHash>,
@@ -168,7 +183,7 @@ impl RankAdoption {
         }
     }
 
-    /// Drops all proofs, because the stream's blocks are gone or a batch was missed.
+    /// Drops all evidence of held blocks, because the blocks were cleared or a batch was missed.
     pub fn forget(&mut self) {
         self.frontier.forget();
         self.roots.clear();
@@ -177,48 +192,51 @@ impl RankAdoption {
         self.removed.clear();
     }
 
-    /// Starts anew for a new life of the engine, or another engine.
+    /// Resets the state after a restart of the engine, or for another engine.
     pub fn begin(&mut self) {
         self.forget();
         (self.dialect, self.tries, self.settled) = (None, 0, false);
     }
 
-    /// Frontier of the rank: names of blocks that it has proved to hold.
+    /// Returns the rank's frontier: block hashes that the rank is proved to hold, with unknown contents.
     #[must_use]
     pub fn frontier(&self) -> &Frontier {
         &self.frontier
     }
 
-    /// Frontier of the rank, to be changed.
+    /// Returns the rank's frontier (block hashes that it is proved to hold, with unknown contents) for changes.
     pub fn frontier_mut(&mut self) -> &mut Frontier {
         &mut self.frontier
     }
 
-    /// Dialect of the engine's block names; `None` if unknown.
+    /// Returns the engine's dialect (its way of hashing blocks); `None` if unknown.
     #[must_use]
     pub fn dialect(&self) -> Option<&Dialect> {
         self.dialect.as_ref()
     }
 
-    /// True if enough dialects and prompts were tried to conclude that the engine's names cannot be computed.
+    /// True if all known hash algorithms were tried on enough prompts to conclude that the engine's block hashes cannot
+    /// be computed.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.dialect.is_none() && self.tries >= TRIES
     }
 
-    /// True if all the engine's names have one dialect, so that equal names in two streams mean equal blocks.
+    /// True if all block hashes of the engine follow one dialect (way of hashing blocks), so that equal block hashes in
+    /// two streams mean equal blocks.
     #[must_use]
     pub fn is_pure(&self) -> bool {
         self.dialect.is_some() && self.counts.other_names == 0
     }
 
-    /// True if the rank has ever proved an unknown block, or may hold more than is known.
+    /// True if the service has missed early events: the rank was ever proved to hold an unknown block, or may hold more
+    /// blocks than are known.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.was_late
     }
 
-    /// Reason why the names of proved blocks cannot be computed; `None` if they can.
+    /// Returns the reason why the hashes of proved blocks cannot be computed; `None` if they can.
     #[must_use]
     pub fn why_not(&self) -> Option<&'static str> {
         if self.grouped {
@@ -230,8 +248,8 @@ impl RankAdoption {
         }
     }
 
-    /// Sets the rank's dialect, unless one is known, after it led from some tokens to a name on the frontier, which
-    /// cannot be by accident.
+    /// Sets the engine's dialect (its way of hashing blocks), unless one is known. The caller must have computed a
+    /// block hash on the frontier from a prompt's tokens in this dialect, which cannot happen by chance.
     pub fn learn(&mut self, dialect: &Dialect) {
         self.dialect.get_or_insert_with(|| dialect.clone());
     }
@@ -258,10 +276,10 @@ impl RankAdoption {
         }
     }
 
-    /// Adopts the blocks that a name on the frontier proves: those of `chain` up to the name. `chain` may continue
-    /// after it.
+    /// Adopts the blocks that a block hash on the frontier proves: adds the blocks of `chain` up to `name` to the
+    /// index, if they were not removed since. `chain` may continue after `name`.
     ///
-    /// `certain`: whether the names were computed from the contents of the blocks.
+    /// `certain` is true if the block hashes were computed from the contents of the blocks.
     pub fn adopt(&mut self, name: BlockHash, chain: &Chain, certain: bool, at: RankPlace<'_>) -> Outcome {
         let depth = chain.names.iter().position(|it| *it == name).map_or(0, |at| at + 1);
         let Some(proof) = self.frontier.proof(name).filter(|_| depth > 0) else {
@@ -275,8 +293,8 @@ impl RankAdoption {
         outcome
     }
 
-    /// Adopts blocks by an engine's report that it took the first `depth` blocks of a prompt, sent at `sent` or later,
-    /// from its cache.
+    /// Adopts the first `depth` blocks of a prompt, because the engine reported in its answer that it took them from
+    /// its cache. `sent` is a time before or at which the prompt was sent to the engine.
     pub fn observe(&mut self, chain: &Chain, depth: usize, sent: Duration, at: RankPlace<'_>) -> Outcome {
         match self.frontier.moment_at(sent) {
             Some(moment) if depth <= chain.names.len() => {
@@ -321,23 +339,25 @@ impl RankAdoption {
         }
     }
 
-    /// Passes the salts of adopted blocks to the stream's reader.
+    /// Passes the cache salts of adopted blocks (blocks added to the index although no batch announced them) to the
+    /// stream's reader, so that blocks which continue their chains inherit the salts.
     pub fn tell_salts(&mut self, reader: &mut Reader) {
         for (names, salt) in self.salted.drain(..) {
             reader.learn_salt(&names, &salt);
         }
     }
 
-    /// Names of blocks held only because an engine's answer reported them; no batch has named them since.
+    /// Iterates over the block hashes of blocks that are held only because an engine's answer reported them as cached,
+    /// and that no batch has announced since.
     pub fn answered(&self) -> impl Iterator<Item = BlockHash> {
         self.answered.iter().copied()
     }
 
-    /// Continues from another rank's state with the same blocks: its [`answered`](Self::answered) blocks, and what was
-    /// [`kept`](Frontier::kept) of its frontier.
+    /// Continues from the state of another rank that holds the same blocks: its [`answered`](Self::answered) blocks,
+    /// and the state [`kept`](Frontier::kept) of its frontier.
     ///
-    /// The next batch does not count as the first: if all of the engine's holdings are known, a parent that is not held
-    /// proves no more than it did to the other rank's state.
+    /// The next batch does not count as the stream's first one. So if all held blocks of the engine are known, an
+    /// unknown parent block proves nothing, as in the state that is continued.
     pub fn resume(&mut self, answered: impl IntoIterator<Item = BlockHash>, kept: &FrontierState) {
         self.answered.extend(answered);
         self.frontier.resume(kept);
@@ -345,8 +365,8 @@ impl RankAdoption {
         self.settled = true;
     }
 
-    /// Prepares for a batch before it is applied: passes salts to the reader, and takes back copies of blocks known
-    /// from answers that the batch announces itself.
+    /// Prepares for a batch that is about to be applied: passes cache salts to the reader, and removes copies of blocks
+    /// known from answers that the batch announces itself.
     pub fn note_batch(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: RankPlace<'_>) {
         self.tell_salts(reader);
         if self.answered.is_empty() {
@@ -366,7 +386,7 @@ impl RankAdoption {
     }
 }
 
-/// True if a store event can be read and concerns the device.
+/// True if a store event is valid and concerns device memory.
 fn is_readable(stored: &StoredOf<BlockHash>, index: &BlockIndex) -> bool {
     let (blocks, size) = (stored.block_hashes.len(), stored.block_size);
     let fills = blocks.checked_mul(size as usize) == Some(stored.tokens.len());

@@ -1,19 +1,20 @@
-//! Adoption: blocks that an index can still learn of although it began after they were announced.
+//! Adoption: adding blocks to the index that engines announced before the service began to follow them.
 //!
-//! Engines announce a block once, when it is written, and not when it is hit. A service that begins to listen later is
-//! never told of the oldest and hottest blocks, and all that is announced below them waits for them. But a store proves
-//! that the engine held all blocks before the stored ones, and the names that engines give to blocks can be computed
-//! from tokens, which queries bring. So:
+//! Engines announce a block once, when it is written, and not when it is hit. So a service that begins later misses the
+//! oldest and most used blocks, and cannot match later blocks that continue their chains. But a store event proves that
+//! the engine held all blocks before the stored ones, and the block hashes of engines can be computed from the tokens
+//! in queries. Blocks that are both proved to be held and known by their tokens are adopted.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `dialect.rs` | names from tokens, as vLLM and SGLang compute them |
-//! | `frontier.rs` | names that a stream has proved without announcing the blocks, and its removals since |
-//! | `chains.rs` | names that were computed from prompts, with the contents of their blocks |
-//! | `late.rs` | one stream's part: proofs by its batches, and adoption of what is proved and known |
+//! | `dialect.rs` | block hashes computed from tokens, as vLLM and SGLang do |
+//! | `frontier.rs` | block hashes that a stream proved to be held without announcing the blocks, and the removals since |
+//! | `chains.rs` | block hashes computed from prompts, with the contents of their blocks |
+//! | `late.rs` | adoption for one stream: proofs by its batches, and adoption of blocks that are proved and known |
 //!
-//! Depths that come of it are never too large: a block counts if it was proved and not removed since, one removal
-//! removes however many copies there are, and if there were more removals than are remembered, nothing is adopted.
+//! Adopted blocks never make a matched depth too large. A block is adopted only if it was proved to be held and not
+//! removed since; one removal removes all its copies; and if more blocks were removed than are remembered, none is
+//! adopted.
 
 pub mod chains;
 pub mod dialect;

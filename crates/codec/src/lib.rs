@@ -1,18 +1,18 @@
-//! Numbers as bytes, and the reader of bytes that all formats share.
+//! Encoding of numbers as bytes, and a reader of bytes, shared by all binary formats of the project.
 //!
-//! Numbers of fixed width are little endian; varints have seven bits in a byte, the lowest first, and the highest bit of
-//! every byte but the last is set.
+//! Numbers of fixed width are little endian. Varints (numbers of variable length) have seven bits in each byte, the
+//! lowest bits first; the highest bit is set in every byte but the last.
 
-/// Reason why bytes cannot be read.
+/// Reason why bytes cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadError {
-    /// There are fewer bytes than there should be.
+    /// The bytes end before the value is complete.
     End,
-    /// A number has more bits than it may have.
+    /// A number has more bits than allowed.
     TooLarge,
     /// A text is not UTF-8.
     Utf8,
-    /// Bytes are left at the end.
+    /// Bytes remain after the last value.
     Surplus,
 }
 
@@ -33,7 +33,7 @@ impl From<ReadError> for String {
     }
 }
 
-/// Appends a number in as few bytes as it needs.
+/// Appends a number as a varint: in one byte for each seven bits, with as few bytes as possible.
 #[inline]
 pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -43,41 +43,42 @@ pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Appends numbers of 64 bits.
+/// Appends 64-bit numbers in little-endian order.
 #[inline]
 pub fn put_words(out: &mut Vec<u8>, numbers: impl IntoIterator<Item = u64>) {
     numbers.into_iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
 }
 
-/// Appends a text behind its length.
+/// Appends the length of a text in bytes as a varint, and then the text.
 #[inline]
 pub fn put_text(out: &mut Vec<u8>, text: &str) {
     put_varint(out, text.len() as u64);
     out.extend_from_slice(text.as_bytes());
 }
 
-/// Codes the difference of two numbers so that small differences of either sign are small numbers.
+/// Encodes the difference `to` - `from` as an unsigned number, so that small differences of either sign give small
+/// numbers.
 #[must_use]
 pub fn zigzag(from: u64, to: u64) -> u64 {
     let difference = to.wrapping_sub(from) as i64;
     (difference << 1 ^ difference >> 63) as u64
 }
 
-/// Undoes [`zigzag`]: returns the number that has this coded difference from another.
+/// Reverses [`zigzag`]: returns the number whose encoded difference from `from` is `coded`.
 #[must_use]
 pub fn from_zigzag(from: u64, coded: u64) -> u64 {
     from.wrapping_add(coded >> 1 ^ (coded & 1).wrapping_neg())
 }
 
-/// Cursor that takes values from the beginning of bytes.
+/// Cursor over bytes, from whose beginning values are read one after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor<'a>(pub &'a [u8]);
 
 impl<'a> Cursor<'a> {
-    /// Takes a varint.
+    /// Reads a varint (a number of variable length).
     ///
     /// # Errors
-    /// [`ReadError::End`], or [`ReadError::TooLarge`] if it has more than 64 bits.
+    /// [`ReadError::End`] if the bytes end before; [`ReadError::TooLarge`] if the number has more than 64 bits.
     #[inline]
     pub fn varint(&mut self) -> Result<u64, ReadError> {
         let mut number = 0;
@@ -95,19 +96,19 @@ impl<'a> Cursor<'a> {
         Err(ReadError::TooLarge)
     }
 
-    /// Takes a varint of 32 bits.
+    /// Reads a varint (a number of variable length) of at most 32 bits.
     ///
     /// # Errors
-    /// [`ReadError::End`], or [`ReadError::TooLarge`] if it has more.
+    /// [`ReadError::End`] if the bytes end before; [`ReadError::TooLarge`] if the number has more than 32 bits.
     #[inline]
     pub fn small(&mut self) -> Result<u32, ReadError> {
         self.varint()?.try_into().map_err(|_| ReadError::TooLarge)
     }
 
-    /// Takes a byte.
+    /// Reads one byte.
     ///
     /// # Errors
-    /// [`ReadError::End`].
+    /// [`ReadError::End`] if no bytes remain.
     #[inline]
     pub fn byte(&mut self) -> Result<u8, ReadError> {
         let (byte, rest) = self.0.split_first().ok_or(ReadError::End)?;
@@ -115,10 +116,10 @@ impl<'a> Cursor<'a> {
         Ok(*byte)
     }
 
-    /// Takes `count` bytes.
+    /// Reads `count` bytes.
     ///
     /// # Errors
-    /// [`ReadError::End`].
+    /// [`ReadError::End`] if fewer bytes remain.
     #[inline]
     pub fn bytes(&mut self, count: u64) -> Result<&'a [u8], ReadError> {
         let taken = usize::try_from(count).ok().and_then(|count| self.0.split_at_checked(count));
@@ -127,10 +128,10 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// Takes a number of 64 bits.
+    /// Reads a little-endian number of 64 bits.
     ///
     /// # Errors
-    /// [`ReadError::End`].
+    /// [`ReadError::End`] if fewer than eight bytes remain.
     #[inline]
     pub fn word(&mut self) -> Result<u64, ReadError> {
         let (word, rest) = self.0.split_first_chunk().ok_or(ReadError::End)?;
@@ -138,20 +139,20 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(*word))
     }
 
-    /// Takes `count` numbers of 64 bits.
+    /// Reads `count` little-endian numbers of 64 bits.
     ///
     /// # Errors
-    /// [`ReadError::End`].
+    /// [`ReadError::End`] if too few bytes remain.
     #[inline]
     pub fn words(&mut self, count: usize) -> Result<impl ExactSizeIterator<Item = u64> + use<'a>, ReadError> {
         let (words, _) = self.bytes((count as u64).checked_mul(8).ok_or(ReadError::TooLarge)?)?.as_chunks();
         Ok(words.iter().map(|word| u64::from_le_bytes(*word)))
     }
 
-    /// Takes the number of items that follow, of at least `bytes` bytes each.
+    /// Reads the number of items that follow, as a varint, where each item has at least `bytes` bytes.
     ///
     /// # Errors
-    /// [`ReadError::End`] if fewer are left.
+    /// [`ReadError::End`] if too few bytes remain for that many items.
     #[inline]
     pub fn count(&mut self, bytes: usize) -> Result<usize, ReadError> {
         let count = usize::try_from(self.varint()?).ok();
@@ -159,25 +160,25 @@ impl<'a> Cursor<'a> {
         fits.ok_or(ReadError::End)
     }
 
-    /// Takes a text behind its length.
+    /// Reads a text that is preceded by its length in bytes.
     ///
     /// # Errors
-    /// [`ReadError::End`], or [`ReadError::Utf8`].
+    /// [`ReadError::End`] if the bytes end before; [`ReadError::Utf8`] if the text is not UTF-8.
     pub fn text(&mut self) -> Result<&'a str, ReadError> {
         let length = self.count(1)?;
         std::str::from_utf8(self.bytes(length as u64)?).map_err(|_| ReadError::Utf8)
     }
 
-    /// True if no bytes are left.
+    /// True if no bytes remain.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Ends the reading: nothing may be left.
+    /// Checks that all bytes have been read.
     ///
     /// # Errors
-    /// [`ReadError::Surplus`] if bytes are left.
+    /// [`ReadError::Surplus`] if bytes remain.
     pub fn end(&self) -> Result<(), ReadError> {
         if self.0.is_empty() { Ok(()) } else { Err(ReadError::Surplus) }
     }

@@ -1,5 +1,5 @@
-//! Rules on which endpoints may be followed. A client that registers an engine makes this service connect to it; without
-//! limits, clients could probe any network that the service reaches.
+//! Rules for the endpoints (socket addresses of engines) that may be followed. A client that registers an engine makes
+//! the service connect to it; without rules, clients could probe any network that the service can reach.
 
 use std::net::IpAddr;
 
@@ -7,14 +7,14 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::state::Registration;
 
-/// Hosts and networks whose endpoints may be followed by default where registering needs no key.
+/// Hosts and networks whose endpoints may be followed by default if registration requires no key.
 const LOOPBACK: [&str; 3] = ["127.0.0.0/8", "::1", "localhost"];
 
-/// List of the endpoints that may be followed: networks, patterns of host names, and patterns of paths.
+/// List of the endpoints that may be followed: networks, patterns of host names, and patterns of `ipc://` paths.
 #[derive(Debug, Clone)]
 pub struct AllowList {
     entries: Vec<Entry>,
-    /// True if the entries were configured by the operator, false for the defaults.
+    /// True if the entries were configured by the operator; false if they are the defaults.
     said: bool,
 }
 
@@ -66,7 +66,8 @@ impl Entry {
 }
 
 impl AllowList {
-    /// Reads the list from the configuration's entries. `open`: whether registering needs no key.
+    /// Parses the list from the configuration's entries. `open` is true if registration requires no key, which
+    /// restricts the defaults for an empty list.
     pub(crate) fn new(entries: &[String], open: bool) -> Result<Self, Error> {
         let default: &[&str] = if open { &LOOPBACK } else { &["*", "ipc://*"] };
         let said = !entries.is_empty();
@@ -74,7 +75,7 @@ impl AllowList {
         Ok(Self { entries: texts.map(Entry::read).collect::<Result<_, _>>()?, said })
     }
 
-    /// True if an engine at this IP address may connect to this service.
+    /// True if an engine at this IP address may connect to the service.
     pub(crate) fn has_peer(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.entries.iter().any(|entry| match entry {
@@ -84,8 +85,8 @@ impl AllowList {
         })
     }
 
-    /// Checks that all endpoints of a registration may be followed. `host`: a host that the operator has already named
-    /// elsewhere.
+    /// Checks that all endpoints of a registration may be followed. `host` is a host that is allowed in addition to the
+    /// list, because the operator has named it elsewhere.
     ///
     /// # Errors
     /// [`Error::Forbidden`] if an endpoint may not be followed.
@@ -94,7 +95,8 @@ impl AllowList {
         endpoints.into_iter().try_for_each(|endpoint| self.check(endpoint, host))
     }
 
-    /// Checks that an endpoint may be followed. `host`: a host that the operator has already named elsewhere.
+    /// Checks that an endpoint may be followed. `host` is a host that is allowed in addition to the list, because the
+    /// operator has named it elsewhere.
     pub(crate) fn check(&self, endpoint: &Endpoint, host: Option<&str>) -> Result<(), Error> {
         // Nothing is connected to; who connects to us is looked at then.
         if endpoint.bound_port().is_some() {
@@ -132,7 +134,7 @@ fn is_in(address: IpAddr, network: IpAddr, bits: u8) -> bool {
     }
 }
 
-/// True if a text matches a pattern, in which `*` matches any text, also none.
+/// True if a text matches a pattern, in which `*` matches any text, including none.
 fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();

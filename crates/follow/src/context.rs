@@ -1,4 +1,4 @@
-//! [`StreamContext`]: settings of streams, and the state that all streams share.
+//! Settings of streams, and the state that all streams of a follower share ([`StreamContext`]).
 
 use std::sync::Arc;
 
@@ -15,25 +15,26 @@ use kvatlas_stream::zmtp::Room;
 /// Settings of streams, and the state that all streams of a follower share.
 #[derive(Debug, Clone)]
 pub struct StreamContext {
-    /// Settings for following engines.
+    /// Settings for reading engines' event streams.
     pub config: StreamConfig,
-    /// Bytes in buffers, and counts of reached limits, over all streams.
+    /// Counts over all streams: bytes in buffers, and how often limits were reached.
     pub shared: Arc<SharedCounts>,
-    /// Scheme by which indexes identify blocks: by content hashes, or by 64-bit words that depend on a key.
+    /// Scheme by which indexes identify blocks: content hashes, or 64-bit hashes that also depend on a secret key.
     pub identity: Arc<Identity>,
     /// Hashing schemes by which engines may compute block hashes.
     pub schemes: Arc<[Scheme]>,
-    /// Queue of prompts from whose tokens blocks may be adopted.
+    /// Queue of prompts whose tokens may reveal the contents of blocks that engines announced before this service
+    /// followed them.
     pub prompt_queue: Arc<PromptQueue<Keyspace>>,
-    /// Snapshots that streams are restored from, and written to.
+    /// Snapshots from which streams are restored, and into which they are saved.
     pub snapshots: Arc<Snapshots>,
-    /// The log that streams are published to, or read from.
+    /// Connection to the NATS log to which streams are published, or from which they are read.
     pub relay: Arc<Relay>,
 }
 
 impl From<StreamConfig> for StreamContext {
-    /// Creates a separate context for streams with these settings: no snapshots, no log, blocks identified by content
-    /// hashes.
+    /// Creates a separate context for streams with these settings: without snapshots and log, with blocks identified by
+    /// content hashes.
     fn from(config: StreamConfig) -> Self {
         Self {
             config,
@@ -48,7 +49,7 @@ impl From<StreamConfig> for StreamContext {
 }
 
 impl StreamContext {
-    /// Memory budget for messages that have arrived only in part.
+    /// Creates the memory budget for partly received messages.
     pub(crate) fn room(&self) -> Room {
         Room::new(self.shared.clone(), self.config.limits.buffer_bytes)
     }

@@ -1,7 +1,8 @@
-//! Counters whose field names are their metrics' names and whose doc comments are the metrics' help.
+//! Macro for counters that are shown as metrics. A counter's field name is the end of its metric's name, and its doc
+//! comment is the metric's help text.
 
-/// Declares a struct `Counts` of counters, with a list of their names and help texts. `$prefix` begins each metric's
-/// name.
+/// Declares a struct `Counts` of counters, with a method that lists their metrics' names and help texts. Each metric's
+/// name begins with `$prefix`.
 macro_rules! counts {
     ($(#[doc = $of:literal])* $prefix:literal $($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         $(#[doc = $of])*
@@ -11,7 +12,7 @@ macro_rules! counts {
         }
 
         impl Counts {
-            /// All counters: name of the metric, help text, and present value.
+            /// Returns all counters, each as the metric's name, its help text, and the current value.
             pub(crate) fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
                 let of = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
                 vec![$((

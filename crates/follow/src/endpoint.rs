@@ -1,41 +1,41 @@
-//! Endpoints of an engine's sockets.
+//! Endpoints: addresses of engines' sockets.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
 
-/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or a port of this service that the engine
-/// connects to, `bind://port`.
+/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or `bind://port` for a port of
+/// the service to which the engine connects.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint(Box<str>);
 
 impl Endpoint {
-    /// Text of the endpoint in ZeroMQ's form.
+    /// Returns the text of the address in ZeroMQ's form.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Port of this service that the engine connects to; `None` if the service connects to the engine.
+    /// Returns the port of the service to which the engine connects; `None` if the service connects to the engine.
     #[must_use]
     pub fn bound_port(&self) -> Option<u16> {
         self.0.strip_prefix("bind://")?.parse().ok()
     }
 
-    /// Endpoint of a stream that is read from the log, under this NATS subject. Clients cannot register such an
-    /// endpoint.
+    /// Creates the endpoint of a stream that is read from the NATS log, under the given NATS subject. Clients cannot
+    /// register endpoints of this kind.
     pub(crate) fn log(subject: &str) -> Self {
         Self(format!("nats:{subject}").into())
     }
 
-    /// NATS subject of a stream that is read from the log; `None` for other endpoints.
+    /// Returns the NATS subject of a stream that is read from the NATS log; `None` for other endpoints.
     #[must_use]
     pub fn log_subject(&self) -> Option<&str> {
         self.0.strip_prefix("nats:")
     }
 
-    /// Host, without brackets; `None` for `ipc://` paths and ports of this service.
+    /// Returns the host, without the brackets of an IPv6 address; `None` for `ipc://` paths and ports of the service.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;

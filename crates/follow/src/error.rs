@@ -1,15 +1,15 @@
-//! Errors of requests to the service. A refused request has changed nothing.
+//! Errors of requests to a follower. A refused request has no effect.
 
 use std::borrow::Cow;
 
-/// Code of an error for JSON values of wrong types.
+/// Error code for a JSON value of the wrong type.
 pub const WRONG_TYPE: &str = "wrong_type";
 
-/// Reason of a refused request.
+/// Error of a refused request to a follower.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error("configuration: {message}")]
     Config {
         /// Message that names the wrong setting and says why the value is wrong.
@@ -18,15 +18,15 @@ pub enum Error {
     /// A value, or a combination of values, cannot be used.
     #[error("{message}")]
     Invalid {
-        /// Stable code of the error.
+        /// Error code, equal in every release.
         code: &'static str,
-        /// Message that says what was wrong and what would be right.
+        /// Message that says what is wrong and what is expected.
         message: Cow<'static, str>,
     },
     /// The request contradicts an earlier registration.
     #[error("{message}")]
     Conflict {
-        /// Stable code of the error.
+        /// Error code, equal in every release.
         code: &'static str,
         /// Message that describes the contradiction.
         message: String,
@@ -34,7 +34,7 @@ pub enum Error {
     /// The configuration does not allow the request.
     #[error("{message}")]
     Forbidden {
-        /// Stable code of the error.
+        /// Error code, equal in every release.
         code: &'static str,
         /// Message that says what is not allowed, and which setting would allow it.
         message: String,
@@ -42,26 +42,26 @@ pub enum Error {
     /// The requested object does not exist.
     #[error("{message}")]
     Unknown {
-        /// Stable code of the error.
+        /// Error code, equal in every release.
         code: &'static str,
         /// Message that names what does not exist.
         message: String,
     },
-    /// A bug: handling the request caused a panic; the request had no effect.
+    /// Handling of the request panicked, which is a bug. The request had no effect.
     #[error("internal error; the service's log has the details")]
     Internal,
-    /// The service shut down, before or during the request.
+    /// The service was shut down before or during the request.
     #[error("the service is closed")]
     Closed,
     /// The requested object does not exist now, but may soon.
     #[error("{message}")]
     Unavailable {
-        /// Stable code of the error.
+        /// Error code, equal in every release.
         code: &'static str,
         /// Message that says what does not exist yet, and what the client can do.
         message: String,
     },
-    /// A snapshot cannot be used or made.
+    /// A snapshot cannot be read or written.
     #[error("{message}")]
     Snapshot {
         /// Message that names the snapshot and says what is wrong with it.
@@ -76,7 +76,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable code of the error, for programs to compare.
+    /// Returns the error code, equal in every release, for programs to compare.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -97,8 +97,8 @@ impl Error {
         Self::Config { message }
     }
 
-    /// Error of a request for content hashes to a service whose indexes identify blocks by words under a key of its
-    /// own. `instead`: what the client can do instead.
+    /// Creates the error for a request by content hashes to a service whose indexes identify blocks by hashes under a
+    /// secret key. `instead` says what the client can do instead.
     #[must_use]
     pub fn keyed_identity(instead: &str) -> Self {
         let message = format!(
@@ -116,7 +116,7 @@ impl Error {
         Self::Conflict { code, message }
     }
 
-    /// Error of a request for an object that does not exist.
+    /// Creates the error for a request that concerns an object which does not exist.
     #[must_use]
     pub fn unknown(code: &'static str, message: String) -> Self {
         Self::Unknown { code, message }

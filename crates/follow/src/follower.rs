@@ -1,4 +1,4 @@
-//! [`Follower`]: follows engines' event streams into indexes, without HTTP.
+//! Follower of engines' event streams ([`Follower`]), which keeps indexes of their blocks and has no HTTP server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -32,23 +32,25 @@ use crate::sources::Sources;
 use crate::state::{Keyspace, PromptQueue};
 use kvatlas_stream::zmtp::Room;
 
-/// Longest wait for threads to end when a follower is dropped.
+/// Maximum wait for threads to end when a follower is dropped.
 const END: Duration = Duration::from_secs(2);
 
-/// Longest wait of a client for a snapshot that is being made, after which the client must ask again.
+/// Maximum wait of a client for a snapshot that is being made, after which the client must request it again.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Longest time for copying streams' holdings into the last snapshot, at shutdown.
+/// Maximum time for copying the held blocks of all streams into the last snapshot, at shutdown.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
-/// Follower of engines' event streams, which keeps indexes of their blocks. It listens only at the addresses of
-/// `streams.bind`. A router runs one in its process, and a service answers HTTP requests from one. Methods block, so
-/// they must not be called from inside an async runtime.
+/// Follower of engines' event streams, which keeps indexes of their blocks. It listens only at the addresses in
+/// `streams.bind`. A router runs a follower in its own process; the index service is a follower with an HTTP server.
+///
+/// Methods block, so they must not be called from inside an async runtime.
 pub struct Follower {
     fleet: Arc<Fleet>,
-    /// Rules on which endpoints may be registered.
+    /// Rules for the endpoints that may be registered.
     allow: Arc<AllowList>,
-    /// Queue of prompts from whose tokens blocks may be adopted.
+    /// Queue of prompts whose tokens may reveal the contents of blocks that engines announced before this service
+    /// followed them.
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     running: Mutex<Option<FollowerThreads>>,
     digests: Digests,
@@ -63,7 +65,8 @@ struct FollowerThreads {
     keeper: Option<Keeper>,
 }
 
-/// Handle of the adoption thread; ends the thread on drop.
+/// Handle of the thread that adds blocks announced before the service started to the index. Ends the thread when
+/// dropped.
 struct AdoptionThread {
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     thread: Option<JoinHandle<()>>,
@@ -79,11 +82,11 @@ impl Drop for AdoptionThread {
 }
 
 impl Follower {
-    /// Starts a follower. Engines can be registered once this returns. `asks_for_key`: whether registering over HTTP,
-    /// where possible at all, needs a key.
+    /// Starts a follower. Engines can be registered as soon as the call returns. `asks_for_key` is true if registration
+    /// over HTTP requires a key.
     ///
     /// # Errors
-    /// [`Error::Start`] if listening at an address of `streams.bind` fails, or a thread cannot be started.
+    /// [`Error::Start`] if listening at an address in `streams.bind` fails, or a thread cannot be started.
     pub fn start(config: Config, asks_for_key: bool) -> Result<Self, Error> {
         log::start(config.log);
         let ingest = Builder::new_multi_thread()
@@ -132,38 +135,39 @@ impl Follower {
         Ok(Self { fleet, allow, prompt_queue, running, digests, sole_tokens, sites, sources: Arc::default() })
     }
 
-    /// Fleet of the engines that this follower follows.
+    /// Returns the fleet of registered engines.
     #[must_use]
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }
 
-    /// Rules on which endpoints may be registered.
+    /// Returns the rules for the endpoints that may be registered.
     #[must_use]
     pub fn allow(&self) -> &AllowList {
         &self.allow
     }
 
-    /// Digests received from sites; empty in a service that receives none.
+    /// Returns the sites whose digests (summaries of their indexes) were received; empty in a service that receives
+    /// none.
     #[must_use]
     pub fn sites(&self) -> &Tops {
         &self.sites
     }
 
-    /// Sources of engines, such as the pods of a cluster, that discovery reports on.
+    /// Returns the sources in which engines are found automatically, such as the pods of a cluster, with their states.
     #[must_use]
     pub fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
 
-    /// Makes the registration in a JSON body of `/register`, which may name a `source` too. True if the registration is
-    /// new.
+    /// Registers an engine's stream, given as a JSON body of `/register`, which may additionally have the member
+    /// `source`. Returns true if the registration is new.
     ///
-    /// `announced_by`: host of the engine that named the endpoints, which must be on this host or be allowed. `None` if
-    /// the operator named the endpoints, which is always allowed.
+    /// `announced_by` is the host of the engine that announced the endpoints; each endpoint must then be on that host
+    /// or be allowed by the configuration. `None` means that the operator gave the endpoints, which is always allowed.
     ///
     /// # Errors
-    /// The errors of `/register`.
+    /// The errors of the HTTP route `/register`.
     pub fn register(&self, json: &str, announced_by: Option<&str>) -> Result<bool, Error> {
         let registration = register::registration(json.as_bytes())?;
         if announced_by.is_some() {
@@ -174,7 +178,7 @@ impl Follower {
         Ok(registering == RegistrationOutcome::New)
     }
 
-    /// Checks that an endpoint named by the engine at host `announced_by` may be followed.
+    /// Checks that an endpoint may be followed if the engine at host `announced_by` has announced it.
     ///
     /// # Errors
     /// [`Error::Forbidden`] if the endpoint may not be followed, [`Error::Invalid`] if the text is not an endpoint.
@@ -182,7 +186,7 @@ impl Follower {
         self.allow.check(&endpoint.parse()?, Some(announced_by))
     }
 
-    /// Unregisters a worker, or one rank of the worker. Returns the number of streams ended.
+    /// Unregisters a worker, or one of its ranks. Returns the number of streams ended.
     ///
     /// # Errors
     /// [`Error::Unknown`] if the worker or rank is not registered.
@@ -192,37 +196,39 @@ impl Follower {
         self.wait(async move { fleet.unregister(&worker, None, rank).await })?
     }
 
-    /// Appends the metrics of engines, streams and indexes, without the end line, to the text of `/metrics`.
+    /// Appends the metrics of engines, streams and indexes in Prometheus's text format, without the final `# EOF` line.
     ///
     /// # Errors
-    /// If `out` refuses more text.
+    /// If writing to `out` fails.
     pub fn write_metrics(&self, out: &mut String) -> std::fmt::Result {
         metrics::write(&self.fleet, &self.prompt_queue, &self.sites, out)?;
         self.sources.write_metrics(out)
     }
 
-    /// Answer to `/workers`, in JSON.
+    /// Returns the answer to `/workers` as JSON.
     #[must_use]
     pub fn workers(&self) -> Value {
         report::workers(&self.fleet, None, None)
     }
 
-    /// Stores discovery's report on an engine, an [`EngineReport`] in JSON.
+    /// Stores a report on the automatic registration of an engine, given as an [`EngineReport`] in JSON.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text is no report of a source.
+    /// [`Error::Config`] if the text is not a report on an engine.
     pub fn report_engine(&self, report: &str) -> Result<(), Error> {
         let report: EngineReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
         self.fleet.report(report);
         Ok(())
     }
 
-    /// Forgets an engine, or a configured stream, that discovery followed. False if it was unknown.
+    /// Removes the report on the automatic registration of an engine or configured stream. Returns false if there was
+    /// none.
     pub fn forget_engine(&self, worker: &str, rank: Option<u32>) -> bool {
         self.fleet.forget(worker, rank)
     }
 
-    /// Block size, in tokens, of most blocks in a worker's events, if it differs from the registered one; else `None`.
+    /// Returns the block size, in tokens, of most blocks in a worker's events, if it differs from the registered block
+    /// size; else `None`.
     #[must_use]
     pub fn other_block_size(&self, worker: &str) -> Option<u32> {
         let keyspaces = self.fleet.keyspaces();
@@ -231,7 +237,7 @@ impl Follower {
         sizes.filter_map(|(_, stream)| stream.status.other_size()).max_by_key(|its| its.1).map(|(size, _)| size)
     }
 
-    /// Workers whose streams have shown that the engine restarted since the last call.
+    /// Returns the workers whose engines have been found to have restarted since the last call.
     #[must_use]
     pub fn restarted(&self) -> Vec<Arc<str>> {
         let keyspaces = self.fleet.keyspaces();
@@ -243,11 +249,11 @@ impl Follower {
         workers
     }
 
-    /// Loads a snapshot of another service from a file, if streams wait for one (`snapshot.from_peer`). `url`: URL that
-    /// the snapshot came from. Returns the number of streams in the snapshot.
+    /// Loads a snapshot of another service from a file, if streams wait for one (the setting `snapshot.from_peer`).
+    /// `url` is the URL from which the file was downloaded. Returns the number of streams in the snapshot.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if the snapshot cannot be used; the streams begin without it.
+    /// [`Error::Snapshot`] if the snapshot cannot be used; the streams then begin without it.
     pub fn load_snapshot(&self, file: &Path, url: &str) -> Result<u64, Error> {
         let snapshots = self.fleet.snapshots();
         let read = read_file(file, snapshots.config.max_bytes).map_err(|error| format!("{}: {error}", file.display()));
@@ -257,8 +263,8 @@ impl Follower {
         loaded
     }
 
-    /// Ends the streams' wait for a snapshot of another service. `why`: the error that prevented it; `None` if there is
-    /// just none.
+    /// Ends the wait of streams for a snapshot of another service. `why` is the error that prevented the snapshot;
+    /// `None` if the other service has none.
     pub fn no_snapshot(&self, why: Option<&str>) {
         let snapshots = self.fleet.snapshots();
         if let Some(why) = why {
@@ -268,8 +274,8 @@ impl Follower {
         snapshots.loaded(&*self.fleet);
     }
 
-    /// Digests of the changes in each keyspace since the last call, for the service above the sites; complete digests
-    /// for the keyspaces in `whole`, given by model and routing group.
+    /// Returns digests of each keyspace for the service above the sites: the changes since the last call, or complete
+    /// digests for the keyspaces in `whole`, given by model and routing group. `site` is the name of this site.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the site's name cannot be used.
@@ -280,8 +286,9 @@ impl Follower {
         keyspaces.iter().map(next).collect()
     }
 
-    /// Approximate number of tokens, by worker, that only this worker's blocks hold, and that are lost with the worker.
-    /// Workers that are not trusted are left out. Copies what has changed since the last call, in slices.
+    /// Counts, for each worker, the tokens whose blocks no other worker holds, and which would be lost with the worker.
+    /// The numbers are approximate. Workers whose streams are not trusted are left out. Only changes since the last
+    /// call are read from the index, in slices.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the tokens cannot be counted.
@@ -289,13 +296,13 @@ impl Follower {
         self.sole_tokens.count(&self.fleet.keyspaces())
     }
 
-    /// Snapshot for another service to begin with: the snapshot numbered `wanted` if it still exists, or else one made
-    /// in the last seconds, or with `fresh`, a new one. Waits for up to half of `patience`, the time that the request
-    /// may take.
+    /// Returns a snapshot for another service to begin with: the snapshot numbered `wanted`, if it still exists; else
+    /// one made in the last seconds; or a new one if `fresh` is true. Waits for at most half of `patience`, the time
+    /// that the whole request may take.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if indexes identify blocks under a key of this process, [`Error::Unavailable`] if the
-    /// snapshot cannot be made, or not in time.
+    /// [`Error::Conflict`] if indexes identify blocks by hashes under a secret key of this process,
+    /// [`Error::Unavailable`] if the snapshot cannot be made in time or at all.
     pub async fn snapshot(
         &self,
         wanted: Option<u64>,
@@ -315,13 +322,13 @@ impl Follower {
         spooled.ok_or_else(not_ready)
     }
 
-    /// Answer to `/engines`, in JSON.
+    /// Returns the answer to `/engines` as JSON.
     #[must_use]
     pub fn engines(&self) -> Value {
         report::engines(&self.fleet)
     }
 
-    /// Unmet conditions of readiness, as in the answer to `/ready?strict=1`; `None` if all are met.
+    /// Returns the unmet conditions of readiness as JSON, as in the answer to `/ready?strict=1`; `None` if all are met.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         report::not_ready(&self.fleet)
@@ -332,13 +339,14 @@ impl Follower {
         self.fleet.drain();
     }
 
-    /// Marks the follower as not ready, and ends all streams and threads. False if that took longer than `timeout`, so
-    /// that streams were cut off. A second call does nothing.
+    /// Marks the follower as not ready, and ends all streams and threads. Returns false if that took longer than
+    /// `timeout`, so that streams were cut off. A second call does nothing.
     pub fn drain(&self, timeout: Duration) -> bool {
         self.drain_after(timeout, std::future::ready(true))
     }
 
-    /// Drains once `answered` resolves, to true if all requests were answered, or after `timeout`.
+    /// Drains the follower like [`drain`](Self::drain), but first waits for the future `answered`, whose value is true if
+    /// all running requests were answered.
     pub fn drain_after(&self, timeout: Duration, answered: impl Future<Output = bool>) -> bool {
         let Some(FollowerThreads { ingest, adopt, keeper }) = self.running.lock().take() else { return true };
         self.leave();
@@ -358,7 +366,7 @@ impl Follower {
         in_time
     }
 
-    /// Runs a future on the threads that follow streams, unless the follower has ended.
+    /// Runs a future on the threads that follow streams, unless the follower has been stopped.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Some(running) = self.running.lock().as_ref() {
             running.ingest.spawn(work);
@@ -384,7 +392,7 @@ impl Drop for Follower {
     }
 }
 
-/// Listens at an address for engines that connect to this service.
+/// Listens at an address for engines that connect to the service.
 fn listen_for_engines(
     at: SocketAddr,
     room: Room,

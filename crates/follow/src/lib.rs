@@ -1,6 +1,6 @@
-//! A library that follows inference engines: it reads the events that they publish about their KV caches, and keeps for
-//! each model an exact index of which engine holds which blocks. It speaks ZMTP with engines, and NATS with other
-//! followers. It has no HTTP: the service and the router put that in front of it.
+//! Library that follows inference engines: it reads the KV events that they publish, and keeps for each model an exact
+//! index of the blocks that each engine holds. It uses ZMTP, ZeroMQ's protocol, to read from engines, and NATS to
+//! exchange streams with other followers. It has no HTTP server; the service and the router add one.
 //!
 //! ```text
 //! engine ──ZMQ──▶ stream ──▶ kvatlas_wire ──▶ state (keyspaces, kvatlas_index) ◀── lookup ◀── service, router
@@ -8,29 +8,30 @@
 //!                   └────────── fleet ──────────┘ ◀───────────────── register ─────────────────────┘
 //! ```
 //!
-//! A program starts a [`Follower`], registers engines with it, and asks the keyspaces of its [`fleet`]. Streams run on
-//! threads of the follower's own, and look-ups take no lock, so that neither waits for the other.
+//! A program starts a [`Follower`], registers engines with it, and queries the keyspaces (one index per model and
+//! routing group) of its [`fleet`]. Streams run on separate threads, and look-ups take no lock, so that neither waits
+//! for the other.
 //!
-//! The modules that an event passes, from the engine on:
+//! Modules through which an event passes, beginning at the engine:
 //!
-//! * `stream`: one task for each rank of an engine. It subscribes, asks for replays, fills gaps, and notices restarts and
-//!   silence. [`kvatlas_stream`] has the protocol and the rules; `holdings`
-//!   applies batches to the index.
+//! * `stream`: one task for each rank of an engine. It subscribes to the engine's events, requests replays, fills gaps,
+//!   and detects restarts and silence. [`kvatlas_stream`] has the protocol and the rules; `holdings` applies batches to
+//!   the index.
 //! * [`state`]: keyspaces with their indexes, and the status of each stream: trust, lag, counts.
-//! * [`fleet`]: registered engines. It starts and ends streams, and says when all are complete.
+//! * [`fleet`]: registered engines. It starts and ends streams, and reports when all are complete.
 //! * [`lookup`]: ranks that hold leading blocks of a prompt, without those that are not trusted.
 //!
-//! Modules beside that way:
+//! Other modules:
 //!
 //! * [`config`] and [`StreamContext`]: settings, and the state that all streams of a follower share.
-//! * [`register`] and [`allow`]: registrations in JSON, and which endpoints may be followed.
-//! * [`adopt`]: blocks that engines announced before they were followed, adopted from prompts and answers.
-//! * [`snapshot`]: holdings kept over a restart, or taken over from another follower.
-//! * `relay` and `relay_reader`: a log in NATS between followers, written and read.
-//! * [`sites`]: digests of the indexes for a service above many sites, and the index of that service.
-//! * [`sources`]: where engines are found, such as the pods of a cluster: what is known of each source.
-//! * [`report`], [`metrics`] and [`page`]: the state of the fleet as JSON, for Prometheus, and for the page.
-//! * [`endpoint`], [`error`], [`limits`], [`log`]: used by all others.
+//! * [`register`] and [`allow`]: registrations in JSON, and the endpoints that may be followed.
+//! * [`adopt`]: adoption of blocks that engines announced before they were followed, by means of prompts and answers.
+//! * [`snapshot`]: held blocks that are saved for a restart, or taken over from another follower.
+//! * `relay` and `relay_reader`: writing and reading of streams in a NATS log that followers share.
+//! * [`sites`]: digests (summaries) of the indexes for a service above several sites, and the index of that service.
+//! * [`sources`]: the sources in which engines are found, such as the pods of a cluster, and the state of each.
+//! * [`report`], [`metrics`] and [`page`]: the state of the fleet as JSON, for Prometheus, and for the web page.
+//! * [`endpoint`], [`error`], [`limits`], [`log`]: used by all other modules.
 //!
 //! Folders use each other in one direction: see `tests/repository/test_imports_rust.py`.
 

@@ -1,4 +1,4 @@
-//! Log lines on stderr: one for each registration, change of a stream's state, and error.
+//! Log lines on the standard error output: one for each registration, change of a stream's state, and error.
 
 use std::any::Any;
 use std::sync::OnceLock;
@@ -9,16 +9,16 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 
-/// Handle to change the least severity that is logged; set once logging has started.
+/// Handle for changing the minimum severity of logged lines; set once logging has started.
 static FILTER: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Settings of the process's log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// Format of the lines.
+    /// Format of log lines: text or JSON.
     pub format: Format,
-    /// Least severity of lines that are logged.
+    /// Minimum severity of lines that are logged.
     pub level: Level,
 }
 
@@ -26,9 +26,9 @@ pub struct LogConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Lines of text, for people.
+    /// Lines of human-readable text.
     Text,
-    /// Lines of JSON objects, for programs.
+    /// Lines of one JSON object each, for programs.
     Json,
 }
 
@@ -36,19 +36,19 @@ pub enum Format {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Level at which nothing is logged.
+    /// No lines are logged.
     Off,
-    /// Errors that should not happen.
+    /// Errors that should not occur in normal operation.
     Error,
-    /// Problems that do not keep the service from working.
+    /// Problems that do not prevent the service from working.
     Warning,
-    /// Changes of state, such as those of streams.
+    /// Changes of state, such as that a stream is connected or trusted.
     Info,
     /// Details for developers.
     Debug,
 }
 
-/// Message of a panic, from its payload.
+/// Returns the message of a panic, given the panic's payload.
 #[must_use]
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
@@ -67,7 +67,7 @@ impl Level {
     }
 }
 
-/// Starts logging to stderr, unless an earlier service of the process has.
+/// Starts logging to the standard error output, unless another service in the process has started it before.
 pub fn start(config: LogConfig) {
     if config.level == Level::Off {
         return;
@@ -84,7 +84,7 @@ pub fn start(config: LogConfig) {
     }
 }
 
-/// Changes the least severity that is logged, if logging has started.
+/// Changes the minimum severity of logged lines, if logging has started.
 pub fn change(level: Level) {
     if let Some(filter) = FILTER.get() {
         // Fails only if the subscriber is gone, and it is never dropped.

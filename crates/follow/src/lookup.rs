@@ -1,8 +1,9 @@
-//! Lookups of the leading blocks of a prompt that workers hold, for queries and for a router in the same process: names are not
-//! copied, and ranks that hold no block have no row.
+//! Look-ups of the workers that hold leading blocks of a prompt, for queries and for a router in the same process.
+//! Workers' names are not copied, and ranks that hold no leading block have no row in the result.
 //!
-//! The index knows one cache group of an engine. Where there are others, as in hybrid models, a depth is the blocks that all
-//! groups can serve. The rows of every answer come from here.
+//! The index has the blocks of one cache group (layers whose blocks are kept together) of each engine. For hybrid
+//! models, which have several cache groups, a depth is the number of leading blocks that all groups can serve. The rows
+//! of all answers are made in this module.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -14,24 +15,26 @@ use kvatlas_wire::Hybrid;
 
 use crate::state::{HybridRanks, Keyspace, Reservations, tell_time};
 
-/// Numbers of a prompt's leading blocks that one rank of a worker holds; each tier includes the tiers before.
+/// Numbers of a prompt's leading blocks that one rank of a worker holds. The number for each tier includes blocks on
+/// the tiers before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankDepths {
-    /// Number by which the caller identifies the rank.
+    /// Number by which the caller of the look-up identifies the rank.
     pub number: u32,
-    /// Leading blocks in device memory.
+    /// Number of leading blocks in device memory.
     pub device: u32,
-    /// Leading blocks in device or host memory.
+    /// Number of leading blocks in device or host memory.
     pub host: u32,
-    /// Leading blocks on any tier.
+    /// Number of leading blocks on any tier.
     pub any: u32,
-    /// Leading blocks that another engine can pull from this rank's host memory.
+    /// Number of leading blocks in the rank's host memory that another engine can copy from there.
     pub pullable: u32,
 }
 
 impl Keyspace {
-    /// Writes the depths of each trusted rank, for a prompt with these content hashes, to `held`. `number`: maps a
-    /// worker's rank to the caller's number for it; ranks mapped to `None` are left out.
+    /// Looks a prompt up by its content hashes, and replaces the content of `held` by the depths of each trusted rank
+    /// that holds leading blocks. `number` returns the caller's number for a worker's rank; ranks for which it returns
+    /// `None` are left out.
     pub fn look_up(&self, content: &[u64], number: impl Fn(&str, u32) -> Option<u32>, held: &mut Vec<RankDepths>) {
         self.steady(|untrusted| {
             held.clear();
@@ -63,15 +66,15 @@ impl Keyspace {
         });
     }
 
-    /// True if a worker's rank has a stream, and the stream is trusted now.
+    /// True if a worker's rank has a stream that is trusted at present.
     #[must_use]
     pub fn is_trusted(&self, worker: &str, rank: u32) -> bool {
         self.stream(worker, rank).is_some() && self.steady(|untrusted| !untrusted.contains(worker, rank))
     }
 }
 
-/// Rows of the ranks that match and pass the filter. `cap`: number of the prompt's leading blocks that an engine can
-/// reuse at most, if known.
+/// Makes a row for each rank that holds leading blocks of the prompt and passes the filter. `cap` is the maximum number
+/// of leading blocks that an engine can reuse for the prompt, if known.
 #[must_use]
 pub fn rows<'m>(
     found: &'m Match<'_>,
@@ -98,7 +101,7 @@ pub fn rows<'m>(
     rows
 }
 
-/// Rows of ranks whose models have no full attention, which are not in the index.
+/// Makes rows for ranks of models without full attention, whose blocks are not in the index.
 fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> impl Iterator<Item = Row<'m>> {
     hybrids.iter().filter_map(move |(worker, rank, hybrid)| {
         let depths: Depths = hybrid.depths_alone(prefixes)?.into();
@@ -109,8 +112,9 @@ fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> im
     })
 }
 
-/// Number of leading blocks of `depth` that can be reused with at most `cap`. Where the cap cuts a depth, an attention
-/// window that ends there is needed, and may be missing.
+/// Computes the number of leading blocks, up to `depth`, that a hybrid model can reuse if at most `cap` are allowed. If
+/// `cap` is less than `depth`, the blocks of an attention window that ends at `cap` are needed, and may have been
+/// evicted.
 fn usable(hybrid: &Hybrid, prefixes: &[u64], depth: u32, cap: u32) -> u32 {
     if depth <= cap { depth } else { hybrid.reach(prefixes, cap) }
 }
@@ -121,8 +125,8 @@ impl From<[u32; 4]> for Depths {
     }
 }
 
-/// Parts of a prompt that each rank that passes the filter can load from beyond its device. Ranks of hybrid models are
-/// left out: what their other cache groups have offloaded is not followed.
+/// Finds the parts of a prompt that each rank passing the filter can load from outside its device memory. Ranks of
+/// hybrid models are left out, because offloaded blocks of their other cache groups are not followed.
 #[must_use]
 pub fn loadable(index: &BlockIndex, hybrids: &HybridRanks, content: &[u64], filter: &Filter<'_>) -> Vec<Loadable> {
     if !index.has_loadable() {
@@ -134,16 +138,17 @@ pub fn loadable(index: &BlockIndex, hybrids: &HybridRanks, content: &[u64], filt
     found
 }
 
-/// Numbers of a prompt's leading blocks that a rank holds, by tier; each tier includes the tiers before.
+/// Numbers of a prompt's leading blocks that a rank holds, by tier. The number for each tier includes blocks on the
+/// tiers before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Depths {
-    /// Leading blocks in device memory.
+    /// Number of leading blocks in device memory.
     pub gpu: u32,
-    /// Leading blocks in device or host memory.
+    /// Number of leading blocks in device or host memory.
     pub cpu: u32,
-    /// Leading blocks in device or host memory or on local disks.
+    /// Number of leading blocks in device memory, host memory or on local disks.
     pub disk: u32,
-    /// Leading blocks on any tier.
+    /// Number of leading blocks on any tier.
     pub any: u32,
 }
 
@@ -158,44 +163,46 @@ impl Depths {
     }
 }
 
-/// A rank that holds leading blocks of a prompt. The name is borrowed from the match, as all threads would write one
-/// reference count.
+/// Rank that holds leading blocks of a prompt. The worker's name is borrowed from the match instead of being reference
+/// counted, because all threads would contend for the same count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row<'m> {
     /// Name of the worker.
     pub worker: &'m str,
     /// Data-parallel rank of the worker.
     pub rank: u32,
-    /// Leading blocks that the rank holds.
+    /// Numbers of leading blocks that the rank holds, by tier.
     pub depths: Depths,
-    /// Leading device blocks that the engine can reuse; `None` if the prompt's length is unknown.
+    /// Number of leading blocks in device memory that the engine can reuse; `None` if the prompt's length is unknown.
     pub usable: Option<u32>,
 }
 
-/// A worker that holds leading blocks of a prompt, with the depths of its best ranks.
+/// Worker that holds leading blocks of a prompt, with the greatest depths among its ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerRow {
-    /// Range of the worker's ranks in the list of rows.
+    /// Positions of the worker's ranks in the list of rows.
     pub ranks: Range<usize>,
-    /// Greatest depths among the worker's ranks, by tier.
+    /// Greatest numbers of leading blocks that any of the worker's ranks holds, by tier.
     pub depths: Depths,
-    /// Leading device blocks that the best rank can reuse; `None` if the prompt's length is unknown.
+    /// Greatest number of leading blocks in device memory that any rank can reuse; `None` if the prompt's length is
+    /// unknown.
     pub usable: Option<u32>,
 }
 
-/// Filter of ranks in answers; an empty filter passes all ranks.
+/// Filter for the ranks in an answer. An empty filter passes all ranks.
 #[derive(Default)]
 pub struct Filter<'a> {
-    /// The only workers that pass; `None` for all.
+    /// Workers that pass; `None` for all workers.
     pub among: Option<HashSet<&'a str>>,
-    /// Streams whose ranks do not pass.
+    /// Streams whose ranks are left out of the answer; `None` to leave out none.
     pub without: Option<&'a Reservations>,
-    /// Streams whose unverified ranks do not pass.
+    /// Streams whose ranks are left out of the answer if they are unverified (their engine may have restarted
+    /// unnoticed); `None` to leave out none.
     pub strict: Option<&'a Reservations>,
 }
 
 impl Filter<'_> {
-    /// True if the worker passes.
+    /// True if the worker passes the filter.
     #[must_use]
     pub fn allows(&self, worker: &str) -> bool {
         self.among.as_ref().is_none_or(|workers| workers.contains(worker))
@@ -212,7 +219,7 @@ impl Filter<'_> {
     }
 }
 
-/// Rows of the ranks that match and pass the filter, by worker and rank.
+/// Makes rows for the ranks that match and pass the filter, sorted by worker and rank.
 fn filtered<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     let mut rows = all(found);
     if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) || filter.strict.is_some() {
@@ -221,7 +228,7 @@ fn filtered<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     rows
 }
 
-/// Rows of all ranks that hold leading blocks on any tier.
+/// Makes rows for all ranks that hold leading blocks on any tier.
 fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     if found.is_plain() {
         // Room for most fleets at once.
@@ -256,7 +263,8 @@ fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     rows
 }
 
-/// The best `top_k` workers of `rows`, by device depth, then by depth on any tier. Reorders `rows`.
+/// Groups rows by worker, and returns the best `top_k` workers, or all: those with the greatest depth in device memory
+/// first, and for equal depths those with the greatest depth on any tier. Reorders `rows`.
 #[must_use]
 pub fn by_worker(rows: &mut [Row<'_>], top_k: Option<usize>) -> Vec<WorkerRow> {
     // Most fleets have one rank a worker: then there is nothing to bring together.

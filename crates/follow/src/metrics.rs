@@ -1,5 +1,5 @@
-//! Metrics of streams and indexes for `/metrics`, in Prometheus's format. The documentation takes names and texts from here
-//! (`tools/docs/metrics.py`).
+//! Metrics of streams and indexes for the route `/metrics`, in Prometheus's format. The documentation takes the names
+//! and help texts of metrics from this file (`tools/docs/metrics.py`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use kvatlas_stream::State;
 use kvatlas_stream::limits::{LAG_SECONDS, Limit};
 use kvatlas_stream::{Outcome, Skip};
 
-/// Appends all metrics of streams and indexes, without the end line.
+/// Appends all metrics of streams and indexes, without the final `# EOF` line.
 pub(crate) fn write(
     fleet: &Arc<Fleet>,
     prompt_queue: &Arc<PromptQueue<Keyspace>>,
@@ -33,10 +33,10 @@ pub(crate) fn write(
     encode(Scrape { fleet: fleet.clone(), prompt_queue: prompt_queue.clone(), tops: tops.clone() }, out)
 }
 
-/// Appends the metrics of a collector, with the prefix `kvatlas_`, without the end line.
+/// Appends the metrics of a collector, with the prefix `kvatlas_` and without the final `# EOF` line.
 ///
 /// # Errors
-/// If `out` refuses more text.
+/// If writing to `out` fails.
 pub fn encode(collector: impl Collector, out: &mut String) -> fmt::Result {
     let mut registry = Registry::with_prefix("kvatlas");
     registry.register_collector(Box::new(collector));
@@ -46,7 +46,7 @@ pub fn encode(collector: impl Collector, out: &mut String) -> fmt::Result {
 struct Scrape {
     fleet: Arc<Fleet>,
     prompt_queue: Arc<PromptQueue<Keyspace>>,
-    /// Digests received from sites; empty in a service that receives none.
+    /// Sites whose digests (summaries of their indexes) were received; empty in a service that receives none.
     tops: Arc<Tops>,
 }
 
@@ -365,10 +365,10 @@ impl Scrape {
     }
 }
 
-/// Declares a family of metrics, and returns the encoder for its members.
+/// Declares a family of metrics (one name with several labels), and returns the encoder for its members.
 ///
 /// # Errors
-/// If the output refuses more text.
+/// If writing the output fails.
 pub fn describe<'e>(
     encoder: &'e mut DescriptorEncoder<'_>,
     name: &'e str,
@@ -381,7 +381,7 @@ pub fn describe<'e>(
 /// Writes a counter without labels.
 ///
 /// # Errors
-/// If the output refuses more text.
+/// If writing the output fails.
 pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(describe(encoder, name, help, MetricType::Counter)?)
 }
@@ -389,23 +389,23 @@ pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, valu
 /// Writes a gauge without labels.
 ///
 /// # Errors
-/// If the output refuses more text.
+/// If writing the output fails.
 pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> fmt::Result {
     ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)
 }
 
-/// Writes one member, with these labels, of a family of counters.
+/// Writes a counter with these labels, as a member of a family of metrics.
 ///
 /// # Errors
-/// If the output refuses more text.
+/// If writing the output fails.
 pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(family.encode_family(labels)?)
 }
 
-/// Writes one member, with these labels, of a family of gauges.
+/// Writes a gauge with these labels, as a member of a family of metrics.
 ///
 /// # Errors
-/// If the output refuses more text.
+/// If writing the output fails.
 pub fn gauge_of<const N: usize>(
     family: &mut MetricEncoder<'_>,
     labels: &[(&str, &str); N],

@@ -1,5 +1,5 @@
-//! Data of a web page: the streams and rates of a fleet, gathered once a second for all viewers. The service and the router each
-//! have a page that shows them.
+//! Data of the service's or router's web page: the streams and rates of a fleet, collected once a second for all
+//! viewers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,34 +16,34 @@ use crate::fleet::{EngineState, Fleet};
 use crate::log::panic_text;
 use crate::state::{Counters, Stream, StreamStatus};
 
-/// Time between two points of a chart, and between two updates sent to viewers.
+/// Time between two data points of a chart, and between two updates sent to viewers.
 const POINT: Duration = Duration::from_secs(1);
 
-/// Number of points kept for the fleet's charts: ten minutes.
+/// Number of data points kept for the fleet's charts, one per second: ten minutes.
 pub const POINTS: usize = 600;
 
-/// Number of points kept for each engine's chart: one minute.
+/// Number of data points kept for each engine's chart, one per second: one minute.
 pub const ENGINE_POINTS: usize = 60;
 
-/// Maximum number of viewers at once.
+/// Maximum number of viewers (connected clients) of the web page.
 const VIEWERS: usize = 64;
 
-/// A web page's data and its viewers.
+/// Data of a web page, and the viewers (connected clients) that receive it.
 pub struct Page {
     feed: Arc<Feed>,
-    /// Notified when a viewer is added.
+    /// Notification that a viewer was added.
     watched: Notify,
 }
 
-/// Source of a page's contents.
+/// Source of the data that a web page shows.
 pub trait PageSource {
-    /// Adds a point to the feed's charts. Called each second, even without viewers.
+    /// Adds a data point to the feed's charts. Called once a second, even without viewers.
     fn point(&mut self, feed: &Feed);
 
-    /// Returns the present state in JSON, and adds new entries to the feed's lists. Called only if there are viewers.
+    /// Returns the current state as JSON, and adds new entries to the feed's lists. Called only if there are viewers.
     fn state(&mut self, feed: &Feed) -> Value;
 
-    /// Records a panic during the gathering of contents: a bug, whose details are in the log.
+    /// Records that collecting the data has panicked, which is a bug; the log has the details.
     fn panicked(&mut self);
 }
 
@@ -54,22 +54,22 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Adds a viewer to the page.
+    /// Adds a viewer (a connected client) to the web page.
     ///
     /// # Errors
-    /// [`TooManyViewers`] if there are too many.
+    /// [`TooManyViewers`] if there is the maximum number of viewers already.
     pub fn watch(&self) -> Result<Viewer, TooManyViewers> {
         let viewer = self.feed.watch()?;
         self.watched.notify_one();
         Ok(viewer)
     }
 
-    /// Disconnects all viewers, whose connections would otherwise keep the server from ending.
+    /// Disconnects all viewers of the web page. Their open connections would otherwise delay the server's shutdown.
     pub fn close(&self) {
         self.feed.close();
     }
 
-    /// Keeps the page's data up to date for as long as the returned future is polled.
+    /// Keeps the web page's data up to date, for as long as the returned future is polled.
     pub async fn keep(&self, mut gathering: impl PageSource) {
         let (started, mut point) = (Instant::now(), 0);
         loop {
@@ -105,16 +105,16 @@ impl Page {
     }
 }
 
-/// Rounds a number to one decimal: smaller changes are not worth sending.
+/// Rounds a number to one decimal, because smaller changes need not be sent to viewers.
 #[must_use]
 pub fn tenth(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// Shortest time between two counts of blocks, each of which takes the index's write lock.
+/// Minimum time between two counts of the blocks in an index, each of which takes the index's write lock.
 const COUNT_AGAIN: Duration = Duration::from_millis(500);
 
-/// Shortest silence of a stream that is shown: idle engines are silent for less.
+/// Minimum silence of a stream that the web page shows; idle engines are silent for less.
 const SILENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -124,28 +124,28 @@ struct BlockCounts {
     unlinked: u64,
 }
 
-/// Observer of a fleet, which computes rates from the counts of the previous call.
+/// Observer of a fleet that computes rates per second, from the differences to the counts at its previous call.
 pub struct FleetObserver {
     fleet: Arc<Fleet>,
     held: HashMap<(Arc<str>, u32), BlockCounts>,
     indexes: Value,
     counted: Option<Instant>,
-    /// Number of events applied by each row's stream when rates were last computed.
+    /// Number of events applied by each stream when rates were last computed, by the name of its row on the page.
     events: HashMap<String, u64>,
     /// Time at which rates were last computed.
     rated: Instant,
 }
 
-/// Rates of a fleet since the last call.
+/// Rates and sums of a fleet, over the time since the previous call.
 #[derive(Debug, Clone, Default)]
 pub struct Rates {
-    /// Events applied per second, by all streams.
+    /// Number of events applied per second, by all streams together.
     pub events: f64,
-    /// Events applied per second and number of blocks held, by the row's name.
+    /// Number of events applied per second and number of blocks held, by the name of the row on the page.
     pub rows: BTreeMap<String, (f64, u64)>,
     /// Number of blocks held on all tiers, over all streams.
     pub blocks: u64,
-    /// Largest lag of any stream behind its engine; `None` if unknown.
+    /// Largest lag of any stream (time by which the index is behind the engine); `None` if unknown.
     pub lag: Option<Duration>,
 }
 
@@ -157,8 +157,8 @@ impl FleetObserver {
         Self { fleet, held, indexes: json!({}), counted: None, events, rated: Instant::now() }
     }
 
-    /// Rows in JSON by name (`worker/rank`, or `worker`): one per stream, and one per engine that is not registered
-    /// yet.
+    /// Returns the rows of the page in JSON, by name (`worker/rank`, or `worker`): one for each stream, and one for
+    /// each engine that is not registered yet.
     pub fn rows(&mut self) -> Map<String, Value> {
         self.count();
         let mut rows = Map::new();
@@ -187,13 +187,13 @@ impl FleetObserver {
         rows
     }
 
-    /// Sizes of the indexes in JSON, by model and routing group.
+    /// Returns the sizes of the indexes in JSON, by model and routing group.
     #[must_use]
     pub fn indexes(&self) -> &Value {
         &self.indexes
     }
 
-    /// Rates of the fleet since the last call, about a second ago.
+    /// Returns the rates of the fleet over the time since the previous call, usually a second.
     pub fn rates(&mut self) -> Rates {
         self.count();
         let seconds = self.rated.elapsed().as_secs_f64().max(1e-3);
@@ -304,7 +304,7 @@ fn key(worker: &str, rank: u32) -> String {
     format!("{worker}/{rank}")
 }
 
-/// Counters of a stream that are not 0, in JSON.
+/// Returns the counters of a stream that are not 0, as JSON.
 fn counts(status: &StreamStatus) -> Map<String, Value> {
     let all = Counters::NAMES.iter().zip(status.counters.values());
     all.filter(|(_, count)| *count > 0).map(|((name, _), count)| ((*name).into(), count.into())).collect()

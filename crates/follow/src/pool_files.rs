@@ -1,8 +1,9 @@
-//! Scans of pools' directories, as deletions from a pool are not announced.
+//! Scans of the directories in which pools (stores shared by several engines) keep their blocks. Engines do not
+//! announce deletions from a pool, so the index learns of them by the scans.
 //!
-//! vLLM's `fs` tier keeps each chunk in a file with the digest of the chunk's last block as its name, in hexadecimal,
-//! three directories below its root; events have the last 64 bits of the digest. So the names of the files say which
-//! blocks exist. While a directory cannot be read, all its files are taken to exist.
+//! vLLM's `fs` tier keeps each chunk of blocks in one file, three directories below the pool's root. The file's name is
+//! the digest of the chunk's last block, in hexadecimal; KV events contain only the last 64 bits of that digest. While
+//! a directory cannot be read, all its files are assumed to exist.
 
 use std::collections::HashSet;
 use std::io;
@@ -21,10 +22,11 @@ use crate::state::tell_time;
 const DEEPEST: usize = 8;
 /// Number of hexadecimal digits of the last 64 bits of a digest, which are all that events contain.
 const DIGITS: usize = 16;
-/// Minimum ratio of the time between two scans to the duration of one.
+/// Minimum pause between two scans, as a multiple of the duration of the previous scan.
 const SHARE: u32 = 4;
 
-/// Scans the directory of a pool again and again, and updates the indexes by its files.
+/// Scans the directory of a pool periodically, and removes blocks from the pool in all indexes when their files no
+/// longer exist.
 pub(crate) async fn watch(fleet: Arc<Fleet>, pool: PoolConfig) {
     let Some(directory) = &pool.directory else { return };
     let mut has_failed = false;
@@ -65,7 +67,8 @@ pub(crate) async fn watch(fleet: Arc<Fleet>, pool: PoolConfig) {
     }
 }
 
-/// Blocks whose files are in a directory, by the last 64 bits of the digests in the files' names.
+/// Lists the blocks whose files are in a directory or below it. A block is given by the last 64 bits of the digest in
+/// its file's name.
 fn blocks_in(directory: &Path) -> io::Result<HashSet<u64>> {
     let mut found = HashSet::new();
     let mut left = vec![(directory.to_owned(), 0)];
@@ -90,7 +93,8 @@ fn blocks_in(directory: &Path) -> io::Result<HashSet<u64>> {
     Ok(found)
 }
 
-/// The block of a file, by its name such as `0f3c….bin`; `None` if the name is no digest, as for temporary files.
+/// Parses a file name such as `0f3c….bin` into the last 64 bits of a block's digest; `None` if the name is not a
+/// digest, as for temporary files.
 fn block_of(name: &std::ffi::OsStr) -> Option<u64> {
     let name = name.to_str()?;
     let digest = name.strip_suffix(".bin").unwrap_or(name);

@@ -1,4 +1,5 @@
-//! Registrations in JSON, as clients over HTTP and discovery write them.
+//! Parsing of registrations of engines in JSON, as sent by clients over HTTP and by discovery (the automatic
+//! registration of engines).
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -9,16 +10,16 @@ use serde::de::{Deserializer, Visitor};
 use crate::error::{Error, WRONG_TYPE};
 use crate::state::{ModelNames, Registration};
 
-/// Routing group of registrations that do not name one.
+/// Routing group of a registration that names none.
 pub const DEFAULT_ROUTING_GROUP: &str = "default";
 
 /// Maximum length of a worker's name, in bytes.
 const MAX_NAME: usize = 256;
 
-/// Maximum length of any other name, endpoint or topic, in bytes.
+/// Maximum length of an endpoint, a topic, or a name other than a worker's, in bytes.
 pub const MAX_TEXT: usize = 1024;
 
-/// Name of a worker, given in JSON as a number or a string.
+/// Name of a worker, written in JSON as a number or a string.
 #[derive(Debug)]
 pub struct InstanceId(pub String);
 
@@ -46,7 +47,7 @@ impl<'de> Deserialize<'de> for InstanceId {
     }
 }
 
-/// Reads a routing group in JSON, with null read as absent, as in the Dynamo dialect.
+/// Reads a routing group from JSON. Null counts as absent, as in Dynamo's interface.
 fn or_default<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_else(|| DEFAULT_ROUTING_GROUP.to_owned()))
 }
@@ -73,7 +74,7 @@ struct Register {
     adapters: Option<Vec<String>>,
 }
 
-/// Registration in a JSON body of `/register`.
+/// Parses a registration from a JSON body of `/register`.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the body is not a registration, with the code [`WRONG_TYPE`] for JSON values of wrong types.

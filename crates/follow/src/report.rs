@@ -1,4 +1,4 @@
-//! Descriptions of a fleet in JSON, with the same fields for services, routers and Python.
+//! Descriptions of a fleet's state in JSON, with equal fields for services, routers and Python.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::state::{Counters, Keyspace, Stream};
 /// Version of kvatlas.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Unmet conditions of readiness in JSON; `None` if all are met.
+/// Returns the unmet conditions of readiness as JSON; `None` if all are met.
 #[must_use]
 pub fn not_ready(fleet: &Fleet) -> Option<Value> {
     let incomplete = fleet.waiting();
     (!incomplete.is_over()).then(|| waiting(&incomplete))
 }
 
-/// Streams, engines and holds that readiness waits for, in JSON.
+/// Converts the unmet conditions of readiness to JSON.
 #[must_use]
 pub fn waiting(waiting: &Blockers) -> Value {
     let streams: Vec<_> = waiting
@@ -36,7 +36,7 @@ pub fn waiting(waiting: &Blockers) -> Value {
     value!({ "holds": waiting.holds, "streams": streams, "engines": engines, "draining": waiting.draining })
 }
 
-/// Engines that discovery follows, registered or not, in JSON.
+/// Returns the engines that were found automatically or configured, whether registered or not, as JSON.
 #[must_use]
 pub fn engines(fleet: &Fleet) -> Value {
     fleet.engines().iter().map(engine).collect()
@@ -54,8 +54,8 @@ fn engine(engine: &EngineView) -> Value {
     })
 }
 
-/// State of the snapshots on disk, in JSON; `None` if none are kept there. A full disk is no reason to restart a
-/// service that answers.
+/// Returns the state of the snapshots on disk as JSON; `None` if none are kept on disk. A failure, such as a full disk,
+/// does not affect the service's health, because a restart would not help.
 #[must_use]
 pub fn snapshots(fleet: &Fleet) -> Option<Value> {
     let snapshots = fleet.snapshots();
@@ -74,15 +74,15 @@ pub fn snapshots(fleet: &Fleet) -> Option<Value> {
     Some(value!({ "error": counts.error(), "failed_writes": counts.failed_writes.load(Relaxed), "last": last }))
 }
 
-/// State of the connection to the log, in JSON; `None` without a log. A lost log is no reason to restart a service that
-/// answers.
+/// Returns the state of the connection to the NATS log as JSON; `None` if no log is configured. A lost connection does
+/// not affect the service's health, because a restart would not help.
 #[must_use]
 pub fn log(fleet: &Fleet) -> Option<Value> {
     let log = fleet.relay();
     (log.publishes() || log.reads()).then(|| value!({ "connected": log.is_connected(), "error": log.link.trouble() }))
 }
 
-/// True if a name is a non-negative 64-bit integer in its usual notation.
+/// True if a name is a non-negative 64-bit integer in plain decimal digits, without leading zeros.
 #[must_use]
 pub fn is_number(name: &str) -> bool {
     let bytes = name.as_bytes();
@@ -90,7 +90,7 @@ pub fn is_number(name: &str) -> bool {
     digits && (bytes[0] != b'0' || bytes.len() == 1) && (bytes.len() < 20 || name.parse::<u64>().is_ok())
 }
 
-/// Name of a worker in JSON: a number if the name is one, else a string.
+/// Converts a worker's name to JSON: a number if the name is one, else a string.
 #[must_use]
 pub fn id_value(name: &str) -> serde_json::Value {
     match name.parse::<u64>() {
@@ -99,7 +99,7 @@ pub fn id_value(name: &str) -> serde_json::Value {
     }
 }
 
-/// Number of blocks held, by worker and rank.
+/// Numbers of blocks held, by worker and rank.
 type Blocks = HashMap<(Arc<str>, u32), BlockCounts>;
 
 #[derive(Clone, Copy, Default)]
@@ -109,8 +109,8 @@ struct BlockCounts {
     fingerprint: u64,
 }
 
-/// Workers in JSON: those of a model, given by any of its names, and of a routing group; `None` for all models or
-/// groups.
+/// Describes workers in JSON: those of one model, given by any of its names, and of one routing group; `None` for all
+/// models or all routing groups.
 #[must_use]
 pub fn workers(fleet: &Fleet, model: Option<&str>, routing_group: Option<&str>) -> Value {
     let wanted = |worker: &WorkerView| {
@@ -170,7 +170,7 @@ fn describe(fleet: &Fleet, worker: &WorkerView, blocks: &Blocks) -> Value {
     })
 }
 
-/// Name of a stream's state in the Dynamo dialect.
+/// Returns the name of a stream's state in Dynamo's interface.
 fn status(state: State) -> &'static str {
     match state {
         State::Connecting | State::Replaying => "pending",
@@ -180,7 +180,8 @@ fn status(state: State) -> &'static str {
     }
 }
 
-/// Severity of a status in the Dynamo dialect; the most severe one among its streams is the worker's status.
+/// Returns the severity of a stream's state in Dynamo's interface. A worker's state is the most severe one of its
+/// streams.
 fn severity(status: &str) -> usize {
     ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
 }
@@ -269,17 +270,19 @@ fn describe_stream(fleet: &Fleet, stream: &Stream, blocks: &Blocks, keyspace: &K
     described
 }
 
-/// Present error of the stream, or of publishing the stream to the log; `None` if there is none.
+/// Returns the current error of a stream, or of publishing the stream to the NATS log; `None` if there is none.
 fn last_error(stream: &Stream) -> Option<String> {
     let not_published = || Some(format!("it is not published: {}", stream.outlet()?.trouble()?));
     stream.status.last_error().or_else(not_published)
 }
 
-/// Reason why no blocks can be adopted from queries.
+/// Reason, for the description of a worker, why queries cannot reveal blocks that were announced before this service
+/// followed the engine.
 const NO_TOKENS: &str = "the last query had content hashes, from which block hashes cannot be computed: send token_ids, or \
                          report cached_tokens to POST /observed";
 
-/// Counts, in JSON, of adopted blocks that the stream has not announced; `None` if no names were proved.
+/// Returns the counts of a stream's adopted blocks (blocks announced before the service followed the engine) as JSON;
+/// `None` if no blocks with unknown contents were proved to be held.
 fn adoption(stream: &Stream, keyspace: &Keyspace) -> Option<Value> {
     let proven_blocks = stream.proven_blocks();
     let mut counts = kvatlas_adopt::Counts::default();

@@ -1,7 +1,9 @@
-//! Several sites: digests that a site's service publishes of its indexes, and the index of the service above the sites.
+//! Deployments of several sites: digests (summaries) that the service of a site publishes of its indexes, and the index
+//! of the service above the sites.
 //!
-//! A site's service makes digests of its keyspaces; the service in the role `global` takes them in, and answers which sites can
-//! hold how much of a prompt ([`Tops`]). From the same marks, tokens that only one worker holds are counted.
+//! The service of a site makes a digest of each keyspace (model and routing group). The service with the role `global`
+//! receives the digests, and answers which sites may hold how many leading blocks of a prompt ([`Tops`]). From the
+//! prefix hashes of digests, the tokens that only one worker holds are counted too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
@@ -15,7 +17,7 @@ pub use crate::config::{Role, SitesConfig};
 use crate::error::Error;
 use crate::state::{Keyspace, Stream};
 
-/// Name of a site's state in answers and metrics.
+/// Returns the name of a site's state in HTTP answers and metrics.
 #[must_use]
 pub fn state_name(state: State) -> &'static str {
     match state {
@@ -25,7 +27,7 @@ pub fn state_name(state: State) -> &'static str {
     }
 }
 
-/// Digest of one keyspace, to be sent to the service above the sites.
+/// Digest (summary of the indexed blocks) of one keyspace, to be sent to the service above the sites.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyspaceDigest {
     /// Name of the model.
@@ -34,14 +36,14 @@ pub struct KeyspaceDigest {
     pub routing_group: String,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Encoded digest.
+    /// Digest in its binary encoding.
     pub bytes: Vec<u8>,
 }
 
 /// Name of a keyspace: its model and its routing group.
 type Name = (Box<str>, Box<str>);
 
-/// Publishers of digests, one for each keyspace of a service.
+/// Publishers of digests (summaries of indexes), one for each keyspace of a service.
 pub(crate) struct Digests {
     grain: u32,
     life: u64,
@@ -54,7 +56,8 @@ impl Digests {
         Self { grain, life, publishers: Mutex::default() }
     }
 
-    /// Next digest of a keyspace: the changes, or the whole if the keyspace is new or `whole` is true.
+    /// Makes the next digest (summary of the index) of a keyspace for the site `site`: the changes since the previous
+    /// digest, or the complete index if the keyspace is new or `whole` is true.
     pub(crate) fn next(&self, site: &str, keyspace: &Keyspace, whole: bool) -> Result<KeyspaceDigest, Error> {
         let (model, routing_group) = (&keyspace.model, &keyspace.routing_group);
         let mut publishers = self.publishers.lock();
@@ -77,8 +80,9 @@ impl Digests {
     }
 }
 
-/// Updates the marks of a keyspace. As in answers, untrusted streams are left out; a stream that loses trust during the
-/// update is left out the next time. Returns the workers of the streams left out.
+/// Updates a publisher's prefix hashes from the index of a keyspace. Untrusted streams are left out, as in answers to
+/// queries; a stream that becomes untrusted during the update is left out the next time. Returns the workers of the
+/// streams that were left out.
 fn look(publisher: &mut Publisher, keyspace: &Keyspace) -> Vec<Arc<str>> {
     let untrusted: Vec<_> = keyspace.steady(|untrusted| untrusted.streams().cloned().collect());
     let is_of = |stream: &Arc<Stream>, worker: &str, rank| &*stream.worker == worker && stream.feeds(rank);
@@ -87,19 +91,20 @@ fn look(publisher: &mut Publisher, keyspace: &Keyspace) -> Vec<Arc<str>> {
     untrusted.iter().map(|stream| stream.worker.clone()).collect()
 }
 
-/// Maximum number of keyspaces, as each client that may send digests can create one.
+/// Maximum number of keyspaces (models and routing groups) with digests. Needed because each client that may send
+/// digests can create keyspaces.
 const MOST: usize = 1024;
-/// Time between two sweeps for sites to be removed.
+/// Time between two searches for sites to be removed because they have been silent.
 const SWEEP: Duration = Duration::from_secs(10);
 
-/// Sites of all keyspaces, in a service above the sites.
+/// Sites of all keyspaces (models and routing groups), in a service above the sites.
 pub struct Tops {
     config: SitesConfig,
     since: Instant,
     all: Mutex<BTreeMap<(String, String), Arc<Top>>>,
 }
 
-/// Sites whose digests are of one keyspace.
+/// Sites that have sent digests of one keyspace (model and routing group).
 pub struct Top {
     /// Name of the model.
     pub model: String,
@@ -116,25 +121,27 @@ impl Tops {
         Self { config, since: Instant::now(), all: Mutex::default() }
     }
 
-    /// True if this service is above the sites and receives their digests.
+    /// True if the service is above the sites and receives their digests (summaries of their indexes).
     #[must_use]
     pub fn is_global(&self) -> bool {
         self.config.role == Role::Global
     }
 
-    /// Present time on the clock of the sites' sparse indexes: time since this service began.
+    /// Returns the current time on the clock that measures the ages of sites' digests: the time since the service
+    /// began.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// Sites of all keyspaces that have digests, by model and routing group.
+    /// Returns the sites of all keyspaces (models and routing groups) that have digests, sorted by model and routing
+    /// group.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Top>> {
         self.all.lock().values().cloned().collect()
     }
 
-    /// Sites of a keyspace.
+    /// Returns the sites of one keyspace (model and routing group).
     ///
     /// # Errors
     /// [`Error::Unknown`] if no site has sent a digest of the keyspace.
@@ -146,10 +153,10 @@ impl Tops {
         })
     }
 
-    /// Applies a site's digest of a keyspace.
+    /// Applies a digest (summary of indexed blocks) that a site has sent of a keyspace.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the digest cannot be read, [`Error::Conflict`] if it contradicts what is known.
+    /// [`Error::Invalid`] if the digest cannot be read, [`Error::Conflict`] if it contradicts earlier digests.
     pub fn apply(
         &self,
         model: &str,
@@ -193,17 +200,17 @@ impl Tops {
 }
 
 impl Top {
-    /// Locks the sites for reading.
+    /// Locks the list of sites for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Sites> {
         self.sites.read()
     }
 
-    /// Locks the sites for writing.
+    /// Locks the list of sites for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, Sites> {
         self.sites.write()
     }
 
-    /// Removes sites that have been silent for `age`.
+    /// Removes sites that have sent no digest (summary of their index) for the time `age`.
     fn sweep(&self, now: Duration, age: Duration) {
         let mut swept = self.swept.lock();
         if now.saturating_sub(*swept) < SWEEP.min(age) {
@@ -228,17 +235,18 @@ fn refused(error: kvatlas_digest::Error) -> Error {
     }
 }
 
-/// Number of blocks between two marks of a chain.
+/// Number of blocks between two prefix hashes of a chain, for counting tokens that only one worker holds.
 const GRAIN: u32 = 8;
 
-/// Counter of the tokens that only one worker holds. What has not changed since the last count is not copied again.
+/// Counter of the tokens that only one worker holds. Reads only the changes since the previous count from the indexes.
 #[derive(Default)]
 pub(crate) struct SoleTokens {
     publishers: Mutex<HashMap<Name, Publisher>>,
 }
 
 impl SoleTokens {
-    /// Number of tokens that no other worker holds, for each worker by name. Workers that are not trusted are left out.
+    /// Counts, for each worker by name, the tokens that no other worker holds. Workers whose streams are not trusted
+    /// are left out.
     pub(crate) fn count(&self, keyspaces: &[Arc<Keyspace>]) -> Result<BTreeMap<String, u64>, Error> {
         let mut publishers = self.publishers.lock();
         publishers.retain(|name, _| keyspaces.iter().any(|it| (&it.model, &it.routing_group) == (&name.0, &name.1)));

@@ -1,4 +1,5 @@
-//! Sources of engines, such as the pods of a cluster or the addresses of a host name: discovery's report on each.
+//! Sources in which engines are found automatically, such as the pods of a cluster or the addresses of a host name,
+//! with the latest report on each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,11 +20,11 @@ use crate::metrics::{count_of, describe, encode, gauge_of};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceState {
-    /// The source is being asked for the first time; its engines are not known yet.
+    /// The source is being queried for the first time; its engines are not known yet.
     Asking,
-    /// The list of engines is known, and its changes are followed.
+    /// The list of engines is known, and is kept up to date.
     Following,
-    /// The source does not answer, or refuses. The last known list stays in use, and changes are not seen.
+    /// The source does not answer or refuses the request. The last known list stays in use, and changes are missed.
     Away,
 }
 
@@ -37,21 +38,21 @@ impl SourceState {
     }
 }
 
-/// Discovery's report on a source of engines.
+/// Report of discovery (the automatic registration of engines) on a source in which it finds engines.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceReport {
-    /// Name of the source in the configuration.
+    /// Name of the source of engines in the configuration.
     pub source: String,
-    /// State of the source's list of engines.
+    /// State of the list of engines that the source gives.
     pub state: SourceState,
-    /// Stable code of the present problem; `None` if there is none.
+    /// Error code of the current problem, equal in every release; `None` if there is none.
     pub code: Option<String>,
-    /// Description of the present problem; `None` if there is none.
+    /// Human-readable description of the current problem; `None` if there is none.
     pub reason: Option<String>,
-    /// Number of members in the source's list, by how discovery treats them.
+    /// Number of engines in the source's list, by their state, such as `ready`.
     pub members: BTreeMap<String, u64>,
-    /// Counts of events at the source, by name.
+    /// Counts of notable events at the source of engines, by their name.
     pub counts: BTreeMap<String, u64>,
 }
 
@@ -60,7 +61,7 @@ struct Source {
     since: Instant,
 }
 
-/// Latest report on each source of engines, by name.
+/// Latest report on each source of engines, by the source's name.
 #[derive(Default)]
 pub struct Sources {
     known: Mutex<BTreeMap<String, Source>>,
@@ -73,10 +74,10 @@ impl fmt::Debug for Sources {
 }
 
 impl Sources {
-    /// Stores a report on a source, a [`SourceReport`] in JSON, in place of the previous one.
+    /// Stores a report on a source, given as a [`SourceReport`] in JSON, in place of the previous one.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text is no report of a source.
+    /// [`Error::Config`] if the text is not a report on a source.
     pub fn report(&self, report: &str) -> Result<(), Error> {
         let report: SourceReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
         let mut known = self.known.lock();
@@ -86,13 +87,13 @@ impl Sources {
         Ok(())
     }
 
-    /// True if there are no sources: engines come from the configuration only.
+    /// True if there are no sources, so that all engines come from the configuration.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.lock().is_empty()
     }
 
-    /// All sources in JSON; `None` if engines come from the configuration only.
+    /// Describes all sources in JSON; `None` if there are none.
     #[must_use]
     pub fn to_json(&self) -> Option<Value> {
         let known = self.known.lock();
@@ -109,10 +110,10 @@ impl Sources {
         (!known.is_empty()).then(|| known.values().map(shown).collect())
     }
 
-    /// Appends the metrics of sources, without the end line.
+    /// Appends the metrics of all sources, without the final `# EOF` line.
     ///
     /// # Errors
-    /// If `out` refuses more text.
+    /// If writing to `out` fails.
     pub fn write_metrics(self: &Arc<Self>, out: &mut String) -> fmt::Result {
         encode(Scrape(self.clone()), out)
     }

@@ -1,5 +1,5 @@
-//! Bodies of answers, whole or in pieces as they are made; refusals of requests: status, error code and message; and a
-//! writer of JSON, since a general serialiser would be too slow for the rate of queries.
+//! Bodies of HTTP answers, complete or sent in pieces; refusals of requests, with status, error code and message; and a
+//! writer of JSON, because a general serializer is too slow for the rate of queries.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,26 +20,26 @@ use kvatlas_http::{BodyFault, Denial};
 use kvatlas_ui::{Asset, Viewer};
 use tokio::sync::mpsc;
 
-/// Body of an answer.
+/// Body of an HTTP answer.
 pub(crate) enum Answer {
-    /// A body that is complete.
+    /// A complete body.
     Whole(Bytes),
-    /// Pieces of a body, up to [`Piece::End`]. If the sender is dropped before, the connection is cut off, so that the
-    /// client does not take the body for complete.
+    /// Body sent in pieces, up to [`Piece::End`]. If the sender is dropped before the end, the connection is closed, so
+    /// that the client does not take the body for complete.
     Pieces(mpsc::Receiver<Piece>),
-    /// Stream of events for a viewer of the page, until the viewer leaves.
+    /// Stream of server-sent events for a viewer of the web page, which lasts until the viewer disconnects.
     Events(Viewer),
 }
 
-/// A part of a body that is sent in pieces.
+/// Part of a body that is sent in pieces.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Bytes(Bytes),
-    /// The end of a body that is sent in pieces.
+    /// End of a body that is sent in pieces.
     End,
 }
 
-/// Error of a body that could not be completed.
+/// Error for a body sent in pieces that could not be completed.
 #[derive(Debug)]
 pub(crate) struct UnfinishedAnswer;
 
@@ -83,22 +83,23 @@ impl Body for Answer {
     }
 }
 
-/// An answer in JSON.
+/// Makes an HTTP answer with a JSON body.
 pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
     typed(status, "application/json", body)
 }
 
-/// An answer of the given content type.
+/// Makes an HTTP answer with a body of the given content type.
 pub(crate) fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
     with_type(status, content_type, Answer::Whole(body.into()))
 }
 
-/// An answer in JSON that is sent while it is made.
+/// Makes an HTTP answer whose JSON body is sent in pieces as they are produced.
 pub(crate) fn json_pieces(pieces: mpsc::Receiver<Piece>) -> Response<Answer> {
     with_type(StatusCode::OK, "application/json", Answer::Pieces(pieces))
 }
 
-/// Answer with a file of the page. It must not be shown inside another page, nor load anything from other servers.
+/// Makes an HTTP answer with a file of the web page. Its headers forbid embedding the file in another page, and loading
+/// anything from other servers.
 pub(crate) fn page(asset: Asset) -> Response<Answer> {
     let mut response = typed(StatusCode::OK, asset.media_type, asset.bytes);
     let headers = response.headers_mut();
@@ -116,7 +117,7 @@ const PAGE_HEADERS: [(HeaderName, &str); 4] = [
     (CACHE_CONTROL, "no-cache"),
 ];
 
-/// Answer to a viewer of the page: a stream of events.
+/// Makes an HTTP answer that streams server-sent events to a viewer of the web page.
 pub(crate) fn events(viewer: Viewer) -> Response<Answer> {
     let mut response = with_type(StatusCode::OK, "text/event-stream", Answer::Events(viewer));
     let headers = response.headers_mut();
@@ -133,23 +134,23 @@ fn with_type(status: StatusCode, content_type: &'static str, body: Answer) -> Re
     response
 }
 
-/// Maximum size of a body that is read and dropped, as a multiple of the size limit: a client that sends its whole body
-/// before reading then still gets the refusal.
+/// Maximum size of a refused body that is still read and dropped, as a multiple of the limit on bodies. A client that
+/// sends its whole body before reading the answer then still receives the refusal.
 pub(crate) const PATIENCE: u64 = 8;
 
-/// Refusal of a request. The code is the same in every release; the message says what was wrong and what would be
-/// right.
+/// Refusal of a request, with an error code that is equal in every release, and a message that says what was wrong and
+/// what is expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
-    /// Allowed methods, for status 405; else `None`.
+    /// Methods allowed at the path, for status 405 (method not allowed); `None` for other statuses.
     allow: Option<&'static str>,
 }
 
 impl Refusal {
-    /// Returns the refusal with `place`, where the error is, in front of the message.
+    /// Puts `place`, the position of the error in the request, in front of the message.
     pub(crate) fn at(self, place: impl std::fmt::Display) -> Self {
         Self { message: format!("{place}: {}", self.message).into(), ..self }
     }
@@ -158,23 +159,23 @@ impl Refusal {
         Self { status, code, message: message.into(), allow: None }
     }
 
-    /// Refusal of a body that is not JSON.
+    /// Makes the refusal of a body that is not valid JSON.
     pub(crate) fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "malformed_json", message)
     }
 
-    /// Refusal of a value of the wrong type.
+    /// Makes the refusal of a value of the wrong type.
     pub(crate) fn wrong_type(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, WRONG_TYPE, message)
     }
 
-    /// Refusal of an invalid value.
+    /// Makes the refusal of an invalid value, with an error code and a message.
     pub(crate) fn invalid(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// Refusal of a query by content hashes, at a service that identifies blocks by hashes under a secret key, which clients
-    /// cannot compute. `instead`: what the client should send.
+    /// Makes the refusal of a query by content hashes at a service that identifies blocks by hashes under a secret key,
+    /// which clients cannot compute. `instead` is the member that the client should send.
     pub(crate) fn keyed_identity(instead: &str) -> Self {
         Error::keyed_identity(instead).into()
     }
@@ -190,7 +191,7 @@ impl Refusal {
         Self { allow: Some(allow), ..refusal }
     }
 
-    /// Refusal of a body that could not be read. `most`: the size limit in bytes.
+    /// Makes the refusal of a body that could not be read. `most` is the maximum size of a body in bytes.
     pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
         match fault {
             BodyFault::TooLarge => {
@@ -222,7 +223,7 @@ impl Refusal {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service is shutting down")
     }
 
-    /// Refusal after an internal error, which no request should cause.
+    /// Makes the refusal for an internal error (status 500), which no request should cause.
     pub(crate) fn internal() -> Self {
         let message = "internal error; the service's log has the details";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
@@ -281,7 +282,7 @@ impl From<serde_json::Error> for Refusal {
     }
 }
 
-/// A buffer of JSON text.
+/// Buffer to which JSON text is appended.
 pub(crate) struct Writer(Vec<u8>);
 
 impl Writer {
@@ -301,7 +302,7 @@ impl Writer {
         self.bytes(text.as_bytes());
     }
 
-    /// Appends bytes that are JSON already.
+    /// Appends bytes that already are JSON.
     pub(crate) fn bytes(&mut self, json: &[u8]) {
         self.0.extend_from_slice(json);
     }
@@ -310,7 +311,7 @@ impl Writer {
         self.0.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
     }
 
-    /// Appends a string with its quotes.
+    /// Appends a string in quotes, with escapes where needed.
     pub(crate) fn string(&mut self, text: &str) {
         if text.bytes().all(|byte| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e)) {
             self.0.push(b'"');
@@ -322,12 +323,12 @@ impl Writer {
         }
     }
 
-    /// Appends a worker's name: as a number if it is one, else as a string.
+    /// Appends a worker's name: as a JSON number if the name is one, else as a string.
     pub(crate) fn id(&mut self, name: &str) {
         if is_number(name) { self.raw(name) } else { self.string(name) }
     }
 
-    /// Appends items separated by commas.
+    /// Appends items separated by commas, each written by a call of `item`.
     pub(crate) fn list<T>(&mut self, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut Self, T)) {
         for (at, value) in items.into_iter().enumerate() {
             if at > 0 {
@@ -337,7 +338,7 @@ impl Writer {
         }
     }
 
-    /// Appends a number as a key, with its colon.
+    /// Appends a number as the key of a JSON object, in quotes and followed by a colon.
     pub(crate) fn key(&mut self, number: u32) {
         self.0.push(b'"');
         self.number(number);

@@ -1,4 +1,4 @@
-//! The state shared by all requests.
+//! State of the service that is shared by all requests.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use kvatlas_follow::Follower;
 use kvatlas_follow::fleet::Fleet;
 use kvatlas_follow::page::Page;
 
-/// The state shared by all requests.
+/// State of the service that is shared by all requests.
 pub(crate) struct App {
-    /// Follower of the engines' event streams, which keeps the indexes.
+    /// Follower, which reads the engines' event streams and keeps the indexes.
     pub(crate) follower: Follower,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) untrusted: UntrustedPolicy,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pulses: Pulses,
-    /// Settings, keys and memory of the HTTP server.
+    /// Settings, keys and reusable memory of the HTTP server.
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
-    /// Data of the page about this service.
+    /// Data of the service's web page.
     pub(crate) page: Page,
-    /// Permit for a dump, as one runs at a time.
+    /// Semaphore that allows one dump of the indexes at a time.
     pub(crate) dumps: Arc<Semaphore>,
-    /// True if the next registration or dump has to fail, for tests.
+    /// True if the next registration or dump must panic, for tests of internal errors.
     #[cfg(test)]
     pub(crate) fail: std::sync::atomic::AtomicBool,
 }

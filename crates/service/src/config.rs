@@ -1,21 +1,22 @@
-//! The configuration of a service, as JSON from `kvatlas serve`, which has checked it; durations are in seconds.
+//! Configuration of the index service, passed as JSON by `kvatlas serve`, which has validated it. Durations are in
+//! seconds.
 
 use kvatlas_follow::Error;
 use kvatlas_settings::merge;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Defaults of the section `http`, declared in Python and written by `tools/generate_defaults.py`.
+/// Default settings of the section `http` as JSON, declared in Python and written by `tools/generate_defaults.py`.
 const DEFAULTS: &str = include_str!("../defaults.json");
 
-/// The configuration of a service: its HTTP server, and the following of engines.
+/// Configuration of the index service: settings of its HTTP server, and settings for following engines.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Settings of the HTTP server: the section `http`, without `untrusted`.
+    /// Settings of the HTTP server: the section `http`, except for the field `untrusted`.
     pub http: kvatlas_http::Config,
-    /// Treatment of untrusted workers in answers.
+    /// Treatment, in answers, of workers whose indexed blocks may differ from their engine's.
     pub untrusted: UntrustedPolicy,
-    /// Settings for following engines: all other sections.
+    /// Settings for following engines: all sections other than `http`.
     pub follow: kvatlas_follow::Config,
 }
 
@@ -23,17 +24,17 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UntrustedPolicy {
-    /// Omits the workers' depths, and lists the workers.
+    /// Leaves the workers' depths out of answers, and names the workers in a separate list.
     LeaveOut,
-    /// Includes the workers' depths, and lists the workers.
+    /// Includes the workers' depths in answers, and also names the workers in a separate list.
     Flag,
 }
 
 impl Config {
-    /// Parses the configuration from JSON. Missing fields have their defaults.
+    /// Parses the configuration from JSON. Missing fields get their default values.
     ///
     /// # Errors
-    /// [`Error::Config`] names the field that is unknown or wrong.
+    /// [`Error::Config`] names the field that is unknown or invalid.
     pub fn from_json(json: &str) -> Result<Self, Error> {
         let wrong = |error: serde_json::Error| Error::Config { message: error.to_string() };
         let mut sections: Value = serde_json::from_str(json).map_err(wrong)?;

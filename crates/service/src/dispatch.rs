@@ -1,4 +1,4 @@
-//! Way from a request to its answer: checks of key, path and method, and the call of the route's function.
+//! Dispatch of HTTP requests: checks the key, path and method of a request, and calls the function of its route.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
@@ -131,20 +131,23 @@ async fn post(
     answering.await.unwrap_or_else(|_| Err(Refusal::internal()))
 }
 
-/// Permits for long work on threads other than the serving ones.
+/// Semaphore that limits the number of requests with long work, which run on threads other than the serving ones, to
+/// the number of CPU cores.
 static LONG_WORK: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
 
-/// Size in bytes of the largest single query that is answered on a serving thread: a prompt of 40,000 tokens.
+/// Maximum size, in bytes, of the body of a single query that is answered on a serving thread: a prompt of about 40,000
+/// tokens. Larger queries are answered on other threads.
 const LONG_QUERY: usize = 256 << 10;
-/// Size in bytes of the largest other body that is answered on a serving thread: its many items are all looked up.
+/// Maximum size, in bytes, of other bodies that are answered on a serving thread. The limit is lower than for single
+/// queries, because a body with many items causes many look-ups.
 const LONG_BODY: usize = 16 << 10;
 
 fn takes_long(route: Route, bytes: usize) -> bool {
     bytes > if matches!(route, Route::Query | Route::QueryByHash) { LONG_QUERY } else { LONG_BODY }
 }
 
-/// Calls the function of a route that does not have to wait for anything.
+/// Calls the function of a route that answers without waiting.
 fn answer_at(
     app: &App,
     route: Route,
@@ -167,7 +170,7 @@ fn answer_at(
     })
 }
 
-/// Runs a route's function. A panic is a bug, and fails only its own request.
+/// Runs the function of a route. If it panics, which is a bug, only its own request fails.
 fn guarded(app: &App, work: impl FnOnce() -> Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         app.counts.panics.fetch_add(1, Relaxed);
@@ -176,7 +179,8 @@ fn guarded(app: &App, work: impl FnOnce() -> Result<Response<Answer>, Refusal>) 
     })
 }
 
-/// Counts an internal error of a change, whose panic the fleet has caught and logged. Returns the answer unchanged.
+/// Counts an internal error of a change to the fleet, whose panic the fleet has caught and logged. Returns the answer
+/// unchanged.
 fn counted(app: &App, done: Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
     if done.as_ref().is_err_and(|refusal| refusal.status == StatusCode::INTERNAL_SERVER_ERROR) {
         app.counts.panics.fetch_add(1, Relaxed);

@@ -1,7 +1,8 @@
-//! `/dump`: all indexed blocks as events in the dialect of engines, sent while they are written.
+//! Route `/dump`: sends all indexed blocks as events in the format of engines, while they are read from the index.
 //!
-//! The index is read in slices, between which streams are followed: the dump has each rank as of one moment, different
-//! ranks as of different moments. If the dump cannot be completed, the connection is cut off before the body's end.
+//! The index is read in slices, and streams continue to be followed between slices. So the blocks of one rank are from
+//! one moment, those of different ranks from different moments. If a dump cannot be completed, the connection is closed
+//! before the end of the body.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,21 +18,21 @@ use crate::app::App;
 use kvatlas_follow::log::panic_text;
 use kvatlas_follow::state::Keyspace;
 
-/// Number of bytes written before a piece is sent.
+/// Minimum number of bytes in a piece of the body before the piece is sent.
 const PIECE: usize = 64 << 10;
 
-/// Maximum number of pieces that wait for the client to read.
+/// Maximum number of pieces that are queued until the client reads them.
 const WAITING: usize = 4;
 
-/// Pause between two slices, without which waiting threads could hardly get the index's lock.
+/// Pause between reading two slices of the index, during which waiting threads can take the index's lock.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Error of a dump whose client has disconnected.
+/// Error for a dump whose client has disconnected.
 struct Disconnect;
 
-/// Writes a dump on a thread of its own, as the client may read slowly and the index may be large. Dumps run one after
-/// another, since each copies a rank before sending it. A waiting client gets white space at intervals of `blank`, so
-/// that its connection is not cut off as idle.
+/// Starts a dump on a thread of its own, because the client may read slowly and the index may be large. Dumps run one
+/// after another, since each copies a rank's blocks before sending them. While a dump waits, white space is sent at
+/// intervals of `blank`, so that the connection is not closed as idle.
 pub(crate) fn start(app: &Arc<App>, blank: Duration) -> mpsc::Receiver<Piece> {
     let (sender, pieces) = mpsc::channel(WAITING);
     let app = app.clone();
@@ -76,7 +77,7 @@ pub(crate) fn start(app: &Arc<App>, blank: Duration) -> mpsc::Receiver<Piece> {
     pieces
 }
 
-/// Sends white space, which is allowed between any two pieces, unless the client still has pieces to read.
+/// Sends white space, which JSON allows between any two pieces, unless the client still has unread pieces.
 fn wait(sender: &mpsc::Sender<Piece>) {
     let _ = sender.try_send(Piece::Bytes(Bytes::from_static(b"\n")));
 }
@@ -84,7 +85,7 @@ fn wait(sender: &mpsc::Sender<Piece>) {
 struct Pieces {
     writer: Writer,
     sender: mpsc::Sender<Piece>,
-    /// True if this dump has to fail, for tests.
+    /// True if the dump must panic, for tests of internal errors.
     #[cfg(test)]
     fail: bool,
 }

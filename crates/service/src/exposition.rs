@@ -1,6 +1,6 @@
-//! Counts of HTTP requests and queries, which are plain atomics, since each request updates them; and `/metrics`: these
-//! counts, followed by the follower's metrics of streams and indexes. The documentation takes names and help texts from
-//! here (`tools/docs`).
+//! Counts of HTTP requests and queries, and the route `/metrics`, which shows these counts followed by the follower's
+//! metrics of streams and indexes. The counts are plain atomics, because each request updates them. The documentation
+//! takes names and help texts of metrics from this file (`tools/docs`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,33 +18,33 @@ use prometheus_client::metrics::MetricType;
 use crate::app::App;
 use crate::routes::Route;
 
-/// Upper bounds of the buckets for durations, in seconds.
+/// Upper bounds of the buckets in the histogram of request durations, in seconds.
 pub(crate) const SECONDS: [f64; 16] = [
     5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 1.28e-2, 2.56e-2, 5.12e-2, 0.1024, 0.2048, 0.4096, 1.6, 10.0,
 ];
 
-/// Classes of HTTP statuses in metrics; no others occur.
+/// Classes of HTTP statuses in metrics. The service sends no statuses of other classes.
 pub(crate) const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 
-/// Counts of the requests to one route.
+/// Counts of the requests to one route: by class of status, and by duration.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pub(crate) by_class: [AtomicU64; CLASSES.len()],
     pub(crate) nanoseconds: AtomicU64,
-    /// Numbers of requests by duration: one bucket for each of [`SECONDS`], and one beyond.
+    /// Histogram of request durations: one count for each upper bound in [`SECONDS`], and one for longer durations.
     pub(crate) buckets: [AtomicU64; SECONDS.len() + 1],
 }
 
 /// Counts of HTTP requests and queries.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Counts by route, in the order of [`Route::ALL`].
+    /// Counts of requests by route, in the order of [`Route::ALL`].
     pub(crate) requests: Vec<Requests>,
-    /// Number of prompts looked up.
+    /// Number of prompts looked up in an index.
     pub(crate) queries: AtomicU64,
-    /// Number of prompts looked up that matched any worker.
+    /// Number of looked-up prompts whose leading blocks were held by at least one worker.
     pub(crate) queries_matched: AtomicU64,
-    /// Number of requests whose handling panicked.
+    /// Number of requests that failed by a panic (an internal error).
     pub(crate) panics: AtomicU64,
 }
 
@@ -58,7 +58,7 @@ impl Counts {
         }
     }
 
-    /// Counts an answered request by status and duration.
+    /// Counts an answered request by its route, status and duration.
     pub(crate) fn answered(&self, route: Route, status: u16, took: Duration) {
         let Some(requests) = self.requests.get(route as usize) else { return };
         let class = match status {
@@ -73,14 +73,14 @@ impl Counts {
         requests.buckets[bucket].fetch_add(1, Relaxed);
     }
 
-    /// Counts `prompts` look-ups, `matched` of them with a matching worker.
+    /// Counts `prompts` looked-up prompts. `matched` is the number of them whose leading blocks some worker held.
     pub(crate) fn add_query(&self, prompts: u64, matched: u64) {
         self.queries.fetch_add(prompts, Relaxed);
         self.queries_matched.fetch_add(matched, Relaxed);
     }
 }
 
-/// Text of the service's metrics.
+/// Writes the service's metrics in Prometheus's text format.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut out = String::with_capacity(16 << 10);
     encode(Scrape(app.clone()), &mut out)?;

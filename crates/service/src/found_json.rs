@@ -1,4 +1,4 @@
-//! Answers to queries as JSON, written by hand: a general serialiser would take longer than the lookup.
+//! Writing of the answers to queries as JSON, without a general serializer, which would take longer than the look-up.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::answer::Writer;
 use kvatlas_follow::lookup::{Depths, Row, WorkerRow};
 use kvatlas_follow::state::{Reservations, Stream};
 
-/// Writes `,"lora_name":"…"`, if the model's name is an adapter's.
+/// Writes `,"lora_name":"…"` if the model named in the query was found to be a LoRA adapter.
 pub(crate) fn adapter(out: &mut Writer, name: Option<&str>) {
     if let Some(name) = name {
         out.raw(",\"lora_name\":");
@@ -18,7 +18,8 @@ pub(crate) fn adapter(out: &mut Writer, name: Option<&str>) {
     }
 }
 
-/// Writes `,"untrusted":[…]`, `,"partial":[…]`, `,"unverified":[…]` and `,"no_salts":[…]`, each unless empty.
+/// Writes the lists of ranks whose indexed blocks may differ from their engine's: `,"untrusted":[…]`, `,"partial":[…]`,
+/// `,"unverified":[…]` and `,"no_salts":[…]`. Empty lists are left out, and so are workers that `allows` rejects.
 pub(crate) fn doubts(out: &mut Writer, streams: &Reservations, allows: impl Fn(&str) -> bool) {
     let state = |out: &mut Writer, stream: &Stream| {
         out.raw(",\"state\":\"");
@@ -31,14 +32,15 @@ pub(crate) fn doubts(out: &mut Writer, streams: &Reservations, allows: impl Fn(&
     ranks_of(out, ",\"no_salts\":[", streams.no_salts(), &allows, |_, _| {});
 }
 
-/// Writes `,"wants_tokens":true`, if `wants`.
+/// Writes `,"wants_tokens":true` if `wants` is true: queries with tokens, instead of content hashes, would then help
+/// the service.
 pub(crate) fn wants_tokens(out: &mut Writer, wants: bool) {
     if wants {
         out.raw(",\"wants_tokens\":true");
     }
 }
 
-/// Writes a list of ranks of streams, unless empty. `more`: writes further members for each rank.
+/// Writes a list of ranks with streams, unless it is empty. `more` writes additional members for each rank.
 fn ranks_of<'a>(
     out: &mut Writer,
     member: &str,
@@ -63,7 +65,8 @@ fn ranks_of<'a>(
     out.raw("]");
 }
 
-/// Writes the members of an answer that the dialect has, and `usable` if known.
+/// Writes the part of an answer that other routers' indexers have too: for each worker, the numbers of matched tokens
+/// on each tier. Adds the number of usable tokens, the loadable segments and the lag where known or requested.
 pub(crate) fn answer(
     out: &mut Writer,
     rows: &[Row<'_>],
@@ -112,8 +115,8 @@ pub(crate) fn answer(
     out.number(block_size);
 }
 
-/// Writes which parts of the prompt the worker's best rank can load instead of computing them, and how many tokens
-/// other ranks can pull from that rank.
+/// Writes the segments of the prompt that the worker's best rank can load instead of computing them, and the number of
+/// tokens that other engines can copy from that rank's host memory (`pullable`).
 fn segments(out: &mut Writer, found: &Loadable, block_size: u64) {
     out.raw(",\"loadable\":[");
     out.list(&found.segments, |out, it| {
@@ -143,7 +146,8 @@ fn segments(out: &mut Writer, found: &Loadable, block_size: u64) {
     }
 }
 
-/// Rows of ranks that hold no leading blocks of the prompt, have a stream, and can load some of its blocks from a pool.
+/// Makes answer rows for ranks that hold no leading blocks of the prompt, but can load some from a shared pool. Ranks
+/// without a stream are left out.
 pub(crate) fn others<'m>(
     rows: &[Row<'m>],
     loadable: &'m [Loadable],
@@ -169,7 +173,8 @@ fn device_ranks(out: &mut Writer, ranks: &[Row<'_>], block_size: u64) {
     });
 }
 
-/// Writes the largest lag of the worker's matching ranks behind their engine, and the state of the rank with this lag.
+/// Writes the largest lag of the worker's matching ranks, in milliseconds, and the state of the stream with this lag.
+/// The lag is the time by which the index is behind the engine; an unknown lag counts as the largest.
 fn age(out: &mut Writer, ranks: &[Row<'_>], streams: &Reservations) {
     let streams = ranks.iter().filter_map(|row| streams.stream_of(row.worker, row.rank));
     // An unknown lag counts as the largest.
@@ -186,7 +191,7 @@ fn age(out: &mut Writer, ranks: &[Row<'_>], streams: &Reservations) {
     }
 }
 
-/// Writes `,"levels":[…]`: the workers grouped by the depth of their device blocks.
+/// Writes `,"levels":[…]`: the workers grouped by the number of leading tokens that they hold in device memory.
 pub(crate) fn levels(out: &mut Writer, rows: &[Row<'_>], workers: &[WorkerRow], block_size: u64) {
     out.raw(",\"levels\":[");
     let on_device = workers.iter().position(|worker| worker.depths.gpu == 0).unwrap_or(workers.len());
@@ -200,10 +205,11 @@ pub(crate) fn levels(out: &mut Writer, rows: &[Row<'_>], workers: &[WorkerRow], 
     out.raw("]");
 }
 
-/// Ranks in the answers to a batch of queries, numbered in the order of their first match.
+/// Ranks in the answers to a batch of queries, numbered in the order in which they first appear. Answers contain the
+/// numbers instead of the names.
 #[derive(Default)]
 pub(crate) struct Ranks {
-    /// Numbers given to ranks, by worker: pairs of rank and number.
+    /// Numbers of the ranks of each worker, as pairs of a rank and its number.
     numbers: HashMap<String, Vec<(u32, u32)>>,
     list: Vec<(String, u32)>,
 }
@@ -224,7 +230,7 @@ impl Ranks {
         self.list.len()
     }
 
-    /// Writes one answer of the batch: the given rows, which are sorted deepest first.
+    /// Writes the answer to one query of the batch. `rows` has the matching ranks, deepest first.
     pub(crate) fn answer(&mut self, out: &mut Writer, rows: &[Row<'_>], block_size: u64) {
         out.raw("{\"ranks\":[");
         out.list(rows, |out, row| out.number(self.number(row)));
@@ -241,7 +247,7 @@ impl Ranks {
         out.raw("]}");
     }
 
-    /// Writes the worker and rank of each number.
+    /// Writes the worker and the data-parallel rank for each number, in the order of the numbers.
     pub(crate) fn names(&self, out: &mut Writer) {
         out.list(&self.list, |out, (worker, rank)| {
             out.raw("{\"instance_id\":");

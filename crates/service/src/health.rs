@@ -1,4 +1,5 @@
-//! `/health`, which tells whether all threads are running, and `/ready`, which tells whether answers are complete.
+//! Routes `/health`, which reports if all async runtimes respond, and `/ready`, which reports if answers to queries are
+//! complete.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
@@ -11,15 +12,15 @@ use serde_json::json as value;
 
 use crate::answer::{Answer, json};
 
-/// Interval between a runtime's heartbeats.
+/// Interval between two heartbeats of an async runtime.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Time without a heartbeat after which a runtime counts as stuck.
+/// Time without a heartbeat after which an async runtime is reported as stuck.
 const STUCK: Duration = Duration::from_secs(10);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Time of a runtime's latest heartbeat, in milliseconds since the start of the process.
+/// Time of the latest heartbeat of an async runtime, in milliseconds since the start of the process.
 #[derive(Debug)]
 pub(crate) struct Pulse(AtomicU64);
 
@@ -28,7 +29,7 @@ impl Pulse {
         Self(AtomicU64::new(START.elapsed().as_millis() as u64))
     }
 
-    /// Records heartbeats, for as long as the runtime runs.
+    /// Records a heartbeat periodically, for as long as the async runtime runs.
     pub(crate) async fn beat(&self) {
         let mut interval = tokio::time::interval(BEAT);
         loop {
@@ -42,7 +43,7 @@ impl Pulse {
     }
 }
 
-/// Heartbeats of both runtimes: the HTTP server's and the streams'.
+/// Heartbeats of the two async runtimes: one for the HTTP server, one for the engines' streams.
 #[derive(Debug)]
 pub(crate) struct Pulses {
     pub(crate) http: Pulse,
@@ -54,14 +55,15 @@ impl Pulses {
         Self { http: Pulse::new(), ingest: Arc::new(Pulse::new()) }
     }
 
-    /// Names of the runtimes without a recent heartbeat.
+    /// Returns the names of the async runtimes without a recent heartbeat at time `now`.
     fn stuck_at(&self, now: Duration) -> Vec<&'static str> {
         let named = [(&*self.ingest, "kvatlas-ingest"), (&self.http, "kvatlas-http")];
         named.into_iter().filter(|(pulse, _)| pulse.is_stuck_at(now)).map(|(_, name)| name).collect()
     }
 }
 
-/// Answers `/health`.
+/// Answers `/health`: status 503 if an async runtime has no recent heartbeat, else 200, with the state of snapshots, of
+/// the log in NATS, and of discovery.
 pub(crate) fn health(pulses: &Pulses, follower: &Follower) -> Response<Answer> {
     let stuck = pulses.stuck_at(START.elapsed());
     let mut said = match stuck.is_empty() {
@@ -80,7 +82,8 @@ pub(crate) fn health(pulses: &Pulses, follower: &Follower) -> Response<Answer> {
     json(status, said.to_string())
 }
 
-/// Answers `/ready`. With `strict=1` in the query, the service counts as ready only if no stream is incomplete.
+/// Answers `/ready`: status 200 if the service is ready, else 503. With `strict=1` in the query string, also 503 while
+/// any stream is incomplete.
 pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
     let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
     let strict = pairs.any(|(key, value)| key == "strict" && value != "0");

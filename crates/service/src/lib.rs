@@ -1,8 +1,9 @@
-//! The index service, `kvatlas serve`: a [`Follower`](kvatlas_follow::Follower), which keeps the indexes, with an HTTP
-//! server in front of it. A router follows engines without this crate: it has a follower of its own.
+//! Index service, `kvatlas serve`: a [`Follower`](kvatlas_follow::Follower), which reads engines' event streams and
+//! keeps the indexes, with an HTTP server in front of it. The router does not use this crate; it has a follower of its
+//! own.
 //!
-//! Routes are compatible with existing routers' queries; `docs/guides/service.md` lists routes and differences,
-//! `openapi.json` fields and error codes. Requests are answered on threads of their own, and queries read the indexes
+//! Routes are compatible with the queries of existing routers. `docs/guides/service.md` lists routes and differences,
+//! `openapi.json` fields and error codes. Requests are answered on separate threads, and queries read the indexes
 //! without a lock.
 //!
 //! ```text
@@ -12,7 +13,7 @@
 //!                                                              page
 //! ```
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
 //! | [`config`] | the section `http` of the settings; all other sections are the follower's |
 //! | `service` | [`Service`]: start and end of the follower and the server |

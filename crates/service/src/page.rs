@@ -1,4 +1,4 @@
-//! `/ui/events`: data of the page about this service.
+//! Route `/ui/events`: sends the data of the service's web page as server-sent events.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::Refusal;
 use crate::app::App;
 
-/// Registers a viewer of the page; an error if the maximum is reached.
+/// Registers a viewer of the web page. Refused if there is the maximum number of viewers already.
 pub(crate) fn watch(app: &App) -> Result<Viewer, Refusal> {
     app.page.watch().map_err(|full| {
         let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
@@ -21,13 +21,13 @@ pub(crate) fn watch(app: &App) -> Result<Viewer, Refusal> {
     })
 }
 
-/// Updates the page's data, for as long as the runtime runs.
+/// Updates the data of the web page periodically, for as long as the async runtime runs.
 pub(crate) async fn run(app: Arc<App>) {
     let looker = FleetObserver::new(app.fleet.clone());
     app.page.keep(PageState { looker, app: app.clone(), queries: 0, matched: 0, at: Instant::now() }).await;
 }
 
-/// Source of the page's data, with the counts at the last point, from which rates are computed.
+/// Source of the web page's data, with the counts at the last update, from which rates per second are computed.
 struct PageState {
     app: Arc<App>,
     looker: FleetObserver,

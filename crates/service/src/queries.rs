@@ -1,5 +1,5 @@
-//! `/query`, `/query_by_hash` and `/query_batch`: parse the query, look blocks up, write the answer. Nothing here
-//! waits.
+//! Routes `/query`, `/query_by_hash` and `/query_batch`: parse a query, look its blocks up, and write the answer,
+//! without waiting for anything.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use kvatlas_follow::state::{Keyspace, Reservations};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Answers a single query.
+/// Answers a query for one prompt.
 pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
         let mut asked = query::single(body, kind, scratch)?;
@@ -60,7 +60,7 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
     })
 }
 
-/// Answers a batch of queries.
+/// Answers a query for a batch of prompts.
 pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
         let mut asked = query::batch(body, scratch)?;
@@ -81,7 +81,8 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
     })
 }
 
-/// Answer to a batch of queries, without its end. Adds the number of matching queries to `matched`.
+/// Looks up all prompts of a batch, and writes the answer without its closing bracket. Adds the number of prompts with
+/// matching workers to `matched`.
 fn answers(
     app: &App,
     asked: &Queries<'_>,
@@ -134,14 +135,14 @@ fn answers(
     out
 }
 
-/// True if queries with tokens instead of these with content hashes would help to adopt blocks. Counts the queries
-/// without tokens.
+/// True if queries with tokens, instead of content hashes, would help to adopt blocks (to learn of blocks announced
+/// before the service started). Also counts the queries without tokens.
 fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
     (0..asked.hashed()).fold(false, |_, _| keyspace.note_hash_query())
 }
 
-/// Passes the prompts on for adoption, as they may identify blocks that were never announced. Called after the answer
-/// is made.
+/// Queues the prompts of a query for a background thread, since their tokens may identify blocks that engines announced
+/// before the service started. Called after the answer has been written.
 fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     if keyspace.is_waiting() {
         for (tokens, lora, salt) in (0..asked.len()).filter_map(|at| asked.tokens(at, scratch)) {
@@ -150,7 +151,7 @@ fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     }
 }
 
-/// Rows of all ranks of the `top_k` best workers, deepest first.
+/// Selects the rows of all ranks of the `top_k` best workers, deepest first.
 fn best(mut rows: Vec<Row<'_>>, top_k: usize) -> Vec<Row<'_>> {
     let workers = lookup::by_worker(&mut rows, Some(top_k));
     let mut rows: Vec<_> = workers.into_iter().flat_map(|worker| rows[worker.ranks].to_vec()).collect();
@@ -162,7 +163,8 @@ fn order(row: &Row<'_>) -> impl Ord + use<> {
     Reverse(row.depths)
 }
 
-/// Finds the keyspace that a query is for. If the model's name is an adapter's, the adapter is set for all prompts.
+/// Finds the keyspace (model and routing group) of a query. If the query names a LoRA adapter as its model, sets the
+/// adapter for all its prompts.
 fn find(app: &App, asked: &mut Queries<'_>) -> Result<ModelPlace> {
     let found = app.fleet.find(&asked.scope.model, asked.scope.routing_group())?;
     if let Some(adapter) = &found.adapter {

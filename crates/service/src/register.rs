@@ -1,5 +1,5 @@
-//! `/register` and `/unregister`: bodies parsed and passed to the fleet, which checks the values; and `/observed`: reports
-//! from routers of how much of a prompt an engine said it had cached.
+//! Routes `/register` and `/unregister`, which parse a body and pass it to the fleet, where the values are validated;
+//! and `/observed`, which receives reports of routers about the number of a prompt's tokens that an engine had cached.
 
 use std::time::{Duration, Instant};
 
@@ -55,9 +55,10 @@ fn done(status: StatusCode) -> Response<Answer> {
     json(status, &b"{\"status\":\"ok\"}"[..])
 }
 
-/// Allowance for the time that a report is on its way, added to every age; a reporter adds any longer delay itself.
+/// Allowance for the transmission time of a report, which is added to the age of every reported prompt. The reporter
+/// itself adds any longer delay.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
-/// Largest age of a reported prompt, in seconds.
+/// Maximum age of a reported prompt, in seconds.
 const LONGEST_AGE: f64 = 86_400.0;
 
 #[derive(Debug, Deserialize)]

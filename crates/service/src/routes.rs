@@ -3,7 +3,7 @@
 use hyper::Method;
 use kvatlas_http::{Access, ListenerKind};
 
-/// Text of the answer to `GET /`.
+/// Text of the answer to `GET /`, which lists the main routes.
 pub(crate) const WELCOME: &str = "\
 kvatlas: which worker holds how much of a prompt
 
@@ -32,7 +32,7 @@ GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 
 macro_rules! routes {
     ($($name:ident $path:literal $method:ident $access:ident,)*) => {
-        /// The routes of the service.
+        /// Route of the service, given by a method and a path.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Route {
             $($name,)*
@@ -41,10 +41,10 @@ macro_rules! routes {
         }
 
         impl Route {
-            /// All routes, in the order of their numbers.
+            /// All routes, in the order of their declaration.
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)* Self::Unknown];
 
-            /// Path of the route in metrics.
+            /// Returns the path of the route, as shown in metrics.
             pub(crate) fn path(self) -> &'static str {
                 match self {
                     $(Self::$name => $path,)*
@@ -67,12 +67,13 @@ macro_rules! routes {
                 }
             }
 
-            /// True if the route is available at this listener.
+            /// True if the route is available at this listener: all routes at the main one; only health, readiness,
+            /// metrics and version at the one for administrators.
             pub(crate) fn is_at(self, listener: ListenerKind) -> bool {
                 listener == ListenerKind::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics | Self::Version)
             }
 
-            /// Access that a request to the route needs.
+            /// Returns the access rights that a request to the route needs.
             pub(crate) fn access(self) -> Access {
                 match self {
                     $(Self::$name => Access::$access,)*

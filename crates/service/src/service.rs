@@ -1,5 +1,5 @@
-//! [`Service`]: a follower with an HTTP server in front of it, started together and stopped in order; and the handler
-//! of the HTTP server's requests.
+//! The index service as a whole: a follower with an HTTP server in front of it, which are started together and stopped
+//! in order; and the handler of the HTTP server's requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::app::App;
 use crate::config::Config;
 use crate::{dispatch, page};
 
-/// The settings that can change without a restart.
+/// Settings that can be changed without a restart.
 #[derive(Deserialize)]
 struct ServiceChange {
     http: kvatlas_http::LiveSettings,
     log: log::LogConfig,
 }
 
-/// A running service. Its methods block, so they must not be called from inside an async runtime.
+/// Running index service. Its methods block, so they must not be called from inside an async runtime.
 pub struct Service {
     app: Arc<App>,
     address: SocketAddr,
@@ -32,10 +32,10 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts the service; engines can be registered once this returns.
+    /// Starts the service. Engines can be registered as soon as the call returns.
     ///
     /// # Errors
-    /// [`Error::Start`] if the address is not available, a certificate or key cannot be read, or no threads can be
+    /// [`Error::Start`] if the address is not available, a certificate or key cannot be read, or threads cannot be
     /// started.
     pub fn start(config: Config) -> Result<Self, Error> {
         let Config { http, untrusted, follow } = config;
@@ -58,37 +58,38 @@ impl Service {
         Ok(Self { app, address, admin_address, server: Mutex::new(Some(server)) })
     }
 
-    /// Address of the main listener.
+    /// Returns the address at which the HTTP server listens for all requests.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Address of the listener for administrators; `None` if there is none.
+    /// Returns the address at which the HTTP server listens for administrators, with health, readiness, metrics and
+    /// version only; `None` if there is no separate listener.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// Follower of the engines' event streams, which keeps the indexes.
+    /// Returns the follower, which reads the engines' event streams and keeps the indexes.
     #[must_use]
     pub fn follower(&self) -> &Follower {
         &self.app.follower
     }
 
-    /// Reads keys and certificates from their files again. This also happens automatically a few seconds after a file
-    /// changes.
+    /// Reads keys and certificates from their files again. The service also does so by itself a few seconds after a
+    /// file changes.
     ///
     /// # Errors
-    /// [`Error::Start`] if a file cannot be used: the old keys and certificates stay in force.
+    /// [`Error::Start`] if a file cannot be used; the old keys and certificates then stay in force.
     pub fn reload(&self) -> Result<(), Error> {
         self.app.gate.reload().map_err(not_started)
     }
 
-    /// Changes the settings that can change without a restart, given as JSON with the sections `http` and `log`.
+    /// Changes the settings that can be changed without a restart, given as JSON with the sections `http` and `log`.
     ///
     /// # Errors
-    /// [`Error::Config`] if the settings cannot be read: nothing changes.
+    /// [`Error::Config`] if the settings cannot be read; nothing changes then.
     pub fn change(&self, settings: &str) -> Result<(), Error> {
         let settings: ServiceChange = serde_json::from_str(settings)
             .map_err(|error: serde_json::Error| Error::Config { message: error.to_string() })?;
@@ -97,10 +98,11 @@ impl Service {
         Ok(())
     }
 
-    /// Stops the service: reports that it is not ready, and continues for `delay`, so that load balancers notice; then
-    /// accepts no more connections, finishes running requests, and ends all streams and threads.
+    /// Stops the service. It reports at once that it is not ready, and continues to answer for `delay`, so that load
+    /// balancers notice. Then it accepts no more connections, finishes running requests, and ends all streams and
+    /// threads.
     ///
-    /// False if that took longer than `timeout` and something was cut off. A second call does nothing.
+    /// Returns false if that took longer than `timeout` and running work was cut off. A second call does nothing.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
         let Some(server) = self.server.lock().take() else { return true };
         self.app.follower.leave();
@@ -128,7 +130,8 @@ impl Handler for App {
 
     const HTTP2: bool = false;
 
-    /// True: a client that closes its sending side still gets its answer, as answers are made at once.
+    /// True if a client that has closed its sending side still gets its answer, which is possible because answers take
+    /// little time.
     const HALF_CLOSE: bool = true;
 
     fn front(&self) -> &Front {
@@ -148,7 +151,7 @@ impl Handler for App {
     }
 }
 
-/// Starts the HTTP server.
+/// Starts the HTTP server of the service.
 pub(crate) fn start(app: &Arc<App>) -> Result<Server, kvatlas_http::Error> {
     let server = Server::start(app, Threads::Shared(app.front.threads()))?;
     if let Some(threads) = server.handle() {

@@ -1,4 +1,5 @@
-//! `/digest` and `/sites`: the routes of a service above many sites.
+//! Routes `/digest` and `/sites` of a service above several sites, which receives digests (summaries of the sites'
+//! indexes) and answers which sites hold a prompt.
 
 use hyper::{Response, StatusCode};
 use kvatlas_digest::{Answer as Bounds, DigestEffect, Level, Proof, SiteStatus, marks_of_prompt};
@@ -11,9 +12,9 @@ use serde_json::{Value, json};
 use crate::answer::{self, Answer, Refusal};
 use crate::app::App;
 
-/// Maximum block size in a digest, in tokens.
+/// Maximum block size, in tokens, that a digest (summary of a site's index) may have.
 const LARGEST_BLOCK: u32 = 1 << 20;
-/// Maximum length of the name of a model or a routing group, in bytes.
+/// Maximum length, in bytes, of the name of a model or a routing group.
 const LONGEST_NAME: usize = 1024;
 
 fn check_role(app: &App) -> Result<(), Refusal> {
@@ -28,8 +29,8 @@ fn answered(value: &Value) -> Response<Answer> {
     answer::json(StatusCode::OK, value.to_string())
 }
 
-/// Answers `/digest`: applies a site's digest of its blocks. `parameters`: the query string, which names the digest's
-/// keyspace.
+/// Answers `/digest`: applies a digest (summary of a site's indexed blocks). `parameters` is the query string of the
+/// URL, which names the digest's model and routing group.
 pub(crate) fn digest(app: &App, parameters: &str, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let (mut model, mut routing_group, mut block_size) = (None, DEFAULT_ROUTING_GROUP.to_owned(), None);
@@ -69,7 +70,7 @@ struct Query {
     cache_salt: Option<String>,
 }
 
-/// Answers `/sites`: the sites that hold leading blocks of a prompt, with bounds on how many.
+/// Answers `/sites`: lists the sites that hold leading blocks of a prompt, with lower and upper bounds on their number.
 pub(crate) fn find(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let query: Query = serde_json::from_slice(body)?;
@@ -112,7 +113,8 @@ struct Comparison {
     by_engine: bool,
 }
 
-/// Answers `/sites/compare`: compares a reported depth that a site really had with what its digests had claimed.
+/// Answers `/sites/compare`: compares the bounds that the digests (index summaries) of a site had given for a prompt
+/// with the depth that the site's own index, or the engine, really had.
 pub(crate) fn compare(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let it: Comparison = serde_json::from_slice(body)?;
@@ -123,7 +125,7 @@ pub(crate) fn compare(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusa
     Ok(answered(&json!({ "status": "ok", "known": known })))
 }
 
-/// Answers `/sites/status`: the state of all sites of all keyspaces.
+/// Answers `/sites/status`: reports the state of all sites, for each model and routing group.
 pub(crate) fn status(app: &App) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let now = app.follower.sites().now();

@@ -1,5 +1,5 @@
-//! Identifiers of a request in other systems: its id and its W3C trace context. They are returned with the answer and
-//! written to the access log.
+//! Identifiers by which other systems know a request: its id and its W3C trace context. They are returned with the
+//! answer and written to the access log.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,18 +17,18 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Maximum length of a request's id, in bytes.
 const MAX_ID: usize = 128;
 
-/// Identifiers of one request, from its headers.
+/// Identifiers of one request, as sent in its headers.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     id: Option<HeaderValue>,
     parent: Option<HeaderValue>,
-    /// Method of the request, if it is written to the access log.
+    /// Method of the request; `None` if the request is not written to the access log.
     method: Option<Method>,
 }
 
 impl Trace {
-    /// Reads the client's identifiers, if valid. `logged`: whether the request is written to the access log and needs
-    /// an id.
+    /// Reads the identifiers that the client sent, if valid. `logged` is true if the request is written to the access
+    /// log; it then gets an id if it has none.
     pub(crate) fn of<B>(request: &Request<B>, logged: bool, gate: &Gate) -> Self {
         let headers = request.headers();
         let read = |name: HeaderName, is_good: fn(&[u8]) -> bool| {
@@ -38,7 +38,8 @@ impl Trace {
         Self { id, parent: read(TRACEPARENT, is_traceparent), method: logged.then(|| request.method().clone()) }
     }
 
-    /// Adds the identifiers to the answer's headers, and writes a line to the access log, if the request is logged.
+    /// Adds the identifiers to the answer's headers, and writes a line to the access log if the request is to be
+    /// logged.
     pub(crate) fn answered<B>(self, route: Route, response: &mut Response<B>, took: Duration) {
         if let Some(method) = &self.method {
             let text =
@@ -73,8 +74,8 @@ fn is_id(id: &[u8]) -> bool {
     (1..=MAX_ID).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
 }
 
-/// True for a valid W3C `traceparent`: `00-` trace id `-` parent id `-` flags, in lower-case hexadecimal, with ids that
-/// are not all zero.
+/// True for a valid W3C `traceparent` header: `00-`, trace id, `-`, parent id, `-` and flags, in lower-case
+/// hexadecimal, with ids that are not all zero.
 fn is_traceparent(value: &[u8]) -> bool {
     let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let id = |part: &[u8]| hex(part) && part.iter().any(|byte| *byte != b'0');

@@ -1,9 +1,9 @@
-//! Types of settings used by every crate. Python declares and checks the settings; Rust reads them as JSON.
+//! Types of settings shared by all crates. Settings are declared and validated in Python, and read as JSON in Rust.
 //!
 //! * [`Secret`]: a bearer key.
 //! * [`seconds`]: durations, as numbers of seconds.
-//! * [`defaults`], [`merge`]: defaults, which Python declares and `tools/generate_defaults.py` writes to files, and
-//!   settings that override them.
+//! * [`defaults`], [`merge`]: default settings, which Python declares and `tools/generate_defaults.py` writes to files, and
+//!   the merging of other settings into them.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -14,18 +14,19 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use subtle::ConstantTimeEq as _;
 
-/// Parses a generated file of defaults, for programs and tests in Rust.
+/// Parses a generated file of default settings, for programs and tests in Rust.
 ///
 /// # Panics
 ///
-/// Panics if the file does not match `T`: it is part of the program, and tests read it.
+/// Panics if the file does not match `T`. The file is compiled into the program and read by tests, so a mismatch is
+/// found before release.
 #[must_use]
 #[expect(clippy::panic, reason = "the file is part of the program, and tests read it")]
 pub fn defaults<T: DeserializeOwned>(file: &str) -> T {
     serde_json::from_str(file).unwrap_or_else(|error| panic!("defaults.json: {error}"))
 }
 
-/// Merges settings into others: tables are merged key by key, and any other value replaces the old one.
+/// Merges the settings `from` into `into`: objects are merged key by key, and any other value replaces the old one.
 pub fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -40,17 +41,17 @@ pub fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// Largest file that may hold a key, in bytes.
+/// Maximum size of a file that contains a key, in bytes.
 const MAX_FILE: u64 = 64 << 10;
 
-/// Longest key in bytes: it is a line in the head of each request.
+/// Maximum length of a key, in bytes. Keys are sent in an HTTP header, whose size servers limit.
 pub const MAX_KEY: usize = 8 << 10;
 
-/// Bits of a file's mode that give access to others than its owner and, for reading, its group.
+/// Permission bits of a key file that give access beyond reading and writing by the owner and reading by the group.
 #[cfg(unix)]
 const EXPOSED: u32 = 0o027;
 
-/// A bearer key.
+/// Bearer key, which is sent in the `Authorization` header of HTTP requests. Debug output does not show it.
 #[derive(Clone, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Secret(String);
@@ -68,10 +69,10 @@ impl TryFrom<String> for Secret {
 }
 
 impl Secret {
-    /// Reads the key in a file, without surrounding white space.
+    /// Reads a key from a file, without surrounding white space.
     ///
     /// # Errors
-    /// A description of the fault, without the key.
+    /// A description of the fault, which does not contain the key.
     pub fn read(path: &Path) -> Result<Self, String> {
         let failed = |why: &dyn fmt::Display| format!("cannot read the key in {}: {why}", path.display());
         let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
@@ -83,22 +84,23 @@ impl Secret {
         Self::try_from(text.trim().to_owned()).map_err(|why| failed(&why))
     }
 
-    /// The key itself, to be sent.
+    /// Returns the text of the key, to be sent in a request.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// True if `shown` is this key; the comparison takes the same time wherever the two differ.
+    /// True if `shown` equals the key. The duration of the comparison does not depend on the position of the first
+    /// difference, so that the key cannot be guessed by measuring time.
     #[must_use]
     pub fn is(&self, shown: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(shown).into()
     }
 
-    /// True if a text contains this key, except as a part of a longer word.
+    /// True if a text contains the key, except as a part of a longer word.
     ///
-    /// Candidates are found by the first and the last byte of the key; the time to compare the rest does not depend on
-    /// the key.
+    /// Candidate positions are found by the first and last byte of the key. The duration of comparing the other bytes
+    /// does not depend on the key.
     #[must_use]
     pub fn is_in(&self, text: &[u8]) -> bool {
         let key = self.0.as_bytes();
@@ -117,7 +119,8 @@ impl Secret {
     }
 }
 
-/// Warns if a file can be read by others than its owner and group, or written by others than its owner.
+/// Logs a warning if a file can be read by users other than its owner and group, or written by users other than its
+/// owner.
 pub fn warn_if_others_read(path: &Path) {
     if let Ok(about) = std::fs::metadata(path) {
         warn_if_exposed(path, &about);
@@ -147,16 +150,16 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Durations in settings, written as numbers of seconds; for `#[serde(with = "kvatlas_settings::seconds")]`.
+/// Serialization of durations as numbers of seconds, for use with `#[serde(with = "kvatlas_settings::seconds")]`.
 pub mod seconds {
     use std::time::Duration;
 
     use serde::de::{Deserialize, Deserializer, Error};
 
-    /// Reads a duration.
+    /// Reads a duration from a number of seconds.
     ///
     /// # Errors
-    /// If the value is not a number, or is negative or too large.
+    /// If the value is not a number, is negative, or is too large for a [`Duration`].
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         let seconds = f64::deserialize(from)?;
         Duration::try_from_secs_f64(seconds)

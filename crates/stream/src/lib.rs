@@ -1,11 +1,11 @@
-//! The event stream of one inference engine: from its sockets to the decision what to do with each batch. Nothing here
-//! knows of blocks.
+//! Event stream of one inference engine: reading batches of KV events from the engine's sockets, and deciding whether
+//! each batch is applied, kept, requested again or dropped. The crate does not interpret the events in a batch.
 //!
-//! * [`zmtp`]: ZeroMQ's protocol. Messages are read when a stream wants them, and bounded in bytes.
-//! * [`machine`]: rules for the batches that these messages bring, without sockets and clock.
-//! * [`window`]: hashes of the latest applied batches, and the batches that wait for earlier ones.
+//! * [`zmtp`]: ZeroMQ's protocol. Messages are read only as fast as a stream processes them, and their size is bounded.
+//! * [`machine`]: rules for the batches in these messages, without sockets and clock.
+//! * [`window`]: hashes of the latest applied batches, and batches that wait for missing earlier ones.
 //! * [`limits`]: limits on the memory that engines can make the service use, and counts of how often each was reached.
-//! * [`State`], [`Outcome`], [`Skip`], [`Mark`]: the state of a stream, and the outcome of its holdings in a snapshot.
+//! * [`State`], [`Outcome`], [`Skip`], [`Mark`]: state of a stream, and outcome of its held blocks in a snapshot.
 
 #![forbid(unsafe_code)]
 

@@ -1,33 +1,34 @@
-//! States of a stream, outcomes of its restored holdings, and marks by which a snapshot is compared with its engine.
+//! States of a stream, outcomes of blocks restored from a snapshot, and marks (sequence number and hash of a batch) by
+//! which a snapshot is compared with its engine.
 
 use serde::{Deserialize, Serialize};
 
-/// State of an engine's event stream, as shown in answers and metrics.
+/// State of an engine's event stream, as shown in HTTP answers and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Not connected, or connected and not verified yet.
+    /// The stream is not connected, or connected and not verified yet.
     Connecting,
-    /// The holdings are being read from the engine's replay buffer.
+    /// Past batches are being read from the engine's replay buffer.
     Replaying,
     /// Batches are applied as they arrive.
     Live,
-    /// Batches are missing, and are requested.
+    /// Batches are missing, and have been requested again.
     Gap,
     /// The engine has been silent for too long.
     Stale,
-    /// Batches contradict each other, as if two engines published on this stream.
+    /// Batches contradict each other, as if two engines published on one stream.
     Conflict,
     /// The stream is being removed.
     Stopped,
-    /// A limit of this service is reached, and no block of the stream is held.
+    /// A limit of the service has been reached, and no block of the stream is held.
     Limited,
-    /// Events of unknown types keep coming, which may have removed blocks.
+    /// Events of unknown types, which may have removed blocks, keep coming.
     Unreadable,
 }
 
 impl State {
-    /// All states, in the order of their numbers.
+    /// All states, in the order of their declaration.
     pub const ALL: [Self; 9] = [
         Self::Connecting,
         Self::Replaying,
@@ -40,7 +41,7 @@ impl State {
         Self::Unreadable,
     ];
 
-    /// Name of the state in answers and metrics.
+    /// Returns the name of the state in HTTP answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,40 +58,41 @@ impl State {
     }
 }
 
-/// Number and hash of a batch. An engine that still has the very batch is in the same life.
+/// Mark: sequence number and hash of a batch. An engine whose replay still contains exactly this batch has not
+/// restarted since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// Sequence number of the batch.
     pub seq: u64,
-    /// XXH3-64 of the bytes of the batch.
+    /// XXH3-64 hash of the batch's bytes.
     pub hash: u64,
 }
 
-/// Outcome of the holdings that a loaded snapshot had for a stream.
+/// Outcome for a stream's held blocks that were loaded from a snapshot: kept, or the reason for dropping them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The engine has proved to be the same; the holdings are in use.
+    /// The engine has proved not to have restarted, and the blocks are in use.
     Kept,
     /// The engine has restarted since the snapshot.
     Restarted,
-    /// The engine's replay buffer no longer reaches back to the mark.
+    /// The engine's replay buffer no longer contains the last batch covered by the snapshot.
     TurnedOver,
-    /// The engine did not answer at its replay socket.
+    /// The engine did not answer the replay request.
     NoAnswer,
-    /// The stream has no replay socket, so nothing can prove the holdings.
+    /// The stream has no replay socket, so the blocks cannot be proved to be still valid.
     NoReplay,
-    /// The stream's block size, topic, way of counting copies, or key of content hashes has changed.
+    /// A setting of the stream has changed: block size, topic, counting of copies, or secret key of content hashes.
     Settings,
-    /// The stream's blocks would now be stored under other ranks.
+    /// The stream's blocks would now be stored under other data-parallel ranks.
     Ranks,
-    /// The stream has more blocks than a limit allows, or than the index can number.
+    /// The stream has more blocks than a limit allows or the index can number.
     Limit,
-    /// The stream was not registered in time.
+    /// The stream's engine was not registered in time.
     NotRegistered,
 }
 
 impl Outcome {
-    /// All outcomes, in the order of their numbers.
+    /// All outcomes, in the order of their declaration.
     pub const ALL: [Self; 9] = [
         Self::Kept,
         Self::Restarted,
@@ -103,7 +105,7 @@ impl Outcome {
         Self::NotRegistered,
     ];
 
-    /// Name of the outcome in metrics and answers.
+    /// Returns the name of the outcome in metrics and HTTP answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -125,21 +127,21 @@ impl Outcome {
 pub enum Skip {
     /// No batch has been applied yet, or no block is held.
     Nothing,
-    /// The holdings are not proved to be the connected engine's, or contradict themselves.
+    /// The held blocks are not proved to be the connected engine's, or batches contradict each other.
     Unproven,
-    /// The model has several cache groups.
+    /// The model is a hybrid one with several cache groups, whose state cannot be saved.
     Hybrid,
-    /// The stream was cleared repeatedly, or ended, while it was being copied.
+    /// The stream was cleared repeatedly, or ended, while its blocks were copied.
     Changing,
-    /// The stream's task did not answer in time.
+    /// The task that reads the stream did not answer in time.
     NoAnswer,
 }
 
 impl Skip {
-    /// All reasons, in the order of their numbers.
+    /// All reasons, in the order of their declaration.
     pub const ALL: [Self; 5] = [Self::Nothing, Self::Unproven, Self::Hybrid, Self::Changing, Self::NoAnswer];
 
-    /// Name of the reason in metrics and answers.
+    /// Returns the name of the reason in metrics and HTTP answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

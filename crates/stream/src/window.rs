@@ -1,18 +1,18 @@
-//! Memory of a stream's batches: hashes of the latest ones, and the batches that wait for earlier ones.
+//! Memory of a stream's batches: hashes of the latest applied ones, and batches that wait for missing earlier ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::limits::{Limit, SharedCounts};
 
-/// Number of batches whose hashes are remembered.
+/// Number of latest batches whose hashes are remembered.
 const REMEMBERED: usize = 256;
 
-/// Memory overhead of a waiting batch, in bytes, besides its payload.
+/// Assumed memory overhead of a waiting batch, in bytes, in addition to its payload.
 const OVERHEAD: usize = 128;
 
-/// Numbers and hashes of the latest applied batches, which distinguish a repeated batch from a batch of another epoch
-/// with the same number.
+/// Sequence numbers and hashes of the latest applied batches. They distinguish a repeated batch from a different one
+/// with the same number, published after a restart of the engine.
 #[derive(Debug)]
 pub struct Recent {
     slots: Box<[Option<(u64, u64)>; REMEMBERED]>,
@@ -30,18 +30,18 @@ impl Recent {
         self.slots[seq as usize % REMEMBERED] = Some((seq, hash));
     }
 
-    /// Hash of a batch; `None` if it is not remembered.
+    /// Returns the hash of the batch with a sequence number; `None` if it is not remembered.
     pub fn hash(&self, seq: u64) -> Option<u64> {
         self.slots[seq as usize % REMEMBERED].filter(|(number, _)| *number == seq).map(|(_, hash)| hash)
     }
 
-    /// Forgets all remembered batches.
+    /// Removes all remembered batches.
     pub fn clear(&mut self) {
         self.slots.fill(None);
     }
 }
 
-/// Batches dropped from a full window.
+/// Report of the batches that were dropped because a [`ReorderWindow`] was full.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Overflow {
     /// Number of dropped batches.
@@ -50,27 +50,27 @@ pub struct Overflow {
     pub highest: Option<u64>,
 }
 
-/// Window of batches that cannot be applied yet, by sequence number. When it is full, the newest batches are dropped,
-/// as the engine remembers these longest.
+/// Buffer of batches that cannot be applied before missing earlier ones, ordered by sequence number. When it is full,
+/// the newest batches are dropped, because the engine can resend these for the longest time.
 #[derive(Debug)]
 pub struct ReorderWindow<P> {
     batches: BTreeMap<u64, P>,
     bytes: usize,
     max_batches: usize,
     max_bytes: usize,
-    /// Counts shared by all streams, with the bytes in their buffers.
+    /// Counts shared by all streams, which include the bytes in their buffers.
     shared: Arc<SharedCounts>,
     max_shared: usize,
 }
 
 impl<P: AsRef<[u8]>> ReorderWindow<P> {
-    /// Creates an empty window for at most `max_batches` batches and `max_bytes` bytes. `max_shared`: maximum number of
-    /// bytes in the buffers of all streams.
+    /// Creates an empty buffer for at most `max_batches` batches and `max_bytes` bytes. `max_shared` is the maximum
+    /// number of bytes in the buffers of all streams together.
     pub fn new(max_batches: usize, max_bytes: usize, shared: Arc<SharedCounts>, max_shared: usize) -> Self {
         Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes, shared, max_shared }
     }
 
-    /// Adds a batch. Returns the batches dropped because the window is full.
+    /// Adds a batch. Returns a report of the batches dropped because the buffer is full.
     pub fn insert(&mut self, seq: u64, payload: P) -> Overflow {
         let size = payload.as_ref().len();
         self.bytes += size;
@@ -100,24 +100,24 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         self.shared.sub(payload.as_ref().len() + OVERHEAD);
     }
 
-    /// Lowest sequence number of a waiting batch; `None` if none waits.
+    /// Returns the lowest sequence number of a waiting batch; `None` if no batch waits.
     pub fn first(&self) -> Option<u64> {
         self.batches.first_key_value().map(|(seq, _)| *seq)
     }
 
-    /// Takes out the batch with the lowest sequence number; `None` if none waits.
+    /// Removes and returns the batch with the lowest sequence number; `None` if no batch waits.
     pub fn pop_first(&mut self) -> Option<(u64, P)> {
         let (seq, payload) = self.batches.pop_first()?;
         self.left(&payload);
         Some((seq, payload))
     }
 
-    /// Number of waiting batches.
+    /// Returns the number of waiting batches.
     pub fn len(&self) -> usize {
         self.batches.len()
     }
 
-    /// True if no batch waits.
+    /// True if no batch is waiting.
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()
     }

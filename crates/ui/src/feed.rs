@@ -1,4 +1,4 @@
-//! [`Feed`]: states in, server-sent events out.
+//! Feed of the web page's data: turns states of a service or router into server-sent events for each client.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,17 +9,18 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-/// Most bytes queued for a viewer. A slower viewer gets the whole state again once it has read its queue.
+/// Maximum number of bytes queued for a viewer (a connected client). A viewer that exceeds it gets the whole state once
+/// it has read its queue.
 const WAITING: usize = 1 << 20;
 
-/// The error of a viewer beyond the maximum.
+/// Error for a viewer (a connected client) that exceeds the maximum number of viewers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooManyViewers {
-    /// Number of present viewers.
+    /// Number of viewers connected at present.
     pub viewers: usize,
 }
 
-/// A state and growing lists, sent to viewers as they change.
+/// State and growing lists that are sent to viewers (connected clients) when they change.
 #[derive(Debug)]
 pub struct Feed {
     most: usize,
@@ -35,18 +36,18 @@ struct Inner {
     closed: bool,
 }
 
-/// Queue of unsent events of a viewer.
+/// Queue of events not yet sent to one viewer.
 #[derive(Debug, Default)]
 struct Queue {
     events: VecDeque<Bytes>,
     bytes: usize,
-    /// True if the viewer needs the whole state next.
+    /// True if the next event for the viewer must be the whole state, because it is new or its queue overflowed.
     behind: bool,
     closed: bool,
     waker: Option<Waker>,
 }
 
-/// One client's side, unregistered when dropped.
+/// Viewer: one client connected to a [`Feed`], unregistered when dropped.
 #[derive(Debug)]
 pub struct Viewer {
     feed: Arc<Feed>,
@@ -54,22 +55,22 @@ pub struct Viewer {
 }
 
 impl Feed {
-    /// A feed for at most `most` viewers.
+    /// Creates a feed for at most `most` viewers (connected clients).
     #[must_use]
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, watching: AtomicUsize::new(0), inner: Mutex::default() })
     }
 
-    /// Number of viewers. Without any, [`Feed::update`] need not be called.
+    /// Returns the number of viewers (connected clients). If it is 0, [`Feed::update`] need not be called.
     #[must_use]
     pub fn viewers(&self) -> usize {
         self.watching.load(Relaxed)
     }
 
-    /// Registers a viewer. It gets the whole state at the next [`Feed::update`].
+    /// Registers a viewer (a connected client), which gets the whole state at the next [`Feed::update`].
     ///
     /// # Errors
-    /// [`TooManyViewers`] if the maximum is reached.
+    /// [`TooManyViewers`] if the maximum number is reached.
     pub fn watch(self: &Arc<Self>) -> Result<Viewer, TooManyViewers> {
         let mut inner = self.inner.lock();
         if inner.queues.len() >= self.most {
@@ -82,7 +83,7 @@ impl Feed {
         Ok(Viewer { feed: self.clone(), queue })
     }
 
-    /// Sets the state, an object in which null means missing. Viewers get it if it has changed.
+    /// Sets the state, a JSON object whose null fields are dropped, and sends it to all viewers if it has changed.
     pub fn update(&self, mut state: Value) {
         drop_nulls(&mut state);
         let state = state.to_string();
@@ -98,7 +99,8 @@ impl Feed {
         inner.state = Some(state);
     }
 
-    /// Appends items to a list. The last `keep` items are kept for later viewers.
+    /// Appends items to a named list, and sends them to all viewers. The last `keep` items of the list are kept for
+    /// viewers that connect later.
     pub fn append(&self, list: &'static str, keep: usize, items: impl IntoIterator<Item = Value>) {
         let text = |mut item: Value| {
             drop_nulls(&mut item);
@@ -116,7 +118,7 @@ impl Feed {
         kept.drain(..over);
     }
 
-    /// Ends all present and future viewers.
+    /// Closes the feed: ends the events of all present viewers, and of any viewer that connects later.
     pub fn close(&self) {
         let mut inner = self.inner.lock();
         inner.closed = true;
@@ -146,7 +148,7 @@ impl Inner {
 }
 
 impl Queue {
-    /// True if the viewer needs the whole state, and has read its queue.
+    /// True if the viewer must get the whole state next, and has read all events in its queue.
     fn wants_everything(&self) -> bool {
         self.behind && self.events.is_empty()
     }
@@ -183,7 +185,7 @@ impl Queue {
 }
 
 impl Viewer {
-    /// The next bytes of the answer, in `text/event-stream`; none after [`Feed::close`].
+    /// Returns the next bytes to send to the client, in the format `text/event-stream`; `None` after [`Feed::close`].
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let mut queue = self.queue.lock();
         if let Some(event) = queue.events.pop_front() {
@@ -206,12 +208,12 @@ impl Drop for Viewer {
     }
 }
 
-/// Formats a server-sent event. `data` must be one line, such as JSON without white space.
+/// Formats a server-sent event. `data` must be a single line, such as JSON without line breaks.
 fn event(name: &str, data: &str) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-/// Removes null fields, at every depth of objects.
+/// Removes null fields from a JSON value, in objects at any depth.
 fn drop_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -225,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    /// The queued events: name and data.
+    /// Reads all queued events of a viewer, each as name and data.
     fn read(viewer: &mut Viewer) -> Vec<(String, Value)> {
         let mut events = Vec::new();
         while let Poll::Ready(Some(bytes)) = viewer.poll_next(&mut Context::from_waker(Waker::noop())) {
@@ -238,7 +240,7 @@ mod tests {
         events
     }
 
-    /// The state that a client knows.
+    /// State that a client of the feed has built from the events received.
     #[derive(Default)]
     struct ClientState {
         state: Value,

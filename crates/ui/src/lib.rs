@@ -1,18 +1,18 @@
-//! The web page, and the feed of its data. The service and the router both serve it.
+//! Web page of the service and the router, and the feed of data that the page shows.
 //!
-//! No sockets, no threads, no clock: the server calls [`Feed::update`] as often as it likes, and sends each
-//! [`Viewer`]'s bytes to a client. The work of an update is done once for all viewers, and not at all without any.
+//! The crate has no sockets, threads or clock: a server calls [`Feed::update`] periodically, and sends the bytes of
+//! each [`Viewer`] to a client. An update is computed once for all viewers, and not at all if there are none.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `lib.rs` | [`asset`]: the page's files, as they are in `assets/`: no build step, nothing from elsewhere |
-//! | `feed.rs` | [`Feed`]: states in, server-sent events out; [`Viewer`]: one client |
+//! | `lib.rs` | [`asset`]: the page's files, compiled in from `assets/` without a build step or external files |
+//! | `feed.rs` | [`Feed`]: turns states into server-sent events; [`Viewer`]: one connected client |
 //!
 //! # The events
 //!
 //! | event | data |
 //! |---|---|
-//! | `whole` | `{"state": …, "lists": {…}}`: everything; first, and again after a viewer fell behind |
+//! | `whole` | `{"state": …, "lists": {…}}`: state and lists, complete; sent first, and again after a viewer fell behind |
 //! | `state` | the new state, if it has changed |
 //! | `more` | `{"list": name, "items": […]}`: items to append to the list |
 
@@ -22,16 +22,16 @@ mod feed;
 
 pub use feed::{Feed, TooManyViewers, Viewer};
 
-/// A file of the page.
+/// File of the web page, such as a script or a style sheet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asset {
     /// Media type of the file, for `Content-Type`.
     pub media_type: &'static str,
-    /// Content of the file.
+    /// Bytes of the file.
     pub bytes: &'static [u8],
 }
 
-/// Content security policy of the page: it may load files of its own origin only.
+/// Value of the page's `Content-Security-Policy` header: the page may load files from its own origin only.
 pub const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -41,7 +41,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 macro_rules! assets {
     ($($path:literal $kind:ident $file:literal,)*) => {
-        /// The file at a path of the server, such as `/ui`; none if the page has no such file.
+        /// Returns the page's file at a path of the server, such as `/ui`; `None` if the page has no such file.
         #[must_use]
         pub fn asset(path: &str) -> Option<Asset> {
             match path {

@@ -1,7 +1,7 @@
-//! Encoder of a batch into a payload, as engines write it.
+//! Encoder of a batch of events into a payload, in the formats that engines send.
 //!
-//! The maps are byte for byte what vLLM 0.33 and SGLang 0.5.23 send for the same events; the arrays are what they sent
-//! before, with all the positions that their last releases of that form had.
+//! Events in map form are byte for byte what vLLM 0.33 and SGLang 0.5.23 send for the same events. Events in array form
+//! are what earlier releases sent, with all positions that the last of these releases had.
 
 use std::str::FromStr;
 
@@ -10,25 +10,26 @@ use kvatlas_index::Tier;
 use crate::event::{Batch, Event, Name, Removed, Stored};
 use crate::keys::Key;
 
-/// Format in which an engine of a certain kind and age sends events.
+/// Event format of an engine, given by the engine's kind and version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Dialect {
-    /// vLLM since 0.24: events are maps.
+    /// vLLM from version 0.24 on: events are maps.
     #[default]
     Vllm,
-    /// SGLang, as of recent versions: events are maps.
+    /// Recent versions of SGLang: events are maps.
     Sglang,
-    /// vLLM before 0.24: events are positional arrays.
+    /// vLLM before version 0.24: events are positional arrays.
     VllmArrays,
-    /// SGLang, as of old versions: shorter positional arrays, and a map for fields added later.
+    /// Old versions of SGLang: events are positional arrays that are shorter than vLLM's, with a map for fields added
+    /// later.
     SglangArrays,
 }
 
 impl Dialect {
-    /// All dialects, in the order of their numbers.
+    /// All formats, in the order of their declaration.
     pub const ALL: [Self; 4] = [Self::Vllm, Self::Sglang, Self::VllmArrays, Self::SglangArrays];
 
-    /// Name of the dialect: `vllm`, `sglang`, `vllm-arrays` or `sglang-arrays`.
+    /// Returns the name of the format: `vllm`, `sglang`, `vllm-arrays` or `sglang-arrays`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,7 +40,7 @@ impl Dialect {
         }
     }
 
-    /// Medium: the engine's name for a tier.
+    /// Returns the engine's name for a tier, which events have in the field `medium`.
     #[must_use]
     pub fn medium(self, tier: Tier) -> &'static str {
         match (self, tier) {
@@ -53,7 +54,7 @@ impl Dialect {
     }
 }
 
-/// Error for an unknown name of a dialect.
+/// Error for an unknown name of an event format.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown dialect {0:?}: it is one of \"vllm\", \"sglang\", \"vllm-arrays\", \"sglang-arrays\"")]
 pub struct UnknownDialect(pub String);
@@ -66,10 +67,10 @@ impl FromStr for Dialect {
     }
 }
 
-/// Encodes a batch as a payload, without the events that decoding has refused.
+/// Encodes a batch as a payload. Events that could not be decoded before ([`Batch::refused`]) are not encoded.
 ///
-/// Fields that an engine's format has no place for are left out, as that engine would: SGLang has no groups, and vLLM
-/// publishes a salt on the first block of a prompt only, so stores that continue a prompt have none.
+/// Fields for which the engine's format has no place are left out: SGLang has no cache groups, and vLLM publishes a
+/// salt with the first block of a prompt only, so stores that continue a prompt have none.
 #[must_use]
 pub fn encode(batch: &Batch, dialect: Dialect) -> Vec<u8> {
     let mut out = Out { bytes: Vec::with_capacity(encoded_about(batch)) };
@@ -101,7 +102,7 @@ pub fn encode(batch: &Batch, dialect: Dialect) -> Vec<u8> {
     out.bytes
 }
 
-/// Estimated length of the payload in bytes, so that the buffer rarely grows.
+/// Estimates the length of the payload in bytes, so that the buffer rarely has to grow.
 fn encoded_about(batch: &Batch) -> usize {
     let event = |event: &Event| match event {
         Event::Stored(it) => 256 + 4 * it.tokens.len() + 12 * it.block_hashes.len(),
@@ -154,7 +155,7 @@ fn sglang(out: &mut Out, it: &Stored) {
     out.some("lora_name", it.lora.as_deref(), Out::text);
 }
 
-/// Writes the fields that every store event has in map form.
+/// Writes the fields that every store event has when encoded as a map.
 fn core(out: &mut Out, it: &Stored, dialect: Dialect) {
     out.entry("type", |out| out.text("BlockStored"));
     out.entry("block_hashes", |out| out.names(&it.block_hashes));
@@ -192,7 +193,7 @@ fn sglang_array(out: &mut Out, it: &Stored) {
     }
 }
 
-/// Writes the positions that every store event has in array form.
+/// Writes the elements that every store event has when encoded as an array.
 fn array_core(out: &mut Out, it: &Stored, dialect: Dialect) {
     out.text("BlockStored");
     out.names(&it.block_hashes);
@@ -251,8 +252,8 @@ fn token_ids(out: &mut Out, it: &Stored) {
     }
 }
 
-/// Writes the extra keys of each block: LoRA name, items, salt (in the first block of a prompt) and embeddings, in this
-/// order.
+/// Writes the field `extra_keys`: for each block its LoRA name, multimodal items, salt (in the first block of a prompt
+/// only) and embeddings, in this order.
 fn extra_keys(out: &mut Out, it: &Stored) {
     out.array(it.block_hashes.len());
     let mut keys = it.extra_keys.as_slice();
@@ -297,7 +298,7 @@ fn key(out: &mut Out, key: &Key) {
     }
 }
 
-/// Writer of MessagePack, each value in its shortest form.
+/// Writer of MessagePack that encodes each value in its shortest form.
 pub(crate) struct Out {
     pub(crate) bytes: Vec<u8>,
 }
@@ -353,8 +354,9 @@ impl Out {
         }
     }
 
-    /// Writes a header with a length. `nibble`: code and maximum of the form in one byte; then the codes for lengths of
-    /// 8 (0 if there is none), 16 and 32 bits.
+    /// Writes the header of a value with its length, in the shortest form. `nibble` is the code and the maximum length
+    /// of the one-byte form, if any; the codes after it are those for lengths of 8 bits (0 if there is none), 16 bits
+    /// and 32 bits.
     fn header(&mut self, length: usize, nibble: Option<(u8, usize)>, [byte, short, long]: [u8; 3]) {
         match length {
             _ if nibble.is_some_and(|(_, most)| length <= most) => {

@@ -1,18 +1,19 @@
-//! Faults of a payload as a whole, and of one event.
+//! Errors for a payload as a whole, and reasons why single events are refused.
 
 use std::fmt;
 
-/// Reason why a payload is no batch. Events that cannot be read are in [`Batch::refused`](crate::Batch::refused).
+/// Reason why a payload is not a batch of events. Single events that cannot be decoded are listed in
+/// [`Batch::refused`](crate::Batch::refused) instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The payload is empty.
     #[error("an empty payload: a batch is a MessagePack array [timestamp, events, rank]")]
     Empty,
-    /// The payload is not an array of timestamp and events.
+    /// The payload is not an array of a timestamp and events.
     #[error("not a batch: {what}; a batch is a MessagePack array [timestamp, events, rank]")]
     NotABatch {
-        /// Kind of the value found instead.
+        /// Kind of the value that was found instead, such as a map.
         what: String,
     },
     /// The payload ends before the first event.
@@ -21,13 +22,13 @@ pub enum Error {
         /// Length of the payload, in bytes.
         bytes: usize,
     },
-    /// The payload is not MessagePack, from its first byte on.
+    /// The payload is not MessagePack, already from its first byte.
     #[error("not MessagePack: the byte 0xc1 begins no value")]
     Malformed,
 }
 
 impl Error {
-    /// Stable code of the error, the same in every release, for programs to compare.
+    /// Returns a stable code of the error, equal in every release, for programs to compare.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -41,7 +42,7 @@ impl Error {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        /// Reason why an event was left out.
+        /// Reason why an event was refused, while decoding it or while applying it to the index.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
         #[non_exhaustive]
         pub enum Reason {
@@ -52,7 +53,8 @@ macro_rules! reasons {
             /// All reasons, in a fixed order.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// Stable code of the reason in snake case, the same in every release, used as a label of metrics.
+            /// Returns a stable code of the reason in snake case, equal in every release, which is used as a label of
+            /// metrics.
             #[must_use]
             pub fn code(self) -> &'static str {
                 match self {
@@ -64,38 +66,38 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Decoding: the payload ends inside the event, so that the events after it are lost as well.
+    /// Decoding: the payload ends inside the event, so that the events after it are lost too.
     Truncated = "truncated",
-    /// Decoding: bytes that are not MessagePack, so that the events after them are lost as well.
+    /// Decoding: the event has bytes that are not MessagePack, so that the events after it are lost too.
     Malformed = "malformed",
-    /// Decoding: neither a map with a `type` nor an array that begins with a tag.
+    /// Decoding: the value is neither a map with a `type` nor an array that begins with a type.
     NotAnEvent = "not_an_event",
-    /// Decoding: a type of event other than stores, removals and clears.
+    /// Decoding: the event's type is not a store, a removal or a clear.
     UnknownEvent = "unknown_event",
     /// Decoding: a required field is missing.
     MissingField = "missing_field",
     /// Decoding: a field has a type or value that is not allowed.
     InvalidField = "invalid_field",
-    /// Decoding: tokens that are not ids of 32 bits, for instance strings.
+    /// Decoding: a token is not an unsigned 32-bit integer, but for instance a string.
     InvalidToken = "invalid_token",
-    /// Applying: blocks whose block size differs from the index's.
+    /// Applying: the event's block size differs from the index's.
     BlockSize = "block_size",
-    /// Applying: the number of tokens does not fit the number of blocks.
+    /// Applying: the number of tokens does not match the number of blocks.
     TokenCount = "token_count",
-    /// Applying: blocks announced by name alone (offload placeholders) whose contents are unknown, beyond as many as may wait
-    /// for the engine to describe them.
+    /// Applying: a block was announced by its hash alone (as an offload placeholder) and its contents are unknown, and
+    /// too many other blocks are waiting for their contents already.
     NoContent = "no_content",
-    /// Applying: blocks of a cache group that is not indexed.
+    /// Applying: the event belongs to a hybrid model's cache group that is not indexed.
     OtherGroup = "other_group",
-    /// Applying: the index has no number left for another block.
+    /// Applying: the index has no number left for a further block.
     IndexFull = "index_full",
-    /// Applying: a block that is not full, which no prompt can match, or one of a smaller size. The full blocks of the
-    /// same event are applied.
+    /// Applying: the last block of the event is not full or has a smaller size, so that no prompt can match it. The
+    /// full blocks of the same event are applied.
     PartialBlock = "partial_block",
 }
 
 impl Reason {
-    /// Number of reasons.
+    /// Number of different reasons.
     pub const COUNT: usize = Self::ALL.len();
 }
 
@@ -105,17 +107,18 @@ impl fmt::Display for Reason {
     }
 }
 
-/// An event that could not be decoded, or several with the same reason.
+/// Event that could not be decoded, or several events refused for the same reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RefusedEvent {
-    /// Position of the event in the batch as sent, from 0.
+    /// Position in the batch of the first refused event, counted from 0.
     pub at: usize,
-    /// Number of refused events in this entry: more than one if later events were lost with the first.
+    /// Number of refused events that this entry stands for: more than one if later events were lost with the first or
+    /// entries were merged.
     pub events: u64,
-    /// Reason why the event was left out.
+    /// Reason why the event was refused.
     pub reason: Reason,
-    /// True if the event may have removed blocks, which is certain not to be so only for a single store.
+    /// True if the event may have removed blocks; false only if it is known to be a single store event.
     pub may_remove: bool,
-    /// Description of what was found instead, for people.
+    /// Human-readable description of the data found instead of a valid event.
     pub detail: String,
 }

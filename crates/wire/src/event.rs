@@ -1,4 +1,4 @@
-//! A batch and its events as values, with block names and media as engines send them.
+//! Batches and events of engines as decoded values, with block hashes and media (names of tiers) as engines send them.
 
 use std::borrow::Cow;
 
@@ -7,21 +7,21 @@ use kvatlas_index::{BlockHash, Tier};
 use crate::error::RefusedEvent;
 use crate::keys::Key;
 
-/// A batch with block names in the form in which they were sent.
+/// Batch with block hashes in the form in which the engine sent them.
 pub type Batch = BatchOf<Name>;
-/// An event with block names in the form in which they were sent.
+/// Event with block hashes in the form in which the engine sent them.
 pub type Event = EventOf<Name>;
-/// A store event with block names in the form in which they were sent.
+/// Store event with block hashes in the form in which the engine sent them.
 pub type Stored = StoredOf<Name>;
-/// A removal event with block names in the form in which they were sent.
+/// Removal event with block hashes in the form in which the engine sent them.
 pub type Removed = RemovedOf<Name>;
 
-/// Batch that an engine publishes at once: the events of one step, in order. `N`: type of block names.
+/// Batch of KV events that an engine publishes in one message, in order. `N` is the type of block hashes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BatchOf<N> {
-    /// The engine's timestamp in seconds, as sent, by whatever clock the engine uses.
+    /// Timestamp of the batch in seconds, as sent; the engine's choice of clock is unknown.
     pub timestamp: f64,
-    /// Data-parallel rank that the engine names; `None` if it names none.
+    /// Data-parallel rank named in the batch; `None` if the engine names none.
     pub rank: Option<u32>,
     /// Events of the batch that could be decoded, in order.
     pub events: Vec<EventOf<N>>,
@@ -29,10 +29,10 @@ pub struct BatchOf<N> {
     pub refused: Vec<RefusedEvent>,
 }
 
-/// One event of an engine.
+/// KV event of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EventOf<N> {
-    /// Blocks were cached. Boxed, because this variant is many times as large as the others.
+    /// Blocks were cached. Boxed, because this variant is much larger than the others.
     Stored(Box<StoredOf<N>>),
     /// Blocks were evicted.
     Removed(RemovedOf<N>),
@@ -99,93 +99,97 @@ impl<N> From<Cleared> for EventOf<N> {
     }
 }
 
-/// Store event: consecutive blocks of one chain were cached, one copy of each, unless they were hit.
+/// Store event: consecutive blocks of one chain were cached. Adds one copy of each block, unless
+/// [`reused`](Self::reused) is true.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredOf<N> {
-    /// The engine's names of the blocks, parents first. May be empty.
+    /// Block hashes of the blocks, parents first. May be empty.
     pub block_hashes: Vec<N>,
-    /// Name of the block before the first; `None` at the start of a prompt.
+    /// Block hash of the block before the first one; `None` at the start of a prompt.
     pub parent: Option<N>,
-    /// Tokens of the blocks; of bigrams, the first token of each.
+    /// Token ids of the blocks. If the engine sends pairs of tokens (bigrams), the first token of each pair.
     pub tokens: Vec<u32>,
-    /// Second token of each bigram, where an engine with speculative decoding sends pairs; else `None`.
+    /// Second token of each pair, if an engine with speculative decoding sends pairs of tokens (bigrams); else `None`.
     pub bigrams: Option<Vec<u32>>,
-    /// Number of tokens in a block; 0 where blocks are announced by name alone.
+    /// Number of tokens in a block; 0 if blocks are announced by their hashes alone.
     pub block_size: u32,
-    /// Medium that the blocks are on, as sent; `None` for device memory.
+    /// Engine's name of the tier that the blocks are on, as sent; `None` for device memory.
     pub medium: Option<Cow<'static, str>>,
     /// Name of the LoRA adapter; `None` without one.
     pub lora: Option<Box<str>>,
-    /// The engine's own number of the LoRA adapter, deprecated where there are names.
+    /// Engine's number of the LoRA adapter. Deprecated in engines that send names.
     pub lora_id: Option<i64>,
-    /// Cache salt, if the event has it. vLLM publishes it on the first block of a prompt only.
+    /// Cache salt of the blocks; `None` if the event has none. vLLM publishes it with the first block of a prompt only.
     pub salt: Option<Box<str>>,
-    /// True if the form of the event has no place for a salt and other keys, as with the first engines that published
-    /// events. Then it is unknown whether the blocks have any.
+    /// True if the event's format has no field for the salt and other keys, as in early engine versions. It is then
+    /// unknown if the blocks have any.
     pub bare: bool,
-    /// Keys that belong to the blocks' contents besides tokens, LoRA and salt: (position of the block in this event,
-    /// key), in the order of the blocks.
+    /// Keys that distinguish blocks of equal tokens, besides LoRA adapter and salt, such as an image's hash. Each pair
+    /// is the position of a block in the event, and a key of this block; in the order of the blocks.
     pub extra_keys: Vec<(u32, Key)>,
-    /// Digest of the adapter's weights, by which an engine distinguishes adapters of one name; `None` if not published.
+    /// Digest of the adapter's weights, by which an engine distinguishes adapters with the same name; `None` if not
+    /// published.
     pub adapter_digest: Option<AdapterDigest>,
-    /// True if the blocks were hit, not written: the engine has no more copies of them than before.
+    /// True if the blocks were cache hits and were not written, so that no copy of them was added.
     pub reused: bool,
-    /// Number of the cache group; `None` if the event names none.
+    /// Number of the cache group (layers of a hybrid model whose blocks are kept together); `None` if the event names
+    /// none.
     pub group: Option<u32>,
-    /// Kind of attention that the cache group serves.
+    /// Kind of attention of the cache group's layers, such as `full_attention`; `None` if not sent.
     pub kind: Option<Cow<'static, str>>,
-    /// Window of a sliding-window group, in tokens.
+    /// Window of a cache group with sliding-window attention, in tokens; `None` if not sent.
     pub window: Option<u64>,
-    /// Host of an offloaded block: `LOCAL` for the engine's own, or `REMOTE`.
+    /// Location of an offloaded block: `LOCAL` for the engine's own host, or `REMOTE`; `None` if not sent.
     pub locality: Option<Box<str>>,
-    /// Secondary offload tier that has the blocks.
+    /// Name of the secondary offload tier that has the blocks; `None` if not sent.
     pub ownership: Option<Box<str>>,
-    /// Session whose request stored the blocks, which does not affect their contents.
+    /// Session whose request stored the blocks; does not affect the blocks' contents. `None` if not sent.
     pub session_id: Option<Box<str>>,
-    /// Tokens after each block, if the engine's block names depend on them.
+    /// Tokens that follow each block, if the engine's block hashes depend on them; else `None`.
     pub lookahead: Option<Vec<Vec<u32>>>,
 }
 
-/// Digest of an adapter's weights, found among the extra keys of a store event.
+/// Digest of a LoRA adapter's weights, found among the extra keys (keys besides tokens) of a store event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AdapterDigest {
-    /// Digest as sent.
+    /// Text of the adapter's digest, as sent.
     pub text: Box<str>,
-    /// False if the string may as well be a cache salt: it looks like a digest, and nothing in the event decides.
+    /// True if the string is certainly a digest; false if it looks like a digest but may be a cache salt.
     pub is_sure: bool,
 }
 
-/// Removal event: blocks were evicted, one copy of each.
+/// Removal event: one copy of each block was evicted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RemovedOf<N> {
-    /// The engine's names of the blocks, in any order.
+    /// Block hashes of the evicted blocks, in any order.
     pub block_hashes: Vec<N>,
-    /// Medium that the blocks were on, as sent; `None` for device memory.
+    /// Engine's name of the tier that the blocks were on, as sent; `None` for device memory.
     pub medium: Option<Cow<'static, str>>,
-    /// Number of the cache group; `None` if the event names none.
+    /// Number of the cache group (layers of a hybrid model whose blocks are kept together); `None` if the event names
+    /// none.
     pub group: Option<u32>,
-    /// Host that an offloaded block was on: `LOCAL` for the engine's own, or `REMOTE`.
+    /// Location that an offloaded block was on: `LOCAL` for the engine's own host, or `REMOTE`; `None` if not sent.
     pub locality: Option<Box<str>>,
-    /// Secondary offload tier that had the blocks.
+    /// Name of the secondary offload tier that had the blocks; `None` if not sent.
     pub ownership: Option<Box<str>>,
 }
 
-/// Clear event: a rank has lost all blocks.
+/// Clear event: a rank has lost all its blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cleared;
 
 impl<N> StoredOf<N> {
-    /// Tier that the blocks are on.
+    /// Returns the tier that the blocks are on.
     #[must_use]
     pub fn tier(&self) -> Tier {
         tier(self.medium.as_deref(), self.locality.as_deref())
     }
 
-    /// Name of the LoRA adapter in the index: the adapter's own, or `lora-id:3` where an engine only has numbers;
-    /// `None` without an adapter.
+    /// Returns the name of the LoRA adapter by which the index knows it: the adapter's own name, or `lora-id:3` if the
+    /// engine sends only the number 3; `None` without an adapter.
     ///
-    /// Numbers are the engine's own, so these blocks are found by a query with the number, never by a name and never
-    /// without one. Engines count adapters from 1; 0 is none.
+    /// Numbers of adapters are the engine's own, so the blocks are found only by a query with the number. Engines count
+    /// adapters from 1; 0 means no adapter.
     #[must_use]
     pub fn adapter(&self) -> Option<Cow<'_, str>> {
         match (self.lora.as_deref(), self.lora_id) {
@@ -197,15 +201,16 @@ impl<N> StoredOf<N> {
 }
 
 impl<N> RemovedOf<N> {
-    /// Tier that the blocks were on.
+    /// Returns the tier that the blocks were on.
     #[must_use]
     pub fn tier(&self) -> Tier {
         tier(self.medium.as_deref(), self.locality.as_deref())
     }
 }
 
-/// Media of engines and connectors, in lower case, with their tiers. Any other medium counts as external: a block in an
-/// unknown place must not count as in device memory, nor as loadable by the engine's host alone.
+/// Tier for each medium (name of a tier, in lower case) that engines and connectors send. Any other medium counts as
+/// external, because a block in an unknown place must count neither as held in device memory nor as loadable by the
+/// engine's own host.
 const MEDIA: [(&str, Tier); 17] = [
     ("gpu", Tier::Gpu),
     ("", Tier::Gpu),
@@ -226,11 +231,11 @@ const MEDIA: [(&str, Tier); 17] = [
     ("remotebackend", Tier::External),
 ];
 
-/// Usual media as engines write them, so that no event needs a string of its own.
+/// Media (names of tiers) that engines usually send, as shared texts, so that events do not allocate strings for them.
 const USUAL: [&str; 6] = ["GPU", "CPU", "CPU_PINNED", "STORAGE", "DISK", "EXTERNAL"];
 
-/// Tier of a medium, in upper or lower case; `None` is device memory. Blocks that are stored remotely are external
-/// whatever their medium.
+/// Returns the tier of a medium (an engine's name for a tier, in upper or lower case); `None` means device memory.
+/// Blocks whose `locality` is remote count as external, whatever their medium.
 pub(crate) fn tier(medium: Option<&str>, locality: Option<&str>) -> Tier {
     if locality.is_some_and(|locality| locality.eq_ignore_ascii_case("remote")) {
         return Tier::External;
@@ -240,25 +245,25 @@ pub(crate) fn tier(medium: Option<&str>, locality: Option<&str>) -> Tier {
     known.map_or(Tier::External, |&(_, tier)| tier)
 }
 
-/// Copy of the text, without an allocation if it is a usual medium.
+/// Copies the name of a medium (an engine's name for a tier), without an allocation if the name is a usual one.
 pub(crate) fn intern(medium: &str) -> Cow<'static, str> {
     let usual = USUAL.iter().find(|&&usual| usual == medium);
     usual.map_or_else(|| Cow::Owned(medium.to_owned()), |&usual| Cow::Borrowed(usual))
 }
 
-/// An engine's name of a block, in the form in which it was sent.
+/// Block hash, an engine's identifier of a block, in the form in which it was sent.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Name {
-    /// An integer of 0 or more.
+    /// A non-negative integer.
     Unsigned(u64),
-    /// A negative integer. Made by [`Name::from`], so that every integer has one form.
+    /// A negative integer. Created only by [`Name::from`], so that equal integers have equal forms.
     Signed(i64),
-    /// A digest as bytes.
+    /// The bytes of a digest.
     Bytes(Box<[u8]>),
 }
 
 impl Name {
-    /// Name by which the index knows the block.
+    /// Returns the block hash in the form that the index uses.
     #[must_use]
     #[inline]
     pub fn canonical(&self) -> BlockHash {
@@ -270,18 +275,18 @@ impl Name {
     }
 }
 
-/// Type that block names are read as: [`Name`]s keep the form in which they were sent, [`BlockHash`]es are the index's
-/// form.
+/// Type that block hashes are decoded into: a [`Name`] keeps the form in which the hash was sent, a [`BlockHash`] has
+/// the index's form.
 pub trait BlockName: Sized {
-    /// Name made of an integer of 0 or more.
+    /// Makes a block hash from an integer of 0 or more.
     fn unsigned(name: u64) -> Self;
-    /// Name made of a negative integer.
+    /// Makes a block hash from a negative integer.
     fn signed(name: i64) -> Self;
-    /// Name made of a digest's bytes.
+    /// Makes a block hash from the bytes of a digest.
     fn digest(name: &[u8]) -> Self;
-    /// Name by which the index knows the block.
+    /// Returns the block hash in the form that the index uses.
     fn block_hash(&self) -> BlockHash;
-    /// Names by which the index knows the blocks. `room`: memory for names that have to be converted.
+    /// Converts block hashes to the form that the index uses. `room` is memory for hashes that have to be converted.
     fn block_hashes<'a>(names: &'a [Self], room: &'a mut Vec<BlockHash>) -> &'a [BlockHash];
 }
 

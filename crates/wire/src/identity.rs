@@ -1,21 +1,22 @@
-//! Identities of blocks: their names in an index, and how two blocks with one name are noticed.
+//! Hashes by which an index identifies blocks, and detection of different blocks with equal hashes.
 //!
-//! Ordinarily the name of a block is its content hash ([`hash`]), which everybody can compute: engines' tools, clients,
-//! other replicas. The hash's seed is public and it has 64 bits, so a client that chooses prompts can make two blocks
-//! with one content hash. To the index they are one block: it then reports more of a prompt as cached than is.
+//! By default a block is identified by its content hash ([`hash`]), which engines' tools, clients and other services
+//! can compute. The content hash has 64 bits and a public seed, so a client that chooses prompts can construct two
+//! blocks with equal content hashes. The index then treats them as one block, and reports more of a prompt as cached
+//! than is.
 //!
-//! # Keyed
+//! # Keyed hashes
 //!
-//! [`Identity::keyed`] draws a secret key. A block's identity is then 128 bits of BLAKE3 under that key, of the
-//! adapter, the salt, the tokens, and all of each key beyond the tokens. Without the key, no attempt does better than
-//! chance. The index compares 64 of the bits: two different blocks after the same prefix are taken for one in one of
-//! 2^64 cases, and choosing them does not help. The other 64 bits are compared for recent blocks, as follows.
+//! [`Identity::keyed`] draws a secret key. A block is then identified by 128 bits of BLAKE3 under that key, over the
+//! adapter, the salt, the tokens and the block's other keys. Without the secret key, no method of constructing equal
+//! hashes is better than chance. The index compares 64 of the bits, so two different blocks after the same prefix are
+//! mistaken for one with probability 2^-64. The other 64 bits are compared for recent blocks only, as described next.
 //!
-//! # Collisions that are noticed
+//! # Detection of collisions
 //!
-//! An [`Identity`] remembers the names of some recent blocks, with a few bits that depend on their contents and a
-//! secret. If another block with the same name comes, its bits differ, and that is counted. This is a sample: a block
-//! is forgotten when enough others have come.
+//! An [`Identity`] remembers the hashes of some recent blocks, with a few bits that depend on the block's contents and
+//! a secret. If another block has the same hash but different bits, a collision is counted. Detection is a sample: a
+//! remembered block is overwritten when enough others have been seen.
 
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
@@ -27,7 +28,7 @@ use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 use crate::keys::{self, Key};
 
-/// Scheme by which blocks are named in one or more indexes: by content hashes, or by words under a key.
+/// Scheme by which one or more indexes identify blocks: content hashes, or hashes under a secret key.
 pub struct Identity {
     kind: Kind,
     seen: RecentBlocks,
@@ -38,15 +39,15 @@ enum Kind {
     Keyed([u8; 32]),
 }
 
-/// Adapter and cache salt, which all blocks of a prompt share. An empty name counts as none.
+/// LoRA adapter and cache salt, which all blocks of a prompt share. An empty text counts as none.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Space<'a> {
     pub(crate) lora: Option<&'a str>,
     pub(crate) salt: Option<&'a str>,
 }
 
-/// Identity of a block: the word, which is its name in the index, and further bits by which blocks with one word are
-/// told apart.
+/// Identity of a block: the 64-bit hash by which the index knows the block, and further bits that distinguish blocks
+/// with equal hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct BlockIdentity {
     word: u64,
@@ -54,13 +55,14 @@ struct BlockIdentity {
 }
 
 impl Identity {
-    /// Identity by which blocks are named by their content hashes.
+    /// Creates the scheme that identifies blocks by their content hashes.
     #[must_use]
     pub fn public() -> Self {
         Self { kind: Kind::Public(Check::new()), seen: RecentBlocks::new() }
     }
 
-    /// Identity by which blocks are named by words under a key that is drawn at random here and never disclosed.
+    /// Creates the scheme that identifies blocks by hashes under a secret key, which is drawn at random and never
+    /// disclosed.
     #[must_use]
     pub fn keyed() -> Self {
         let mut key = [0; 32];
@@ -68,13 +70,14 @@ impl Identity {
         Self { kind: Kind::Keyed(key), seen: RecentBlocks::new() }
     }
 
-    /// Identity by which blocks are named by words under this key, equal in every process that has the key.
+    /// Creates the scheme that identifies blocks by hashes under the given secret key; the hashes are equal in every
+    /// process that has the key.
     #[must_use]
     pub fn with_key(key: [u8; 32]) -> Self {
         Self { kind: Kind::Keyed(key), seen: RecentBlocks::new() }
     }
 
-    /// Check value that identifies the key without disclosing it; 0 without a key.
+    /// Returns a check value that identifies the secret key without disclosing it; 0 without a key.
     #[must_use]
     pub fn key_check(&self) -> u32 {
         match &self.kind {
@@ -87,23 +90,23 @@ impl Identity {
         }
     }
 
-    /// True if blocks are named by words that need the secret key.
+    /// True if blocks are identified by hashes under a secret key.
     #[must_use]
     pub fn is_keyed(&self) -> bool {
         matches!(self.kind, Kind::Keyed(_))
     }
 
-    /// Number of blocks so far that had the same name as another block seen shortly before.
+    /// Returns the number of detected collisions: blocks with the same hash as a different block seen shortly before.
     #[must_use]
     pub fn collisions(&self) -> u64 {
         self.seen.collisions.load(Relaxed)
     }
 
-    /// Computes the names of the full blocks of `tokens`, with the arguments of [`hash::content_hashes_into`].
+    /// Computes the index's hashes of the full blocks of `tokens`, with the arguments of [`hash::content_hashes_into`].
     ///
     /// # Panics
     ///
-    /// If `words` does not have one element for each full block.
+    /// If the length of `words` is not the number of full blocks.
     pub fn words_into(
         &self,
         tokens: &[u32],
@@ -125,7 +128,7 @@ impl Identity {
         }
     }
 
-    /// Names of the full blocks of `tokens`, as computed by [`words_into`](Self::words_into).
+    /// Returns the index's hashes of the full blocks of `tokens`, as computed by [`words_into`](Self::words_into).
     #[must_use]
     pub fn words(&self, tokens: &[u32], block_size: usize, lora: Option<&str>, salt: Option<&str>) -> Vec<u64> {
         let mut words = vec![0; tokens.len().checked_div(block_size).unwrap_or(0)];
@@ -133,8 +136,8 @@ impl Identity {
         words
     }
 
-    /// Computes the names of an event's blocks, which the tokens fill exactly. `extra`: keys of some blocks, by
-    /// position of the block. Returns the number of blocks whose names were seen for other blocks.
+    /// Computes the index's hashes of an event's blocks, which the tokens fill exactly. `extra` has further keys of
+    /// some blocks, by the position of the block. Returns the number of collisions with different blocks seen before.
     pub(crate) fn words_of(
         &self,
         tokens: &[u32],
@@ -192,12 +195,12 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// 64 secret bits: the hash of nothing under a key that the operating system draws at random.
+/// Draws 64 secret random bits, from the random key that the standard library's hasher gets from the operating system.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// Key for the blocks with this adapter and salt, derived from the main key.
+/// Derives from the main key the secret key for blocks with this LoRA adapter and salt.
 fn key_of(key: &[u8; 32], space: Space<'_>) -> [u8; 32] {
     let name = |name: Option<&str>| name.unwrap_or_default().to_owned();
     let (lora, salt) = (name(space.lora), name(space.salt));
@@ -208,7 +211,7 @@ fn key_of(key: &[u8; 32], space: Space<'_>) -> [u8; 32] {
     *blake3::keyed_hash(key, &[&length, lora.as_bytes(), salt.as_bytes()].concat()).as_bytes()
 }
 
-/// Identity of a block under the key of its adapter and salt.
+/// Computes the identity of a block under the secret key for its LoRA adapter and salt.
 fn keyed<'k>(key: &[u8; 32], tokens: &[u32], extra: impl IntoIterator<Item = &'k Key>) -> BlockIdentity {
     let mut bytes = little_endian(tokens);
     for extra in extra {
@@ -227,14 +230,14 @@ fn little_endian(tokens: &[u32]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Secret hash by which blocks with one content hash are told apart: fast, and not predictable for those who choose
-/// blocks.
+/// Secret hash function that distinguishes blocks with equal content hashes. Fast, and not predictable for clients that
+/// choose blocks.
 struct Check {
     secret: [u8; 192],
     seeds: [u64; 2],
 }
 
-/// Secret hash for blocks with a certain adapter and salt.
+/// Secret hash function for the blocks with one LoRA adapter and salt.
 struct CheckOf<'c> {
     secret: &'c [u8; 192],
     space: u64,
@@ -268,13 +271,13 @@ impl CheckOf<'_> {
     }
 }
 
-/// Binary logarithm of the number of remembered blocks, which take two megabytes.
+/// Binary logarithm of the number of remembered blocks; 2^18 blocks occupy two megabytes.
 const REMEMBERED_BITS: u32 = 18;
 
-/// Recently seen blocks, each at the position given by its name in the index.
+/// Table of recently seen blocks, each at a position given by its hash.
 struct RecentBlocks {
-    /// Remembered blocks: of each, the rest of its name in the index, and as many check bits as fit. An entry is
-    /// written at once, so it describes one block.
+    /// Entries of the table: the rest of a block's hash, and as many check bits as fit into 64 bits. An entry is
+    /// written atomically, so all its bits belong to one block.
     entries: Box<[AtomicU64]>,
     collisions: AtomicU64,
 }
@@ -284,7 +287,7 @@ impl RecentBlocks {
         Self { entries: (0..1 << REMEMBERED_BITS).map(|_| AtomicU64::new(0)).collect(), collisions: AtomicU64::new(0) }
     }
 
-    /// Remembers a block. True if another block with the same word was remembered in its place.
+    /// Remembers a block. Returns true if a different block with the same hash was remembered at its position.
     #[inline]
     fn note(&self, BlockIdentity { word, check }: BlockIdentity) -> bool {
         let place = &self.entries[word as usize & ((1 << REMEMBERED_BITS) - 1)];

@@ -1,44 +1,45 @@
-//! Keys that belong to a block besides its tokens, and the content hash of a block with keys.
+//! Keys of a block besides its tokens, such as the hash of an image, and the content hash of a block with keys.
 //!
 //! # The contract
 //!
 //! The content hash of a block with keys is XXH3-64, seeded by LoRA name and salt as for plain blocks, of the tokens as
-//! little-endian `u32`s followed by one little-endian `u64` for each key, in the order of the keys: [`Key::word`].
-//! Without keys it is the plain content hash. So a block with an image never equals a block of the same placeholder
-//! tokens without one, nor one with another image. For items whose identifier is a SHA-256 in hex, as vLLM makes them,
-//! the words are those of the contract that KV routers share for multimodal blocks (`mm_hash`), so clients that compute
-//! that for a block's items, in the order of the items, find the block.
+//! little-endian `u32`s followed by one little-endian `u64` ([`Key::word`]) for each key, in the order of the keys.
+//! Without keys, the result is the plain content hash. So a block with an image never equals a block of the same
+//! placeholder tokens without an image or with another image. For items whose identifier is a SHA-256 in hexadecimal,
+//! as vLLM makes them, the hash equals the one that KV routers share for multimodal blocks (`mm_hash`). Clients that
+//! compute that hash for the items of a block, in their order, find the block.
 //!
-//! Offsets are not part of it: where an item begins in a block is fixed by the placeholder tokens, the order of the
+//! The offset of an item in a block is not hashed, because it is determined by the placeholder tokens, the order of the
 //! items and the blocks before.
 
 use kvatlas_index::hash::SEED;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// One key that belongs to a block's contents besides tokens, LoRA name and salt.
+/// Key that belongs to a block's contents besides tokens, LoRA name and salt.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Key {
-    /// An item, such as an image or an audio clip, that overlaps the block.
+    /// A multimodal item, such as an image or an audio clip, that overlaps the block.
     Item {
-        /// The engine's name for the item's content: a hash in hex, or a name that the client gave.
+        /// Engine's identifier of an image's or other item's content: a hash in hexadecimal, or a name given by the
+        /// client.
         identifier: Box<str>,
-        /// Offset of the item, in tokens from the beginning of the block; negative if the item begins in an earlier
-        /// block.
+        /// Offset of the item, in tokens from the start of the block; negative if the item starts in an earlier block.
         offset: i64,
     },
-    /// Digest of prompt embeddings that were given instead of tokens.
+    /// Digest of prompt embeddings that the client sent instead of tokens.
     Embeds(Box<[u8]>),
     /// A string of unknown meaning.
     Text(Box<str>),
-    /// Any other key, as the MessagePack in which it was sent.
+    /// Any other key, as the MessagePack bytes in which it was sent.
     Other(Box<[u8]>),
 }
 
 impl Key {
-    /// Word by which the key enters the block's content hash.
+    /// Computes the 64-bit word that represents the key in the block's content hash.
     ///
-    /// The first 16 digits of an identifier of 64 hexadecimal digits, as a number. XXH3-64 of anything else: with seed
-    /// 2 of another identifier's UTF-8, 3 of the bytes of embeddings, 4 of a string's UTF-8, 5 of MessagePack.
+    /// For an identifier of 64 hexadecimal digits, the word is the number formed by the first 16 digits. For anything
+    /// else, the word is an XXH3-64 hash: with seed 2 of another identifier's UTF-8, 3 of the bytes of embeddings, 4 of
+    /// a string's UTF-8, 5 of MessagePack.
     #[must_use]
     pub fn word(&self) -> u64 {
         match self {
@@ -49,8 +50,8 @@ impl Key {
         }
     }
 
-    /// Appends an unambiguous encoding of all that determines the key's [`word`](Self::word): keys with different words
-    /// have different encodings, and none is the beginning of another.
+    /// Appends an unambiguous encoding of the data that determines the key's [`word`](Self::word). Keys with different
+    /// data have different encodings, and no encoding is a prefix of another.
     pub(crate) fn spell(&self, out: &mut Vec<u8>) {
         let lower;
         let (kind, bytes) = match self {
@@ -73,13 +74,14 @@ fn named(bytes: &[u8], kind: u64) -> u64 {
     xxh3_64_with_seed(bytes, kind)
 }
 
-/// First 64 bits of a SHA-256 in hex; `None` if the identifier is not one.
+/// Parses the first 64 bits of a SHA-256 in hexadecimal; `None` if the identifier is not one.
 fn digest(identifier: &str) -> Option<u64> {
     let is_digest = identifier.len() == 64 && identifier.bytes().all(|digit| digit.is_ascii_hexdigit());
     if is_digest { u64::from_str_radix(&identifier[..16], 16).ok() } else { None }
 }
 
-/// Content hash of one block with keys, as this module's contract defines it. An empty name counts as none.
+/// Computes the content hash of one block with keys, as defined in the module's documentation. An empty adapter name or
+/// salt counts as none.
 #[must_use]
 pub fn content_hash<'a>(
     tokens: &[u32],
@@ -92,7 +94,8 @@ pub fn content_hash<'a>(
     xxh3_64_with_seed(&bytes, seed(lora, salt))
 }
 
-/// Hash seed for blocks with this adapter and salt; a test checks that it equals the seed in `kvatlas_index::hash`.
+/// Returns the hash seed for blocks with this LoRA adapter and salt. A test checks that it equals the seed in
+/// `kvatlas_index::hash`.
 fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     let part = |name: Option<&str>, kind| match name {
         None | Some("") => 0,
@@ -121,7 +124,8 @@ mod tests {
         }
     }
 
-    /// Published test vector of the shared contract: `mm_hash` 0xDEADBEEF on the tokens 1, 2, 3, 4.
+    /// Checks the published test vector of the hash that KV routers share: `mm_hash` 0xDEADBEEF with the tokens 1, 2,
+    /// 3, 4.
     #[test]
     fn one_item_is_the_shared_contract() {
         let key = item(&format!("{:016x}{}", 0xdead_beef_u32, "7".repeat(48)), 1);

@@ -1,5 +1,5 @@
-//! The events that inference engines publish about their KV caches: decoded as real engines send them, applied to the
-//! index, and encoded again for simulated ones.
+//! KV events that inference engines publish: decoding of the formats that real engines send, application to the index,
+//! and encoding for simulated engines.
 //!
 //! ```text
 //!   payload ──decode──▶ Batch ──Reader::apply──▶ BlockIndex
@@ -7,8 +7,8 @@
 //!                                    └▶ Hybrid: what the other groups of a hybrid model hold
 //! ```
 //!
-//! [`decode()`] knows MessagePack and the engines' fields, and nothing of the index; a [`Reader`] knows what the fields
-//! mean. Events that either leaves out are counted by [`Reason`].
+//! [`decode()`] parses MessagePack and the engines' fields without access to the index. A [`Reader`] interprets the
+//! fields and changes the index. Events that either of them refuses are counted by [`Reason`].
 //!
 //! ```
 //! use kvatlas_index::{BlockIndex, Config, View, hash};

@@ -1,7 +1,8 @@
 """Engines that misbehave in a replay: every request has its end, and figures show what happened."""
 
 from dataclasses import replace
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -11,6 +12,7 @@ from kvatlas.lab.replay.misbehaviour import FAILURES, Misbehaviour
 from kvatlas.lab.replay.scenario import Kind, Scenario, Trouble
 from kvatlas.lab.replay.trouble import TROUBLES, parse_troubles, trace_seconds, with_troubles
 from kvatlas.sim import Trace
+from kvatlas.sim.stepped import SteppedEngine
 
 POLICIES = ("kvatlas", "round-robin")
 
@@ -105,18 +107,28 @@ def test_a_request_waits_no_longer_in_all_though_it_failed(trace: Trace, config:
     assert timeout - 1 < one.longest_wait < 1.5 * timeout
 
 
+def test_late_health_checks_count_only_where_no_answer_comes() -> None:
+    engines = [cast("SteppedEngine", SimpleNamespace(decoding=count)) for count in (0, 2, 0)]
+    trouble = Misbehaviour()
+    for n in (0, 1):
+        trouble.begin(Trouble("busy", n, 0.0, 10.0), engines[n])
+    assert trouble.avoided(engines, 5.0) == {0}
+    trouble.end(Trouble("busy", 0, 0.0, 10.0))
+    assert trouble.avoided(engines, 10.0) == set()
+
+
 def test_an_engine_that_fails_is_left_alone_for_longer_and_longer() -> None:
     engines = Misbehaviour()
     now = 0.0
     for failure, left in enumerate((0, 0, 1, 2, 4, 8, 16, 30, 30)):
         engines.note_failure(3, now)
-        assert engines.avoided(now) == ({3} if left else set()), failure
-        assert not left or engines.avoided(now + left - 0.01) == {3}
+        assert engines.avoided([], now) == ({3} if left else set()), failure
+        assert not left or engines.avoided([], now + left - 0.01) == {3}
         now += left
-        assert engines.avoided(now) == set()
+        assert engines.avoided([], now) == set()
     engines.note_answer(3)
     engines.note_failure(3, now)
-    assert engines.avoided(now) == set()
+    assert engines.avoided([], now) == set()
 
 
 @pytest.mark.parametrize(

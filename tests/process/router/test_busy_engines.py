@@ -12,7 +12,20 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.support.engine import MODEL, Behaviour, Engine, Talk, hang, reply, sglang, stream, usual
+from tests.support.engine import (
+    MODEL,
+    Behaviour,
+    Engine,
+    Talk,
+    chunk,
+    delta,
+    event,
+    hang,
+    reply,
+    sglang,
+    stream,
+    usual,
+)
 
 from kvatlas.sim.server import Fleet, ServerConfig
 
@@ -179,6 +192,39 @@ def test_streams_that_flow_show_that_an_engine_lives(engine: Engine) -> None:
         assert router.workers()[0]["standing"] == "busy"
         assert not done.is_set()
         assert engine.asked() == 2
+
+
+def test_an_engine_whose_answers_flow_takes_requests_though_its_health_checks_are_late(
+    engine: Engine, other: Engine
+) -> None:
+    flowing = threading.Event()
+    flowing.set()
+
+    async def go_on(talk: Talk) -> None:
+        while True:
+            if flowing.is_set():
+                await talk.send(chunk(event(delta("more "))))
+            await asyncio.sleep(0.02)
+
+    def asked_engines(router: Router) -> set[str]:
+        return {router.ask().headers["x-kvatlas-worker"] for _ in range(4)}
+
+    engine.behaviour = stream(1, after=go_on)
+    with Router(engine, other, flags=FLAGS) as router:
+        answers = []
+        while engine.asked() == 0:  # round-robin may begin at the other one
+            answers.append(router.open())
+            wait_until(lambda: engine.asked() + other.asked() == len(answers), "one of them has it")
+        engine.behaviour = usual
+        engine.answers["/health"] = hang
+        wait_until(lambda: router.workers()[0]["standing"] == "busy", "its health check is late")
+        assert asked_engines(router) == {"e0", "e1"}
+        flowing.clear()
+        time.sleep(1.0)  # three time-outs of a health check
+        assert asked_engines(router) == {"e1"}, "nothing comes from it any more"
+        assert router.workers()[0]["standing"] == "busy"
+        flowing.set()
+        wait_until(lambda: asked_engines(router) == {"e0", "e1"}, "its answer goes on")
 
 
 def test_an_engine_without_work_that_says_nothing_is_down(engine: Engine, other: Engine) -> None:

@@ -111,6 +111,26 @@ def test_without_events_who_waited_is_placed_by_what_was_sent_meanwhile(
         assert sorted(cached) == [0, 1600, 1600], "the first of them brings it there"
 
 
+def test_who_waits_is_not_sent_to_an_engine_that_fell_asleep_meanwhile(
+    engine: Engine, other: Engine, tokenizer: Path
+) -> None:
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--block-size", "16")
+    often = ("--health-interval", "100ms")
+    with Router(engine, other, flags=(*flags, *often)) as router, busy(router, engine, other) as (first, second):
+        late = [ThreadedRequest(router, prompt(f"late {number} " * 64)) for number in range(4)]
+        wait_until(lambda: waiting(router) == 4, "they wait")
+        engine.answers["/is_sleeping"] = {"is_sleeping": True}
+        wait_until(lambda: router.workers()[0]["standing"] == "asleep", "it is seen to sleep")
+        first.set()
+        wait_until(lambda: router.workers()[0]["in_flight"] == 0, "it has nothing to do")
+        assert waiting(router) == 4, "it looks idle, and takes no requests"
+        second.set()
+        answers = [one.result() for one in late]
+        assert [answer.status for answer in answers] == [200] * 4
+        assert {answer.headers["x-kvatlas-worker"] for answer in answers} == {"e1"}
+        assert engine.asked() == 1
+
+
 @contextmanager
 def priorities(by: str) -> Iterator[tuple[str, ...]]:
     """Flags with which the values "low" and "high" of a header are priorities: the header's own, or a cluster's."""

@@ -1,7 +1,9 @@
-//! Meanings of the names in a snapshot, kept for a while after its blocks could not be proved to be held.
+//! Contents and parents of the block hashes in a snapshot, kept for a while if the snapshot's blocks could not be
+//! proved to be still held.
 //!
-//! The holdings may have changed since the snapshot, but an engine that computes names from the contents of blocks always gives
-//! the same block the same name. So when one of these engines proves that it holds a name, the snapshot has the whole chain.
+//! The engine may have evicted blocks since the snapshot. But an engine that computes block hashes from the blocks'
+//! contents always gives the same block the same hash. So when such an engine proves that it holds a block hash, the
+//! snapshot shows the contents of the block and of all blocks before it in its chain.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,15 +13,17 @@ use hashbrown::hash_map::Entry as At;
 use kvatlas_index::BlockHash;
 use kvatlas_index::snapshot::Dictionary;
 
-/// Maximum number of block names kept per snapshot: 64 MB, plus up to 150 MB for the table that finds them.
+/// Maximum number of block hashes kept per snapshot. They occupy 64 MB, plus up to 150 MB for the hash table.
 const MOST_NAMES: usize = 1 << 22;
-/// Time for which a snapshot's meanings are kept: by then, each chain in use has a new block stored below it.
+/// Time for which a snapshot's block hashes are kept. After it, each chain in use has had a new block stored that
+/// proves the chain to be held.
 const KEPT: Duration = Duration::from_secs(600);
-/// Mark, instead of a place in the dictionary, of a name that has several meanings.
+/// Value, instead of a position in the snapshot's list of blocks, for a block hash that stands for several different
+/// blocks.
 const SEVERAL: u32 = u32::MAX;
 
-/// Meanings of the block names in one keyspace of a snapshot: which contents and which parent block each name stands
-/// for.
+/// Table of the block hashes of one keyspace (model and routing group) in a snapshot, with the contents and the parent
+/// of each block.
 #[derive(Debug)]
 pub(crate) struct Meanings {
     dictionary: Arc<Dictionary>,
@@ -28,7 +32,8 @@ pub(crate) struct Meanings {
 }
 
 impl Meanings {
-    /// Creates a table of the meanings of a dictionary's names; `None` if the dictionary has too many names.
+    /// Creates the table for the block hashes in a snapshot's dictionary of blocks; `None` if it has more than
+    /// [`MOST_NAMES`].
     pub(crate) fn new(dictionary: Arc<Dictionary>) -> Option<Self> {
         if dictionary.names.len() > MOST_NAMES {
             return None;
@@ -50,7 +55,7 @@ impl Meanings {
         Some(Self { dictionary, places, until: Instant::now() + KEPT })
     }
 
-    /// True if this table was made from this very dictionary.
+    /// True if the table was made from this instance of a snapshot's dictionary of blocks.
     pub(crate) fn is_of(&self, dictionary: &Arc<Dictionary>) -> bool {
         Arc::ptr_eq(&self.dictionary, dictionary)
     }
@@ -59,8 +64,8 @@ impl Meanings {
         now > self.until
     }
 
-    /// Names and content hashes of the blocks from the beginning of a prompt up to the block with this name; `None` if
-    /// unknown.
+    /// Returns the block hashes and content hashes of a prompt's blocks from its beginning up to the block with this
+    /// hash; `None` if one of them is unknown.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let (mut names, mut contents) = (Vec::new(), Vec::new());
         let mut next = Some(name);
@@ -96,8 +101,8 @@ mod tests {
         of.iter().copied().map(BlockHash).collect()
     }
 
-    /// Meanings of chains, each given by its parent block and its names. A block's content is ten times its name,
-    /// unless `others` gives another.
+    /// Makes a table of chains, each given by its parent block and its block hashes. A block's content hash is ten
+    /// times its block hash, unless `others` gives another.
     fn meanings(chains: &[(Option<u64>, &[u64])], others: &[(usize, u64)]) -> Meanings {
         let mut dictionary = Dictionary::default();
         for (parent, of) in chains {

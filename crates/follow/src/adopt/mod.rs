@@ -1,8 +1,10 @@
-//! Adoption of blocks that streams have not announced: `kvatlas-adopt` says how and why that is right.
+//! Adoption: adding blocks to the index that engines announced before this service followed them. The crate
+//! `kvatlas-adopt` explains the method and why it is exact.
 //!
-//! Streams record the names that they prove (`stream/holdings.rs`). Each prompt that is queried, or of which an engine reports
-//! cached tokens, goes to the [`PromptQueue`], if any stream waits for names at all; a worker looks
-//! at it later, in a thread of its own that takes no more than its share of a core (here, and `work.rs`).
+//! Each stream records the block hashes that its engine is proved to hold (`stream/holdings.rs`). If any stream has
+//! proved hashes with unknown contents, each queried prompt goes to the [`PromptQueue`], as does each prompt with an
+//! engine's report of cached tokens. A separate thread, limited to a share of a CPU core, computes the block hashes of
+//! these prompts and adopts those that are proved (this file and `work.rs`).
 
 mod meanings;
 mod work;
@@ -19,8 +21,8 @@ use crate::fleet::Fleet;
 use crate::state::{CacheReport, Keyspace, Prompt, PromptQueue, time_of};
 
 impl Keyspace {
-    /// Records a query for a prompt, from whose tokens blocks may be adopted. Cheap if no stream waits for names: one
-    /// word is read.
+    /// Records a query for a prompt. Its tokens may reveal the contents of blocks that an engine holds but announced
+    /// before this service followed it. If no stream has blocks with unknown contents, the cost is a read of one word.
     pub fn note_query(self: &Arc<Self>, tokens: &[u32], lora: Option<&str>, salt: Option<&str>) {
         if self.is_waiting() && self.prompt_queue().is_open() {
             self.was_asked(false);
@@ -28,8 +30,9 @@ impl Keyspace {
         }
     }
 
-    /// Records a query by content hashes. Nothing can be adopted from it, as engines' block names depend on the tokens.
-    /// True if a query by tokens might have helped.
+    /// Records a query by content hashes, which cannot reveal the contents of blocks announced before this service
+    /// followed the engine, because engines' block hashes depend on the tokens. Returns true if a query with tokens
+    /// might have done so.
     pub fn note_hash_query(&self) -> bool {
         if !self.is_nameable() || !self.prompt_queue().is_open() {
             return false;
@@ -39,22 +42,25 @@ impl Keyspace {
         true
     }
 
-    /// True if queries, or engines' reports of cached tokens, may now lead to adopted blocks.
+    /// True if queries, or engines' reports of cached tokens, may currently reveal blocks that were announced before
+    /// this service followed the engines.
     #[must_use]
     pub fn learns(&self) -> bool {
         self.prompt_queue().is_open()
             && (self.is_waiting() || self.steady(|streams| streams.partial().next().is_some()))
     }
 
-    /// True if a report of how many prompt tokens a worker's rank had cached may lead to adopted blocks.
+    /// True if a report of the number of prompt tokens that a worker's rank had cached may reveal blocks that were
+    /// announced before this service followed the engine.
     #[must_use]
     pub fn wants_answers(&self, worker: &str, rank: u32) -> bool {
         self.prompt_queue().is_open()
             && self.stream(worker, rank).is_some_and(|stream| stream.status.partial.load(Relaxed))
     }
 
-    /// Records a report that a worker's rank took `cached_tokens` tokens of a prompt from its cache. `sent`: time at
-    /// which the prompt was sent to that rank, or earlier. False if nothing can be adopted from the report.
+    /// Records a report that a worker's rank took `cached_tokens` tokens of a prompt from its cache, which may reveal
+    /// blocks that no batch has announced. `sent` is a time before or at which the prompt was sent to that rank.
+    /// Returns false if the report cannot be used.
     pub fn answered(
         self: &Arc<Self>,
         worker: &str,
@@ -86,14 +92,16 @@ impl Keyspace {
     }
 }
 
-/// Time between two checks of the block names that streams have lately proved their engines to hold.
+/// Time between two checks of the block hashes that engines were recently proved to hold.
 const TICK: Duration = Duration::from_millis(100);
-/// Time between two checks of all block names that engines were proved to hold and whose contents are unknown.
+/// Time between two checks of all block hashes that engines were proved to hold and whose contents are unknown.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Working time after which the adoption thread rests.
+/// Minimum working time of the adoption thread (see [`start`]) before it pauses to keep to its share of a CPU core.
 const SLICE: Duration = Duration::from_millis(2);
 
-/// Starts the adoption thread, which ends when the prompt queue is closed; `None` if `share`, its part of a core, is 0.
+/// Starts the adoption thread, which adds blocks to the index that were announced before the service followed their
+/// engines. The thread ends when the prompt queue is closed. `share` is the share of a CPU core that it may use; `None`
+/// is returned if it is 0.
 pub(crate) fn start(fleet: &Arc<Fleet>, share: f64, context: &StreamContext) -> Result<Option<JoinHandle<()>>, Error> {
     if share == 0.0 {
         return Ok(None);
@@ -142,11 +150,11 @@ fn run(fleet: &Weak<Fleet>, prompt_queue: &PromptQueue<Keyspace>, share: f64, mu
     }
 }
 
-/// Pace of the adoption thread: rests that keep the thread to its share of a core.
+/// Timer that pauses the adoption thread (see [`start`]), so that the thread uses no more than its share of a CPU core.
 struct Pace<'a> {
     prompt_queue: &'a PromptQueue<Keyspace>,
     share: f64,
-    /// Working time since the last rest.
+    /// Working time since the last pause.
     busy: Duration,
 }
 

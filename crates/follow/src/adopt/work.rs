@@ -1,4 +1,5 @@
-//! Work of the adoption thread: computes the names of prompts' blocks, and matches them with proved names.
+//! Work of the adoption thread: computes the block hashes of prompts, and adds the blocks that engines are proved to
+//! hold to the index although no batch announced them.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,40 +13,44 @@ use kvatlas_index::{BlockHash, BlockIndex};
 use super::meanings::Meanings;
 use crate::state::{AdoptCounts, CacheReport, Keyspace, Prompt, Stream};
 
-/// Stages of naming, as numbers of leading blocks: all prompts reach a stage before any proceeds to the next.
+/// Stages of hashing, as numbers of a prompt's leading blocks. All prompts complete a stage before any of them proceeds
+/// to the next.
 const STAGES: [usize; 4] = [64, 256, 1024, usize::MAX];
-/// Maximum number of prompts remembered as already tried.
+/// Maximum number of prompts that are remembered as already processed.
 const MOST_TRIED: usize = 1 << 16;
-/// Number of blocks with equal names in two streams that proves that both engines compute names alike.
+/// Minimum number of equal block hashes in two streams that proves that both engines compute block hashes in the same
+/// way.
 const ENOUGH: usize = 64;
-/// Maximum number of prompts whose blocks are being named at once.
+/// Maximum number of prompts whose block hashes are being computed at a time.
 const MOST_PROMPTS: usize = 4096;
 
-/// Task of computing the names of one prompt's blocks.
+/// Task of computing the block hashes of one prompt.
 struct NamingTask {
     keyspace: Arc<Keyspace>,
     tokens: Box<[u32]>,
     salt: Option<Arc<str>>,
     contents: Vec<u64>,
-    /// Number of the prompt's blocks named so far.
+    /// Number of the prompt's leading blocks hashed so far.
     done: usize,
     by: Vec<SchemeNames>,
 }
 
-/// Names of a prompt's blocks by one hashing scheme, in each wanted dialect.
+/// Block hashes of a prompt by one hashing scheme, in each dialect (form of sending a hash) that an engine may use.
 struct SchemeNames {
     namer: Namer,
     dialects: Vec<(Dialect, Vec<BlockHash>)>,
 }
 
-/// State of the adoption thread: prompts whose blocks are to be named, and meanings of block names from snapshots.
+/// State of the adoption thread: prompts whose block hashes are to be computed, and contents of block hashes from
+/// snapshots.
 pub(super) struct Work {
     schemes: Arc<[Scheme]>,
     chains: Chains,
-    /// Hashes of prompts that have been named, or are being named.
+    /// Hashes of the prompts that have been processed or are in process.
     tried: HashSet<u64>,
     stages: [VecDeque<NamingTask>; STAGES.len()],
-    /// Meanings of names from snapshots whose blocks could not be proved, by keyspace.
+    /// Contents of block hashes from snapshots whose blocks could not be proved to be still held, with the keyspace
+    /// (model and routing group) of each snapshot.
     meanings: Vec<(Weak<Keyspace>, Meanings)>,
 }
 
@@ -60,7 +65,7 @@ impl Work {
         }
     }
 
-    /// True if no prompt waits for its blocks to be named.
+    /// True if no prompt waits for its block hashes to be computed.
     pub(super) fn is_idle(&self) -> bool {
         !self.has_prompts()
     }
@@ -69,12 +74,13 @@ impl Work {
         self.stages.iter().any(|stage| !stage.is_empty())
     }
 
-    /// True if the first stage of naming is done for all prompts.
+    /// True if all prompts have completed the first stage of hashing, which covers their first blocks.
     pub(super) fn is_shallow_done(&self) -> bool {
         self.stages[0].is_empty()
     }
 
-    /// Begins naming a prompt's blocks, or uses the engine's report of cached tokens that comes with the prompt.
+    /// Accepts a prompt for the computation of its block hashes. If the prompt comes with an engine's report of cached
+    /// tokens, uses the report at once instead.
     pub(super) fn begin(&mut self, prompt: Prompt<Keyspace>, counts: &AdoptCounts) {
         let Some(keyspace) = prompt.keyspace.upgrade() else { return };
         let Prompt { tokens, salt, answered, .. } = prompt;
@@ -107,7 +113,7 @@ impl Work {
         self.stages[0].push_back(NamingTask { keyspace, tokens, salt, contents, done: 0, by });
     }
 
-    /// Names the blocks of the next stage of one prompt, chosen from those with the fewest named blocks.
+    /// Computes the block hashes of one prompt's next stage. Prompts with the fewest hashed blocks come first.
     pub(super) fn step(&mut self, counts: &AdoptCounts) {
         let Some(stage) = self.stages.iter().position(|stage| !stage.is_empty()) else { return };
         let Some(mut naming) = self.stages[stage].pop_front() else { return };
@@ -138,8 +144,8 @@ impl Work {
         }
     }
 
-    /// Adds to the index those blocks of the prompt, from position `from` on, whose hashes an engine's stream has proved to
-    /// be held. `counts`: counters of what is added and refused.
+    /// Adds to the index the blocks of a prompt that engines' streams have proved to be held, considering block hashes
+    /// from position `from` on. `counts` has the counters of blocks added and refused.
     fn match_up(&self, naming: &NamingTask, from: usize, counts: &AdoptCounts) {
         for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
             let mut chain = None;
@@ -163,7 +169,8 @@ impl Work {
         }
     }
 
-    /// Takes over the dictionaries newly added to a keyspace.
+    /// Takes over the dictionaries (block hashes with their contents) from snapshots that were newly added to a
+    /// keyspace.
     pub(super) fn take_up(&mut self, keyspace: &Arc<Keyspace>) {
         for dictionary in keyspace.take_taught() {
             if self.meanings.iter().any(|(_, known)| known.is_of(&dictionary)) {
@@ -177,20 +184,22 @@ impl Work {
         }
     }
 
-    /// Drops meanings that are too old, or whose keyspaces no longer exist.
+    /// Drops snapshots' tables of block hashes that are too old, or whose keyspaces (indexes) no longer exist.
     pub(super) fn forget_old(&mut self) {
         let now = Instant::now();
         self.meanings.retain(|(keyspace, meanings)| keyspace.strong_count() > 0 && !meanings.is_old(now));
     }
 
-    /// Names and content hashes of the chain that ends in the block with this name, from a snapshot; `None` if unknown.
+    /// Returns the block hashes and content hashes of the chain that ends with this block, from a snapshot; `None` if
+    /// unknown.
     fn meaning_of(&self, keyspace: &Arc<Keyspace>, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let own = self.meanings.iter().filter(|(whose, _)| whose.as_ptr() == Arc::as_ptr(keyspace));
         own.into_iter().find_map(|(_, meanings)| meanings.chain_of(name))
     }
 
-    /// Compares the names that a keyspace's streams have proved with the known chains. `sweep`: all names, not only the
-    /// latest.
+    /// Compares the block hashes that a keyspace's streams have proved to be held with the known chains of prompts and
+    /// snapshots, and adds the blocks found to the index. `sweep` is true to compare all proved hashes, and false for
+    /// recently proved ones only.
     pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &AdoptCounts) {
         if sweep {
             keyspace.set_waiting(false);
@@ -233,7 +242,7 @@ impl Work {
         keyspace.set_nameable(nameable);
     }
 
-    /// Adopts blocks by an engine's report of how many of a prompt's tokens were cached.
+    /// Adopts blocks from an engine's report of the number of a prompt's tokens that were cached.
     fn answered(
         &mut self,
         keyspace: &Arc<Keyspace>,
@@ -274,7 +283,8 @@ impl Work {
         }
     }
 
-    /// Names of a prompt's blocks in the dialect of the stream's engine, or in all dialects if that one is unknown.
+    /// Computes a prompt's block hashes in the dialect (way of hashing blocks) of the stream's engine, or in all known
+    /// dialects if it is unknown.
     fn named(
         &self,
         late: &RankAdoption,
@@ -295,7 +305,8 @@ impl Work {
         named.collect()
     }
 
-    /// Schemes, with their dialects, by which engines whose streams have proved unknown names may compute block names.
+    /// Lists the hashing schemes, and the forms of sending a hash, by which engines may compute block hashes. Considers
+    /// only engines that are proved to hold blocks with unknown contents.
     fn schemes_of(&self, keyspace: &Keyspace) -> Vec<(Scheme, Vec<Dialect>)> {
         let mut wanted: Vec<Dialect> = Vec::new();
         let mut any = false;
@@ -317,7 +328,7 @@ fn dialects_of(scheme: &Scheme) -> impl Iterator<Item = Dialect> {
     scheme.forms().iter().map(|form| Dialect { scheme: scheme.clone(), form: *form })
 }
 
-/// Adopts the blocks of `chain` up to the block `name`, which one rank of a stream has proved to hold.
+/// Adds the blocks of `chain` up to the block `name` to the index, for a rank that is proved to hold that block.
 fn adopt(
     keyspace: &Keyspace,
     (stream, index, rank): (&Stream, &Arc<BlockIndex>, u32),

@@ -1,5 +1,5 @@
-//! The configuration of a follower. Its JSON form is what `kvatlas serve` and `kvatlas router` hand over, already
-//! checked there; durations are in seconds.
+//! Configuration of a follower, the part of a service or router that reads engines' KV events. `kvatlas serve` and
+//! `kvatlas router` pass the configuration as JSON, already validated; durations are in seconds.
 
 mod sections;
 
@@ -16,24 +16,26 @@ pub use self::sections::{
 use crate::error::Error;
 use crate::log::LogConfig;
 
-/// The configuration of a follower: settings for streams, adoption, snapshots, the log, sites and log lines.
+/// Configuration of a follower: settings for event streams, adoption, snapshots, the log in NATS, multiple sites and
+/// log lines.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Settings for following engines.
+    /// Settings for reading engines' event streams.
     pub streams: StreamConfig,
-    /// Settings for adopting blocks that engines hold without having announced them to this service.
+    /// Settings for adoption: adding blocks to the index that engines announced before this service followed them.
     pub adopt: AdoptConfig,
-    /// Settings for keeping snapshots of streams' holdings.
+    /// Settings for snapshots, in which the service saves the blocks held by each stream's engine.
     pub snapshot: SnapshotConfig,
-    /// Settings for publishing changes to a log in NATS, or reading streams from one.
+    /// Settings for publishing changes of the index to a log in NATS, or for reading streams from that log.
     pub relay: RelayConfig,
-    /// Settings for services at several sites.
+    /// Settings for a deployment of several sites, each with its own index.
     pub sites: SitesConfig,
-    /// Names of further conditions that hold readiness back, besides streams; each ends when its name is given to
-    /// [`Fleet::release`](crate::fleet::Fleet::release).
+    /// Names of conditions, besides incomplete streams, that keep the service from being ready at first. Each condition
+    /// ends when its name is passed to [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
-    /// Settings of the process's log lines. Only those of the first service of a process take effect.
+    /// Settings for the process's log lines. If a process runs several services, only the settings of the first one
+    /// take effect.
     pub log: LogConfig,
 }
 
@@ -41,7 +43,8 @@ pub struct Config {
 const DEFAULTS: &str = include_str!("../../defaults.json");
 
 impl Default for Config {
-    /// The default settings, for programs and tests in Rust: no engines, no snapshots on disk, and no other service.
+    /// Returns the default settings, for programs and tests in Rust: no engines, no snapshots on disk, and no other
+    /// service.
     fn default() -> Self {
         kvatlas_settings::defaults(DEFAULTS)
     }
@@ -152,10 +155,11 @@ impl Config {
         self.log_key().map(drop)
     }
 
-    /// Scheme by which indexes identify blocks: by content hashes, or by 64-bit words that depend on a key.
+    /// Creates the scheme by which indexes identify blocks: either content hashes, or 64-bit hashes that also depend on
+    /// a secret key.
     ///
     /// # Errors
-    /// [`Error::Config`] if the log's key cannot be read.
+    /// [`Error::Config`] if the file with the log's key cannot be read.
     pub(crate) fn identity(&self) -> Result<Identity, Error> {
         if self.streams.keyed_identity {
             return Ok(Identity::keyed());
@@ -163,13 +167,14 @@ impl Config {
         Ok(self.log_key()?.map_or_else(Identity::default, Identity::with_key))
     }
 
-    /// Hashing schemes by which engines may compute block hashes.
+    /// Returns the hashing schemes by which engines may compute their block hashes.
     pub(crate) fn schemes(&self) -> Arc<[Scheme]> {
         let seeds: Vec<Arc<str>> = self.adopt.hash_seeds.iter().map(|seed| seed.as_str().into()).collect();
         Scheme::candidates(&seeds).into()
     }
 
-    /// Key that content hashes in the log depend on; `None` if the log is not used or no key is configured.
+    /// Returns the key that content hashes in the NATS log depend on; `None` if the log is not used or no key is
+    /// configured.
     fn log_key(&self) -> Result<Option<[u8; 32]>, Error> {
         let RelayConfig { publish, from, key, key_file, .. } = &self.relay;
         let is_used = publish.is_some() || from.is_some();
@@ -187,7 +192,7 @@ impl Config {
     }
 }
 
-/// True if the text is an address of a NATS server. An address without a scheme is taken for `nats://`.
+/// True if the text is an address of a NATS server. An address without a scheme counts as `nats://`.
 fn is_server(server: &str) -> bool {
     let scheme = server.split_once("://").map_or("nats", |(scheme, _)| scheme);
     matches!(scheme, "nats" | "tls") && !server.is_empty()

@@ -1,5 +1,5 @@
-//! Sections of the configuration, one struct each, and settings for blocks that engines can load from beyond their
-//! device memory.
+//! Sections of a follower's configuration, one struct each, and settings for KV blocks that engines load from outside
+//! their device memory.
 
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -13,50 +13,55 @@ use kvatlas_stream::machine::MachineConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-/// Settings for following engines.
+/// Settings for reading engines' event streams.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamConfig {
-    /// Networks, and patterns of host names and of `ipc://` paths, whose endpoints may be registered over HTTP or by
-    /// discovery. If empty: everything where registering needs a key, else loopback.
+    /// Networks, patterns of host names and patterns of `ipc://` paths that engines' endpoints must match to be
+    /// registered over HTTP or by discovery. If empty, any endpoint is allowed where registration requires a key, and
+    /// only loopback addresses otherwise.
     pub allow: Vec<String>,
-    /// Addresses at which the service listens for engines that connect to it instead of listening themselves.
+    /// Addresses at which the service listens for engines whose event sockets connect to the service instead of
+    /// listening.
     pub bind: Vec<SocketAddr>,
-    /// Number of threads that apply events.
+    /// Number of threads that apply engines' events to the indexes.
     pub threads: usize,
-    /// Silence after which a stream is no longer trusted, if its replay socket does not answer either.
+    /// Time without a message after which a stream is no longer trusted, if the engine's replay socket does not answer
+    /// either.
     #[serde(with = "kvatlas_settings::seconds")]
     pub stale_after: Duration,
-    /// Silence of a stream after which its replay socket is asked for missing batches.
+    /// Time without a message after which the engine's replay socket is asked for batches that may be missing.
     #[serde(with = "kvatlas_settings::seconds")]
     pub probe_interval: Duration,
-    /// Longest wait for the next batch of a replay.
+    /// Maximum wait for the next batch during a replay (the resending of missed batches by an engine).
     #[serde(with = "kvatlas_settings::seconds")]
     pub replay_timeout: Duration,
-    /// Longest total time of all replays for one purpose.
+    /// Maximum total time of all replays for one purpose, such as filling one gap in a stream.
     #[serde(with = "kvatlas_settings::seconds")]
     pub replay_total_timeout: Duration,
-    /// Maximum number of replays tried for one gap.
+    /// Maximum number of replays requested for one gap (missing batches between two received ones).
     pub replay_attempts: u32,
-    /// Longest wait for a missing batch to arrive by itself, for engines without a replay socket.
+    /// Maximum wait for a missing batch to arrive late, for engines without a replay socket.
     #[serde(with = "kvatlas_settings::seconds")]
     pub reorder_grace: Duration,
-    /// First wait before a lost connection is tried again; doubles with each failure, up to `reconnect_max`.
+    /// Wait before the first attempt to restore a lost connection. The wait doubles with each failure, up to
+    /// `reconnect_max`.
     #[serde(with = "kvatlas_settings::seconds")]
     pub reconnect_min: Duration,
-    /// Longest wait before a lost connection is tried again.
+    /// Maximum wait between attempts to restore a lost connection.
     #[serde(with = "kvatlas_settings::seconds")]
     pub reconnect_max: Duration,
-    /// Longest time for which an engine that has sent nothing yet holds back readiness.
+    /// Maximum time for which an engine that has not sent any message yet keeps the service from being ready.
     #[serde(with = "kvatlas_settings::seconds")]
     pub settle_timeout: Duration,
-    /// Maximum number of batches of one stream that wait for earlier, missing ones.
+    /// Maximum number of batches of one stream that are buffered while earlier batches are missing.
     pub buffer_batches: usize,
-    /// Maximum total size, in bytes, of batches that wait for earlier ones.
+    /// Maximum total size, in bytes, of batches that are buffered while earlier batches are missing.
     pub buffer_bytes: usize,
-    /// True if indexes identify blocks by words that depend on a key of this process, instead of by content hashes.
+    /// True if indexes identify blocks by hashes that depend on a secret key of this process, instead of by content
+    /// hashes.
     pub keyed_identity: bool,
-    /// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
+    /// Effect that resetting an engine's prefix cache has on the blocks that the engine has offloaded to other tiers.
     pub resets: Resets,
     /// Shared stores (pools) that several engines put blocks in and load from.
     pub pools: Vec<PoolConfig>,
@@ -65,7 +70,7 @@ pub struct StreamConfig {
 }
 
 impl StreamConfig {
-    /// Settings for blocks that engines can load from beyond their device memory.
+    /// Returns the settings for KV blocks that engines load from outside their device memory.
     #[must_use]
     pub fn loading(&self) -> LoadingConfig {
         LoadingConfig { resets: self.resets, pools: self.pools.clone() }
@@ -90,17 +95,19 @@ impl From<&StreamConfig> for MachineConfig {
     }
 }
 
-/// Settings for adopting blocks that engines announced before this service followed them.
+/// Settings for adopting blocks (adding them to the index) that engines announced before this service followed them.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptConfig {
-    /// Share of one core that the adoption thread may use, from 0 (no adoption) to 1.
+    /// Share of one CPU core that may be used for adding blocks to the index that were announced before this service
+    /// followed their engines; from 0 (never added) to 1.
     pub share: f64,
-    /// Values of `PYTHONHASHSEED` that engines were started with.
+    /// Values of the environment variable `PYTHONHASHSEED` that engines were started with; the block hashes of vLLM
+    /// depend on it.
     pub hash_seeds: Vec<String>,
 }
 
-/// Settings for keeping snapshots of streams' holdings.
+/// Settings for snapshots, in which the service saves the blocks held by each stream's engine.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotConfig {
@@ -109,55 +116,61 @@ pub struct SnapshotConfig {
     /// Time from the end of writing one snapshot to the beginning of the next.
     #[serde(with = "kvatlas_settings::seconds")]
     pub every: Duration,
-    /// Time for which streams loaded from a snapshot wait for their engines to be registered.
+    /// Time for which the holdings of a stream, loaded from a snapshot, are kept until the stream's engine is
+    /// registered.
     #[serde(with = "kvatlas_settings::seconds")]
     pub keep: Duration,
-    /// True if streams wait for a snapshot of another service, or for word that there is none: see
+    /// True if streams wait until another service has sent its snapshot, or has been found to have none; see
     /// [`Follower::load_snapshot`](crate::Follower::load_snapshot).
     pub from_peer: bool,
-    /// Maximum size of a snapshot, in bytes, both compressed and unpacked.
+    /// Maximum size of a snapshot, in bytes; applies to the compressed and to the unpacked form.
     pub max_bytes: u64,
 }
 
-/// Settings for publishing changes to a log in NATS, or reading streams from one.
+/// Settings for publishing changes of the index to a log in NATS, or for reading streams from that log.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelayConfig {
-    /// NATS servers to which the changes of streams are published: `nats://HOST:PORT` or `tls://HOST:PORT`, separated
-    /// by commas.
+    /// NATS servers to which the changes of all streams are published, separated by commas; each is `nats://HOST:PORT`
+    /// or `tls://HOST:PORT`.
     pub publish: Option<String>,
-    /// True if publishing is the service's only purpose: the service is then not ready until the log exists.
+    /// True if the service does nothing but publish streams to the log. The service is then not ready until the log
+    /// exists.
     pub dedicated: bool,
-    /// NATS servers from whose log streams are read, in the form of `publish`.
+    /// NATS servers from which streams are read, instead of from engines; same format as `publish`.
     pub from: Option<String>,
     /// File with the credentials for the NATS servers.
     pub credentials: Option<PathBuf>,
-    /// File with certificates of trusted authorities, used instead of the system's.
+    /// File with the certificates of trusted certificate authorities, which replace the system's.
     pub ca: Option<PathBuf>,
-    /// Key that content hashes depend on: 64 hexadecimal digits.
+    /// Secret key that content hashes in the log depend on: 64 hexadecimal digits.
     pub key: Option<Secret>,
-    /// File with the key that content hashes depend on, instead of `key`.
+    /// File that contains the secret key for content hashes in the log, as an alternative to `key`.
     pub key_file: Option<PathBuf>,
     /// Name of the log's JetStream stream.
     pub stream: String,
-    /// Time for which the log keeps messages, if this service creates the log.
+    /// Maximum age of messages in the log. Takes effect only if this service creates the log.
     #[serde(with = "kvatlas_settings::seconds")]
     pub max_age: Duration,
-    /// Maximum size of the log, in bytes, if this service creates the log.
+    /// Maximum size of the log, in bytes. Takes effect only if this service creates the log.
     pub max_bytes: i64,
-    /// True if the log keeps messages in memory instead of on disk, if this service creates the log.
+    /// True if the log is stored in memory instead of on disk. Takes effect only if this service creates the log.
     pub in_memory: bool,
-    /// True if readers of the log keep snapshots in its object store, and purge messages that these make unneeded.
+    /// True if readers of the log save snapshots in NATS's object store, and delete log messages that the snapshots
+    /// supersede.
     pub snapshots: bool,
-    /// Maximum total size, in bytes, of all streams' queues to the log; a queue that exceeds it is dropped.
+    /// Maximum total size, in bytes, of the queues in which all streams' messages wait to be published to the log. A
+    /// queue that exceeds the limit is dropped.
     pub buffer_bytes: usize,
-    /// Time between two heartbeats in the log for a stream without changes.
+    /// Time between two heartbeat messages that are published to the log for a stream without changes.
     #[serde(with = "kvatlas_settings::seconds")]
     pub heartbeat: Duration,
-    /// Silence of a relay after which its streams are no longer trusted.
+    /// Time without a message from a relay (a service that publishes engines' streams to the log) after which the
+    /// relay's streams are no longer trusted.
     #[serde(with = "kvatlas_settings::seconds")]
     pub lost_after: Duration,
-    /// Silence of a relay after which its streams are removed.
+    /// Time without a message from a relay (a service that publishes engines' streams to the log) after which the
+    /// relay's streams are removed.
     #[serde(with = "kvatlas_settings::seconds")]
     pub forget_after: Duration,
 }
@@ -168,7 +181,7 @@ pub struct RelayConfig {
 pub enum Role {
     /// Service of one site, which follows engines.
     Site,
-    /// Service above the sites, which receives their digests.
+    /// Service above the sites, which receives digests (summaries of the sites' indexes).
     Global,
 }
 
@@ -176,25 +189,26 @@ pub enum Role {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SitesConfig {
-    /// Role of the service: of one site, or above all sites.
+    /// Role of the service: that of one site, or that of the service above all sites.
     pub role: Role,
-    /// Number of blocks between two marks of a chain in digests; must be equal at all sites.
+    /// Number of blocks between two prefix hashes of a chain in a site's digest (the summary of the site's index). Must
+    /// be equal at all sites.
     pub grain: u32,
-    /// Time without a digest after which a site is assumed to possibly hold any block.
+    /// Time without a digest (summary of a site's index) after which the site is assumed to possibly hold any block.
     #[serde(with = "kvatlas_settings::seconds")]
     pub unknown_after: Duration,
-    /// Time without a digest after which a site is removed.
+    /// Time without a digest (summary of a site's index) after which the site is removed.
     #[serde(with = "kvatlas_settings::seconds")]
     pub forget_after: Duration,
 }
 
-/// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
+/// Effect that resetting an engine's prefix cache has on the blocks that the engine has offloaded to other tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Resets {
     /// The effect of a reset is unknown.
     Unknown,
-    /// Offloaded blocks stay in their store.
+    /// Offloaded blocks are kept.
     Keep,
     /// Offloaded blocks are deleted.
     Empty,
@@ -206,23 +220,24 @@ pub enum Resets {
 pub struct PoolConfig {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Workers that may load from the pool; `None` for all workers.
+    /// Workers that may load blocks from the shared pool; `None` if all workers may.
     pub members: Option<Vec<Box<str>>>,
-    /// Number of blocks in a chunk, the pool's unit of storage; none for the length that its members tell or their stores
-    /// show.
+    /// Number of blocks in a chunk, the pool's unit of storage. `None` to use the number that the pool's members
+    /// report, or that their store events show.
     pub chunk: Option<NonZeroU32>,
-    /// Tier by which the events of the pool's members name the pool.
+    /// Tier (medium) that the workers' events name for blocks in the pool.
     #[serde(deserialize_with = "beyond_the_device")]
     pub tier: Tier,
-    /// True if the pool's members announce the removal of blocks.
+    /// True if the workers that use the pool announce when blocks are removed from it.
     pub announces_removals: bool,
-    /// Seconds after which a block no longer counts as held unless announced again; `None` for no limit.
+    /// Seconds from a block's latest announcement until the block no longer counts as held; `None` for no limit.
     pub lifetime: Option<f64>,
     /// Capacity of the pool, in blocks; `None` for no limit.
     pub room: Option<NonZeroU64>,
-    /// Directory with one file per chunk, scanned to see which chunks exist; `None` to trust the announced events.
+    /// Directory with one file per chunk, which is scanned to see which chunks exist; `None` to rely on the announced
+    /// events alone.
     pub directory: Option<PathBuf>,
-    /// Time between two scans of the directory.
+    /// Time between two scans of the pool's directory for removed files.
     #[serde(with = "kvatlas_settings::seconds")]
     pub look_every: Duration,
 }
@@ -243,10 +258,10 @@ impl From<&PoolConfig> for SharedPool {
     }
 }
 
-/// Settings for blocks that engines can load from beyond their device memory: effect of resets, and pools.
+/// Settings for KV blocks that engines load from outside their device memory: effect of cache resets, and shared pools.
 #[derive(Debug, Clone)]
 pub struct LoadingConfig {
-    /// Effect of a reset of an engine's prefix cache on blocks that the engine has offloaded.
+    /// Effect that resetting an engine's prefix cache has on the blocks that the engine has offloaded to other tiers.
     pub resets: Resets,
     /// Pools: stores that several engines put blocks in and load from.
     pub pools: Vec<PoolConfig>,
@@ -259,7 +274,7 @@ impl Default for LoadingConfig {
 }
 
 impl LoadingConfig {
-    /// Applies these settings to an index.
+    /// Applies the settings to an index.
     pub(crate) fn tell(&self, index: &BlockIndex) {
         let resets_keep = match self.resets {
             Resets::Unknown => None,

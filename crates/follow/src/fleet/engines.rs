@@ -1,4 +1,5 @@
-//! Engines that discovery follows, registered or not, and the unmet conditions of readiness.
+//! Engines that discovery (the automatic finding and registration of engines) watches, whether registered or not, and
+//! the conditions that keep the service from being ready.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,33 +10,33 @@ use serde::Deserialize;
 
 use super::registry::WorkerView;
 
-/// Maximum length of a reason, in bytes; a reason may quote an engine's answer.
+/// Maximum length of a problem's description, in bytes. A description may quote an engine's answer.
 const MAX_REASON: usize = 1024;
 
-/// State of an engine in discovery, which registers engines by itself.
+/// State of an engine in discovery, the automatic finding and registration of engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
-    /// The engine is being asked for the first time.
+    /// The engine is being queried for the first time, and has not answered yet.
     Asking,
-    /// All ranks of the engine are registered.
+    /// All data-parallel ranks of the engine are registered.
     Registered,
     /// The engine cannot be reached or does not answer in time.
     Unreachable,
-    /// The engine publishes no events.
+    /// The engine does not publish KV events.
     NoEvents,
-    /// The engine's answers cannot be used.
+    /// The engine's answers are not as expected, so that the engine cannot be registered.
     Unusable,
-    /// This service refuses to register the engine.
+    /// The service refuses to register the engine.
     Refused,
 }
 
 impl EngineState {
-    /// All states, in the order of metrics.
+    /// All states, in the order in which metrics list them.
     pub const ALL: [Self; 6] =
         [Self::Asking, Self::Registered, Self::Unreachable, Self::NoEvents, Self::Unusable, Self::Refused];
 
-    /// Name of the state in answers and metrics.
+    /// Returns the name of the state in HTTP answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,40 +50,42 @@ impl EngineState {
     }
 }
 
-/// Discovery's report on one engine or configured stream.
+/// Report of discovery (the automatic registration of engines) on one engine, or on one stream listed in the
+/// configuration.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineReport {
     /// Name of the worker.
     pub worker: String,
-    /// Rank of a configured stream; `None` for an engine with all its ranks.
+    /// Data-parallel rank of a configured stream; `None` for an engine with all its ranks.
     pub rank: Option<u32>,
     /// URL of the engine, or endpoint of the configured stream.
     pub url: String,
-    /// State of the engine in discovery.
+    /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
-    /// Stable code of the last problem; `None` if there was none.
+    /// Error code of the last problem, equal in every release; `None` if there was none.
     pub code: Option<String>,
-    /// Description of the last problem, for people.
+    /// Human-readable description of the last problem; `None` if there was none.
     pub reason: Option<String>,
 }
 
-/// Discovery's report on an engine or a configured stream, with its age.
+/// Report of discovery (the automatic registration of engines) on one engine or configured stream, with the age of its
+/// state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineView {
     /// Name of the worker.
     pub worker: Arc<str>,
-    /// Rank of a configured stream; `None` for an engine with all its ranks.
+    /// Data-parallel rank of a configured stream; `None` for an engine with all its ranks.
     pub rank: Option<u32>,
     /// URL of the engine, or endpoint of the configured stream.
     pub url: Arc<str>,
-    /// State of the engine in discovery.
+    /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
-    /// Stable code of the last problem; `None` if there was none.
+    /// Error code of the last problem, equal in every release; `None` if there was none.
     pub code: Option<Arc<str>>,
-    /// Description of the last problem, for people.
+    /// Human-readable description of the last problem; `None` if there was none.
     pub reason: Option<Arc<str>>,
-    /// Time that the engine has been in this state.
+    /// Time for which the engine has been in the current state.
     pub since: Duration,
 }
 
@@ -94,17 +97,17 @@ struct Engine {
     since: Instant,
 }
 
-/// Key of a report: a worker's name, and the rank if it is a configured stream.
+/// Key of a report: the worker's name, and the rank if the report is on a configured stream.
 type Key = (Arc<str>, Option<u32>);
 
-/// All engines and configured streams that discovery reports on.
+/// Latest reports of discovery (the automatic registration of engines) on all engines and configured streams.
 #[derive(Default)]
 pub(super) struct Engines {
     followed: Mutex<BTreeMap<Key, Engine>>,
 }
 
 impl Engines {
-    /// Stores a report on an engine or a configured stream, in place of the previous one.
+    /// Stores a report on an engine or configured stream, in place of the previous one.
     pub(super) fn report(&self, report: EngineReport) {
         let EngineReport { worker, rank, url, state, code, reason } = report;
         let mut followed = self.followed.lock();
@@ -115,12 +118,12 @@ impl Engines {
         followed.insert(key, Engine { url: url.into(), state, code: code.map(Into::into), reason, since });
     }
 
-    /// Forgets an engine or a configured stream. False if it was unknown.
+    /// Removes the report on an engine or configured stream. Returns false if there was none.
     pub(super) fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
         self.followed.lock().remove(&(worker.into(), rank)).is_some()
     }
 
-    /// Reports on all engines and configured streams, by worker and rank.
+    /// Returns the reports on all engines and configured streams, sorted by worker and rank.
     pub(super) fn views(&self) -> Vec<EngineView> {
         let followed = self.followed.lock();
         let view = |((worker, rank), it): (&Key, &Engine)| EngineView {
@@ -141,30 +144,32 @@ fn shortened(reason: &str) -> &str {
     &reason[..end.unwrap_or(0)]
 }
 
-/// Unmet conditions of readiness: streams, engines and holds; all empty if the service is ready.
+/// Unmet conditions of readiness. All fields are empty or false if the service is ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blockers {
-    /// Names of holds on readiness that have not been released.
+    /// Names of holds that have not been released. A hold is a configured condition that keeps the service from being
+    /// ready.
     pub holds: Vec<String>,
-    /// Streams whose first replay has neither finished nor been given up: worker, rank, state.
+    /// Streams whose first replay has neither finished nor been given up, each as worker, rank and state.
     pub streams: Vec<(Arc<str>, u32, &'static str)>,
-    /// Engines that discovery has not registered. Readiness does not wait for them, unless no engine is registered.
+    /// Engines that have been found but not registered yet. The service becomes ready without them, unless no engine at
+    /// all is registered.
     pub engines: Vec<EngineView>,
-    /// True if there are engines to be followed and none is registered.
+    /// True if engines have been found and none of them is registered.
     pub none_usable: bool,
     /// True if the service is shutting down.
     pub draining: bool,
 }
 
 impl Blockers {
-    /// True if no condition of readiness is unmet.
+    /// True if all conditions of readiness are met.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining
     }
 }
 
-/// Streams whose first replay has neither finished nor been given up: worker, rank, state.
+/// Lists the streams whose first replay has neither finished nor been given up, each as worker, rank and state.
 pub(super) fn unsettled(workers: Vec<WorkerView>) -> Vec<(Arc<str>, u32, &'static str)> {
     let streams = workers.into_iter().flat_map(|worker| worker.streams);
     streams

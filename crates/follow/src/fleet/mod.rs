@@ -1,9 +1,10 @@
-//! The registered fleet: workers, the tasks that follow their streams, and the keyspaces that they share.
+//! Registered fleet: workers, the tasks that follow their event streams, and the keyspaces (one index per model and
+//! routing group) that they share.
 //!
-//! Changes are made one at a time and whole: a registration is checked against all others and made under one lock, and an
-//! unregistration ends when the stream's task has ended and its blocks are gone, even if the client has left.
-//! Queries take none of these locks. `registry` has the changes themselves, `engines` the engines that discovery follows and
-//! the conditions of readiness.
+//! Changes are made one at a time and completely. A registration is checked against all others and made under one lock.
+//! An unregistration ends when the stream's task has ended and its blocks are removed, even if the client has
+//! disconnected. Queries take none of these locks. `registry` has the changes themselves, `engines` the engines that
+//! discovery watches and the conditions of readiness.
 
 mod engines;
 mod names;
@@ -31,22 +32,22 @@ use crate::state::{Keyspace, Registration, Stream};
 use crate::stream::Publishers;
 use kvatlas_stream::limits::SharedCounts;
 
-/// Registered workers, with their streams and keyspaces.
+/// Registered workers (engine instances), with their event streams and the indexes of their blocks.
 pub struct Fleet {
     runtime: Handle,
-    /// Lock held during a whole change, so that changes happen one after another.
+    /// Lock that is held during a whole change, so that changes are made one after another.
     changing: tokio::sync::Mutex<()>,
     registry: Registry,
     engines: Engines,
     holds: Mutex<BTreeSet<String>>,
     draining: AtomicBool,
-    /// True once the fleet has been ready with at least one engine.
+    /// True once the fleet has been ready with at least one registered engine.
     was_ready: AtomicBool,
 }
 
 impl Fleet {
-    /// Creates an empty fleet, whose streams run on `runtime`. `holds`: names of conditions that hold readiness back,
-    /// besides the streams.
+    /// Creates an empty fleet, whose streams run on `runtime`. `holds` are the names of conditions that keep the fleet
+    /// from being ready until they are released.
     #[must_use]
     pub fn new(context: impl Into<StreamContext>, holds: &[String], runtime: Handle) -> Arc<Self> {
         Arc::new(Self {
@@ -60,13 +61,15 @@ impl Fleet {
         })
     }
 
-    /// Keyspace of a model and routing group; `None` if no worker of theirs was ever registered.
+    /// Returns the keyspace (the index with its streams) of a model and routing group; `None` if no worker was ever
+    /// registered in it.
     #[must_use]
     pub fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
         self.registry.keyspace(model, routing_group)
     }
 
-    /// Keyspace of a model, found by the model's name, an alias of engines, or the name of an adapter.
+    /// Finds the keyspace of a model in a routing group by a name: the model's own name, an alias used by engines, or
+    /// the name of a LoRA adapter.
     ///
     /// # Errors
     /// [`Error::Unknown`] for an unknown name, [`Error::Conflict`] for a name that may mean several models.
@@ -74,80 +77,85 @@ impl Fleet {
         self.registry.find(model, routing_group)
     }
 
-    /// All keyspaces, by model and routing group.
+    /// Returns all keyspaces (indexes with their streams), sorted by model and routing group.
     #[must_use]
     pub fn keyspaces(&self) -> Vec<Arc<Keyspace>> {
         self.registry.keyspaces()
     }
 
-    /// True if indexes identify blocks by words under a key that no other process has.
+    /// True if indexes identify blocks by hashes under a secret key that no other process has.
     #[must_use]
     pub fn is_keyed(&self) -> bool {
         self.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed())
     }
 
-    /// All workers, by name.
+    /// Returns all registered workers, sorted by name.
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerView> {
         self.registry.workers()
     }
 
-    /// Stores discovery's report on an engine or a configured stream.
+    /// Stores a report of discovery (the automatic registration of engines) on an engine or configured stream.
     pub fn report(&self, report: EngineReport) {
         self.engines.report(report);
     }
 
-    /// Forgets an engine or a configured stream that discovery followed. False if it was unknown.
+    /// Removes the report on an engine or configured stream that discovery (the automatic registration of engines) no
+    /// longer watches. Returns false if there was none.
     pub fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
         self.engines.forget(worker, rank)
     }
 
-    /// Engines and streams that discovery follows, registered or not.
+    /// Returns the reports of discovery (the automatic registration of engines) on all engines and configured streams,
+    /// whether registered or not.
     #[must_use]
     pub fn engines(&self) -> Vec<EngineView> {
         self.engines.views()
     }
 
-    /// Lag of a stream behind its engine: the delay of the last live batch, or, if larger, the silence of an engine
-    /// whose answer is overdue; `None` if unknown.
+    /// Returns the lag of a stream behind its engine: the delay of the last live batch or, if greater, the time for
+    /// which the engine has been silent although an answer is overdue. `None` if unknown.
     #[must_use]
     pub fn lag(&self, stream: &Stream) -> Option<Duration> {
         stream.status.lag().max(self.overdue(stream))
     }
 
-    /// Silence of a stream whose engine's answer to a probe is overdue; `None` if no answer is overdue.
+    /// Returns the time for which an engine has been silent although its answer to a replay request is overdue; `None`
+    /// if no answer is overdue.
     #[must_use]
     pub fn overdue(&self, stream: &Stream) -> Option<Duration> {
         let is_asked = stream.registration.replay_endpoint.is_some();
         stream.status.silence().filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval())
     }
 
-    /// Engines that connect to this service.
+    /// Returns the engines that connect to the service instead of listening for connections.
     pub(crate) fn publishers(&self) -> &Arc<Publishers> {
         self.registry.publishers()
     }
 
-    /// Snapshots that streams are restored from, and written to.
+    /// Returns the snapshots from which streams are restored, and into which they are saved.
     #[must_use]
     pub fn snapshots(&self) -> &Arc<Snapshots> {
         self.registry.snapshots()
     }
 
-    /// Log that streams are published to, or read from.
+    /// Returns the connection to the NATS log to which streams are published, or from which they are read.
     pub(crate) fn relay(&self) -> &Arc<Relay> {
         self.registry.relay()
     }
 
-    /// Counts shared by all streams: bytes in buffers, and how often each limit was reached.
+    /// Returns the counts shared by all streams: bytes in buffers, and how often each limit was reached.
     #[must_use]
     pub fn shared(&self) -> &SharedCounts {
         self.registry.shared()
     }
 
-    /// True if the service may receive queries: from when readiness waits for nothing until shutdown. An engine that is
-    /// registered later does not make the service unready, as clients would have no service left to ask; answers show
-    /// that they lack this engine. Engines that discovery cannot register do not hold readiness back, unless none can
-    /// be registered.
+    /// True if the service may receive queries: from the moment when all conditions of readiness are met until
+    /// shutdown.
+    ///
+    /// An engine that is registered later does not make the service unready, because clients would then have no service
+    /// to query; answers show that they lack this engine. Engines that discovery cannot register do not keep the
+    /// service from being ready, unless none can be registered.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         if self.draining.load(Relaxed) {
@@ -163,7 +171,8 @@ impl Fleet {
         is_over
     }
 
-    /// Streams, engines and holds that readiness waits for, or would wait for if the fleet were not ready already.
+    /// Returns the conditions of readiness that are unmet at present: streams, engines and holds. For a fleet that is
+    /// already ready, these are the conditions that would keep a new one from being ready.
     #[must_use]
     pub fn waiting(&self) -> Blockers {
         let mut engines = self.engines();
@@ -178,17 +187,18 @@ impl Fleet {
         }
     }
 
-    /// Releases a hold on readiness. False if there was no hold of this name.
+    /// Releases a hold, a named condition that keeps the service from being ready. Returns false if there was no hold
+    /// of this name.
     pub fn release(&self, hold: &str) -> bool {
         self.holds.lock().remove(hold)
     }
 
-    /// Marks the service as shutting down: it is not ready from now on.
+    /// Marks the service as shutting down, so that it is no longer ready.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);
     }
 
-    /// Starts to follow an engine. The same registration may be made twice.
+    /// Registers an engine's stream and starts to follow it. Making the same registration again has no effect.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a block size of 0 and empty names; [`Error::Conflict`] if the rank is registered with
@@ -204,10 +214,11 @@ impl Fleet {
         .await
     }
 
-    /// Stops following a worker, or one rank of the worker, and drops the blocks. Returns the number of streams ended.
+    /// Stops following a worker, or one of its ranks, and removes its blocks from the index. Returns the number of
+    /// streams ended.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if the worker is not registered, not in that keyspace, or has no such rank.
+    /// [`Error::Unknown`] if the worker is not registered, is not in the given keyspace, or has no such rank.
     pub async fn unregister(
         self: &Arc<Self>,
         worker: &str,
@@ -230,14 +241,14 @@ impl Fleet {
         self.registry.fail.store(true, Relaxed);
     }
 
-    /// Ends all streams. Blocks stay in the indexes, for queries that are still running.
+    /// Ends all streams. Their blocks stay in the indexes for queries that are still running.
     pub async fn stop(self: &Arc<Self>) {
         self.drain();
         let _whole = self.changing.lock().await;
         self.registry.stop().await;
     }
 
-    /// Runs a change to its end, one change at a time, even if the caller's future is dropped.
+    /// Runs a change of the fleet to its end, even if the caller's future is dropped. Changes run one at a time.
     async fn whole<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, Error>> + Send + 'static,

@@ -1,4 +1,5 @@
-//! Aliases of models and names of adapters, resolved to models: engines serve one model under several names.
+//! Aliases of models and names of LoRA adapters, with the model that each name stands for. Engines serve one model
+//! under several names.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,21 +8,21 @@ use super::registry::Registry;
 use crate::error::Error;
 use crate::state::{Keyspace, ModelNames};
 
-/// Maximum number of names in a message.
+/// Maximum number of names listed in an error message.
 const TOLD: usize = 8;
-/// Maximum number of characters of each name in a message.
+/// Maximum number of characters shown of each name in an error message.
 const TOLD_CHARS: usize = 64;
 
-/// Model that a name denotes, with the adapter if the name is an adapter's.
+/// Model that a name stands for, with the LoRA adapter if the name is an adapter's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
     pub(super) model: Arc<str>,
-    /// Name of the adapter; `None` if the name is a model's.
+    /// Name of the LoRA adapter; `None` if the name is a model's.
     pub(super) adapter: Option<Arc<str>>,
 }
 
 impl Target {
-    /// Description of the target, for a message.
+    /// Describes the target for an error message.
     pub(super) fn described(&self) -> String {
         match &self.adapter {
             None => format!("{:?}", self.model),
@@ -30,12 +31,13 @@ impl Target {
     }
 }
 
-/// Targets by routing group and name. As engines may contradict each other, one name may have several targets.
+/// Models that names stand for, by routing group and name. A name may have several targets, because engines may
+/// contradict each other.
 #[derive(Debug, Default)]
 pub(super) struct Names(HashMap<Box<str>, HashMap<Box<str>, BTreeSet<Target>>>);
 
 impl Names {
-    /// Collects the names of all workers, given as routing group, model and other names.
+    /// Collects the names of all workers, each given as routing group, model and further names.
     pub(super) fn of<'a>(workers: impl Iterator<Item = (&'a str, &'a str, &'a ModelNames)>) -> Self {
         let mut names = Self::default();
         for (group, model, others) in workers {
@@ -50,18 +52,18 @@ impl Names {
         names
     }
 
-    /// Targets of a name in a routing group; `None` for an unknown name.
+    /// Returns the models that a name stands for in a routing group; `None` for an unknown name.
     pub(super) fn get(&self, group: &str, name: &str) -> Option<&BTreeSet<Target>> {
         self.0.get(group)?.get(name)
     }
 
-    /// All aliases and names of adapters in a routing group.
+    /// Iterates over all aliases and LoRA adapters' names in a routing group.
     pub(super) fn all(&self, group: &str) -> impl Iterator<Item = &str> {
         self.0.get(group).into_iter().flat_map(|names| names.keys().map(|name| &**name))
     }
 }
 
-/// List of names for a message, sorted and shortened. `quoted`: whether each name is put in quotes.
+/// Formats a list of names for an error message, sorted and shortened. `quoted` is true to put each name in quotes.
 pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
     names.sort_unstable();
     names.dedup();
@@ -77,16 +79,18 @@ pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
     text
 }
 
-/// Result of looking up a name: the keyspace of the model's blocks, and the adapter if the name is an adapter's.
+/// Result of looking up a model by name: the keyspace of the model's blocks, and the LoRA adapter if the name is an
+/// adapter's.
 pub struct ModelPlace {
-    /// Keyspace of the model's blocks.
+    /// Keyspace (model and routing group) that has the model's blocks.
     pub keyspace: Arc<Keyspace>,
-    /// Name of the adapter; `None` if the name is a model's.
+    /// Name of the LoRA adapter; `None` if the name is a model's.
     pub adapter: Option<Arc<str>>,
 }
 
 impl Registry {
-    /// Keyspace of a model, found by the model's name, an alias of engines, or the name of an adapter.
+    /// Finds the keyspace of a model in a routing group by a name: the model's own name, an alias used by engines, or
+    /// the name of a LoRA adapter.
     pub(super) fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
         let exact = self.keyspace(model, routing_group);
         let names = self.names.load();
@@ -115,7 +119,7 @@ impl Registry {
         found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
     }
 
-    /// Error for an unknown model, with a list of the known names.
+    /// Creates the error for an unknown model, with a list of the known names.
     fn unknown(&self, model: &str, routing_group: &str) -> Error {
         let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
         let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);

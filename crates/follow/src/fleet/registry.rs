@@ -1,4 +1,5 @@
-//! Registry of workers and their streams, and how registrations change it. The caller makes one change at a time.
+//! Registry of workers and their streams, and the changes that registrations make to it. The caller makes one change at
+//! a time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,28 +18,29 @@ use crate::state::{Keyspace, ModelNames, Registration, Stream};
 use crate::stream::{self, Publishers, StreamHandle};
 use kvatlas_stream::limits::{Limit, SharedCounts};
 
-/// Outcome of a registration.
+/// Outcome of a successful registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistrationOutcome {
     /// The registration was added.
     New,
-    /// The same registration already existed.
+    /// An equal registration already existed, and nothing was changed.
     Already,
 }
 
-/// View of a worker, for the answer to `/workers`.
+/// Description of a worker, for the answer to `/workers`.
 pub struct WorkerView {
     /// Name of the worker.
     pub name: Arc<str>,
-    /// Keyspace that the worker's blocks are in.
+    /// Keyspace (model and routing group) that has the worker's blocks.
     pub keyspace: Arc<Keyspace>,
-    /// Aliases and adapters of the worker's model.
+    /// Aliases and LoRA adapters of the worker's model.
     pub names: Arc<ModelNames>,
-    /// The worker's streams, by registered rank.
+    /// Streams of the worker, each with its registered rank.
     pub streams: Vec<(u32, Arc<Stream>)>,
 }
 
-/// A registered worker. The worker's keyspace has its streams.
+/// Registered worker, with the tasks that follow its streams. The streams themselves are stored in the worker's
+/// keyspace (the index of its model and routing group).
 struct Worker {
     keyspace: Arc<Keyspace>,
     names: Arc<ModelNames>,
@@ -46,31 +48,32 @@ struct Worker {
     tasks: BTreeMap<u32, StreamHandle>,
 }
 
-/// Streams that an unregistration ends, with their tasks and keyspace.
+/// Streams that an unregistration is ending, with their tasks and the keyspace (index) that has their blocks.
 struct Ending {
     keyspace: Arc<Keyspace>,
     streams: Vec<Arc<Stream>>,
     tasks: Vec<StreamHandle>,
 }
 
-/// Keyspaces by model, then by routing group.
+/// Keyspaces (indexes with their streams), by model name and then by routing group.
 pub(super) type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
 
-/// Registered workers, and the keyspaces of their blocks.
+/// Registry of workers, and of the keyspaces (one index per model and routing group) that have their blocks.
 pub(super) struct Registry {
     context: StreamContext,
     publishers: Arc<Publishers>,
     runtime: Handle,
     workers: Mutex<BTreeMap<Arc<str>, Worker>>,
     pub(super) keyspaces: ArcSwap<Keyspaces>,
-    /// Names by which models are found; replaced only under the lock of `workers`.
+    /// Aliases and adapters' names by which models are found; replaced only while the lock of `workers` is held.
     pub(super) names: ArcSwap<Names>,
-    /// True if the next registration is to fail, for tests.
+    /// True if the next registration must panic, for tests.
     #[cfg(test)]
     pub(super) fail: std::sync::atomic::AtomicBool,
 }
 
-/// Guard of a stream newly added to its keyspace: removes the stream from the keyspace on drop.
+/// Guard of a stream that was just added to its keyspace (the index of a model and routing group). Removes the stream
+/// again if the registration fails before it is complete.
 struct NewStream<'a>(Option<(&'a Keyspace, &'a Stream)>);
 
 impl NewStream<'_> {
@@ -101,14 +104,14 @@ impl Registry {
         }
     }
 
-    /// Updates the names of models, after a worker was added or removed, or its names changed.
+    /// Rebuilds the table of models' names, after a worker was added or removed or its names changed.
     fn refresh_names(&self, workers: &BTreeMap<Arc<str>, Worker>) {
         let named =
             workers.values().map(|worker| (&*worker.keyspace.routing_group, &*worker.keyspace.model, &*worker.names));
         self.names.store(Arc::new(Names::of(named)));
     }
 
-    /// Sets the aliases and adapters of a worker's model, if `names` has them.
+    /// Sets the aliases and LoRA adapters of a worker's model, if `names` is given.
     fn rename(&self, workers: &mut BTreeMap<Arc<str>, Worker>, name: &str, names: Option<&ModelNames>) {
         let (Some(worker), Some(names)) = (workers.get_mut(name), names) else { return };
         if *worker.names != *names {
@@ -207,8 +210,8 @@ impl Registry {
         Ok(RegistrationOutcome::New)
     }
 
-    /// Checks the registration of an engine that connects to this service: the service must listen at the port, and no
-    /// other stream may have the topic.
+    /// Checks the registration of an engine that connects to the service: the service must listen at the given port,
+    /// and no other stream may have the same topic.
     fn check_bound(&self, registration: &Registration, workers: &BTreeMap<Arc<str>, Worker>) -> Result<(), Error> {
         let Some(port) = registration.endpoint.bound_port() else { return Ok(()) };
         let ports = self.publishers.ports();
@@ -235,7 +238,8 @@ impl Registry {
         Err(Error::conflict("topic_taken", message))
     }
 
-    /// Keyspace for a registration, created if it does not exist.
+    /// Returns the keyspace (the index of a model and routing group) for a registration, which is created if it does
+    /// not exist.
     fn keyspace_for(&self, registration: &Registration) -> Result<Arc<Keyspace>, Error> {
         let Registration { model, routing_group, block_size, .. } = registration;
         if let Some(keyspace) = self.keyspace(model, routing_group) {
@@ -311,7 +315,8 @@ impl Registry {
         Ok(ranks.len())
     }
 
-    /// Takes the streams to be ended, with their tasks, out of the registry.
+    /// Removes the streams to be ended from the registry, and returns them with their tasks and the keyspace (index)
+    /// that has their blocks.
     fn ending(&self, name: &str, within: Option<(&str, Option<&str>)>, rank: Option<u32>) -> Result<Ending, Error> {
         let mut workers = self.workers.lock();
         let found = workers.get_mut(name).filter(|worker| {
@@ -339,7 +344,7 @@ impl Registry {
         Ok(Ending { keyspace, streams, tasks })
     }
 
-    /// Ends all streams' tasks. Workers and blocks stay.
+    /// Ends the tasks of all streams. Workers and blocks are kept.
     pub(super) async fn stop(&self) {
         let tasks: Vec<_> = self
             .workers
@@ -353,7 +358,8 @@ impl Registry {
     }
 }
 
-/// Compares a registration with the stream that already feeds its rank: the same registration, or an error.
+/// Compares a registration with the stream that already feeds its rank. Returns [`RegistrationOutcome::Already`] if
+/// they agree, else an error.
 fn already(feeder: &Stream, registration: &Registration) -> Result<RegistrationOutcome, Error> {
     let Registration { rank, worker, .. } = registration;
     if feeder.registration.rank == *rank {

@@ -1,4 +1,4 @@
-//! The connection between a service and NATS.
+//! Connection between a service and a NATS server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,23 +10,24 @@ use tokio::sync::{mpsc, watch};
 use crate::config::RelayConfig;
 use crate::error::Error;
 
-/// Maximum number of resync requests that wait to be sent. More are dropped, as a reader asks again.
+/// Maximum number of queued requests to relays for a stream's full state (all blocks held by its ranks). Further
+/// requests are dropped, as readers repeat them.
 const QUESTIONS: usize = 1024;
-/// Longest wait before a lost connection is tried again.
+/// Maximum wait before a lost connection is tried again.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// State of the connection to NATS.
+/// State of the connection to a NATS server, and of the log there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
-    /// Not connected to NATS.
+    /// The service is not connected to a NATS server.
     Down,
-    /// Connected, but a reader has not caught up with the log, or a publisher's log does not exist yet.
+    /// Connected, but the reader has not caught up with the log, or the log to publish to does not exist yet.
     Behind,
-    /// Connected, and a reader has caught up with the log, or a publisher's log exists.
+    /// Connected, and the reader has caught up with the log, or the log to publish to exists.
     Up,
 }
 
-/// The connection to NATS, which is re-established whenever it is lost.
+/// Connection to NATS, which is re-established whenever it is lost.
 #[derive(Debug)]
 pub(crate) struct NatsLink {
     state: watch::Sender<LinkState>,
@@ -35,15 +36,15 @@ pub(crate) struct NatsLink {
 }
 
 impl NatsLink {
-    /// Creates a link that is not connected, and the receiver of resync requests: subjects whose relays are to publish
-    /// all that their streams hold.
+    /// Creates a connection that is not open yet, and the receiver of requests for full states. A request is the NATS
+    /// subject of a stream whose publisher (relay) must publish all blocks held by the stream's ranks.
     pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<String>) {
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (state, trouble) = (watch::Sender::new(LinkState::Down), Mutex::default());
         (Arc::new(Self { state, trouble, questions }), asked)
     }
 
-    /// Receiver of the connection's state and its changes.
+    /// Returns a receiver that is notified of changes of the connection's state.
     pub(crate) fn watch(&self) -> watch::Receiver<LinkState> {
         self.state.subscribe()
     }
@@ -56,12 +57,13 @@ impl NatsLink {
         self.state.send_if_modified(|before| std::mem::replace(before, state) != state);
     }
 
-    /// Description of the connection's latest trouble; `None` if the connection works.
+    /// Returns the description of the connection's current problem; `None` if the connection works.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.trouble.lock().clone()
     }
 
-    /// Records trouble with the connection; `None` for its end. The same trouble is logged once, not with each attempt.
+    /// Records a problem of the connection, or its end as `None`. The same problem is logged once, not for each attempt
+    /// to connect.
     pub(crate) fn set_trouble(&self, trouble: Option<String>) {
         let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
         if let Some(error) = trouble.filter(|error| Some(error) != before.as_ref()) {
@@ -69,16 +71,17 @@ impl NatsLink {
         }
     }
 
-    /// Asks the relay of a stream to publish all that the stream holds. False if the request cannot be sent now.
+    /// Asks the relay of a stream to publish the stream's full state (all blocks held by its ranks). Returns false if
+    /// the request cannot be sent now.
     pub(crate) fn ask(&self, subject: &str) -> bool {
         self.questions.try_send(subject.to_owned()).is_ok()
     }
 }
 
-/// Begins to connect to NATS. The servers need not be up, now or later.
+/// Begins to connect to NATS. The call does not wait for a connection, and servers may be unreachable at any time.
 ///
 /// # Errors
-/// [`Error::Start`] if a file cannot be read, or an address is not valid.
+/// [`Error::Start`] if a file with credentials or certificates cannot be read, or an address is not valid.
 pub(super) async fn connect(config: &RelayConfig, link: &Arc<NatsLink>, url: &str) -> Result<Client, Error> {
     let wrong = |what: &str, error: String| Error::Start { message: format!("relay: {what}: {error}") };
     let (of_events, of_attempts) = (link.clone(), link.clone());
@@ -137,7 +140,7 @@ pub(super) async fn connect(config: &RelayConfig, link: &Arc<NatsLink>, url: &st
     options.connect(addresses).await.map_err(|error| wrong(url, error.to_string()))
 }
 
-/// Description of a failed attempt to connect, with advice on what can be done.
+/// Describes a failed attempt to connect, with advice on what to do.
 fn reason(error: &str) -> String {
     let advice = if error.contains("certificate") {
         "; relay.ca names the authorities whose certificates are trusted"

@@ -1,5 +1,6 @@
-//! A relay between engines and services: the changes that a stream's task applies are published to a log, NATS JetStream. A
-//! service that reads the log has the same holdings without following the engines.
+//! Relay between engines and services: the changes that a stream's task makes to the index are published to a log in
+//! NATS JetStream. A service that reads the log holds the same blocks in its index without following the engines
+//! itself.
 //!
 //! ```text
 //! stream task ──▶ Outlet (queue of one stream) ──▶ publisher ══▶ NATS ══▶ reader ──▶ Inbox ──▶ stream task of another
@@ -7,9 +8,9 @@
 //!                   └─────── question for all holdings ◀───────────┘
 //! ```
 //!
-//! The format is `kvatlas_wire::compact`. This module has what both sides share, and the publishing side. `stream/relayed/`
-//! has the rules for messages read from the log, and `relay_reader` (above the fleet) reads them. See
-//! `docs/design/relay.md`.
+//! The message format is in `kvatlas_wire::compact`. This module has the parts that the publishing and the reading side
+//! share, and the publishing side. `stream/relayed/` has the rules for messages read from the log, and `relay_reader`
+//! reads them. See `docs/design/relay.md`.
 
 mod connection;
 mod outlet;
@@ -68,44 +69,46 @@ counts! {
     reconnects,
 }
 
-/// A message of the log, on the way to the task of its stream.
+/// Message of the NATS log that is on its way to the task of its stream.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) payload: Bytes,
     /// Sequence number of the message in the log.
     pub(crate) sequence: u64,
-    /// Time at which the message was read, if it was published just before, and so shows that its relay is alive.
+    /// Time at which the message was received, if it was published just before; `None` for older messages, which do not
+    /// show that their publisher is still running.
     pub(crate) heard: Option<Instant>,
 }
 
-/// Receiver of the log's messages for one stream's task.
+/// Receiver of the NATS log's messages for the task of one stream.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub(crate) messages: mpsc::Receiver<Delivery>,
 }
 
 impl Inbox {
-    /// Creates an inbox that never receives a message.
+    /// Creates a receiver that never receives a message.
     pub(crate) fn empty() -> Self {
         Self { messages: mpsc::channel(1).1 }
     }
 }
 
-/// Shared part of a service's streams that are published to a log, or read from one: connection, queues and counts.
+/// State shared by all streams that are published to a NATS log or read from one: the connection, queues and counts.
 #[derive(Debug)]
 pub struct Relay {
     pub(crate) config: RelayConfig,
     pub(crate) counts: Counts,
     pub(crate) link: Arc<NatsLink>,
-    /// The NATS client, once connecting has begun.
+    /// Client of the NATS library; unset before the service begins to connect.
     client: OnceLock<async_nats::Client>,
-    /// Receiver of resync requests to be sent to relays, until the log's reader takes it.
+    /// Receiver of requests to relays (publishers of streams). Each request is the NATS subject of a stream whose held
+    /// blocks must all be published. `None` once the log's reader has taken the receiver.
     questions: Mutex<Option<mpsc::Receiver<String>>>,
-    /// Bytes in all streams' queues, and in messages not yet acknowledged.
+    /// Number of bytes in the queues of all streams, and in messages that are not acknowledged yet.
     buffered: AtomicUsize,
-    /// Permit to copy a stream's holdings, which one stream at a time may hold.
+    /// Semaphore that allows one stream at a time to copy its held blocks.
     copying: Arc<Semaphore>,
-    /// Sender of requests for a full state, for each published stream by its subject.
+    /// Sender of requests to each published stream's task to publish all held blocks, by the stream's NATS subject.
     askers: Mutex<HashMap<String, mpsc::Sender<()>>>,
     inboxes: Mutex<HashMap<String, Inbox>>,
 }
@@ -132,22 +135,22 @@ impl Relay {
         }
     }
 
-    /// True if the changes of streams are published to a log.
+    /// True if the service publishes the changes of its streams to a NATS log.
     pub(crate) fn publishes(&self) -> bool {
         self.config.publish.is_some()
     }
 
-    /// Number of bytes that wait to be published or acknowledged.
+    /// Returns the number of bytes that wait to be published or acknowledged.
     pub(crate) fn buffered(&self) -> usize {
         self.buffered.load(Relaxed)
     }
 
-    /// True if streams are read from the log.
+    /// True if the service reads streams from a NATS log.
     pub(crate) fn reads(&self) -> bool {
         self.config.from.is_some()
     }
 
-    /// The NATS client, once connecting has begun.
+    /// Returns the client of the NATS library; `None` before the service begins to connect.
     pub(crate) fn client(&self) -> Option<&async_nats::Client> {
         self.client.get()
     }
@@ -157,12 +160,13 @@ impl Relay {
         !self.link.is(LinkState::Down)
     }
 
-    /// Takes the receiver of resync requests to be sent to relays. `None` at the second call.
+    /// Returns the receiver of requests to relays (publishers of streams). Each request is the NATS subject of a stream
+    /// whose held blocks must all be published. `None` from the second call on.
     pub(crate) fn take_questions(&self) -> Option<mpsc::Receiver<String>> {
         self.questions.lock().take()
     }
 
-    /// Stores the inbox of a stream for the stream's task, which begins soon.
+    /// Stores the receiver of a stream's messages until the stream's task begins and fetches it.
     pub(crate) fn leave_inbox(&self, subject: &str, inbox: Inbox) {
         self.inboxes.lock().insert(subject.to_owned(), inbox);
     }
@@ -171,19 +175,21 @@ impl Relay {
         self.inboxes.lock().remove(subject)
     }
 
-    /// Asks the relay of a stream to publish all that the stream holds.
+    /// Asks the relay of a stream to publish the stream's full state (all blocks held by its ranks).
     pub(crate) fn ask(&self, subject: &str) {
         if self.link.ask(subject) {
             self.counts.asked.fetch_add(1, Relaxed);
         }
     }
 
-    /// Registers the sender of requests for a full state of a published stream.
+    /// Registers a published stream by its NATS subject. `asker` sends requests to the stream's task to publish all
+    /// held blocks.
     fn publishes_stream(&self, subject: String, asker: mpsc::Sender<()>) {
         self.askers.lock().insert(subject, asker);
     }
 
-    /// Passes a reader's request for a full state on to the stream, if the stream is published by this service.
+    /// Passes a reader's request for all held blocks of a stream to the stream's task, if this service publishes the
+    /// stream.
     fn note_request(&self, subject: &str) {
         if let Some(asker) = self.askers.lock().get(subject) {
             // One pending request serves all readers.
@@ -191,7 +197,7 @@ impl Relay {
         }
     }
 
-    /// Drops the senders of streams that are no longer published.
+    /// Removes the streams that are no longer published.
     fn forget_ended(&self) {
         self.askers.lock().retain(|_, asker| !asker.is_closed());
     }
@@ -199,7 +205,7 @@ impl Relay {
     /// Begins to connect to NATS, if the service publishes to a log or reads one.
     ///
     /// # Errors
-    /// [`Error::Start`] if a file cannot be read, or an address is not valid.
+    /// [`Error::Start`] if a file with credentials or certificates cannot be read, or an address is not valid.
     pub(crate) async fn start(self: &Arc<Self>) -> Result<(), Error> {
         let Some(url) = self.config.publish.as_ref().or(self.config.from.as_ref()) else { return Ok(()) };
         let _ = self.client.set(connection::connect(&self.config, &self.link, url).await?);
@@ -210,16 +216,17 @@ impl Relay {
     }
 }
 
-/// First part of each stream's NATS subject.
+/// First part of the NATS subject of every stream.
 const BEFORE: &str = "kvatlas.";
 
-/// Prefix of a stream's subject for requests to its relay; the log does not keep messages under it.
+/// Prefix of a stream's NATS subject for requests to the service that publishes the stream. Messages with this prefix
+/// are not kept in the log.
 pub(crate) const ASK: &str = "ask-";
 
-/// Characters that are escaped in subjects, as NATS gives them a meaning.
+/// Characters that are escaped in subjects, because they have a special meaning in NATS.
 const RESERVED: &AsciiSet = &CONTROLS.add(b'.').add(b'*').add(b'>').add(b' ').add(b'%').add(b'$');
 
-/// Identity of a stream in the log: a rank of a worker, with model and routing group.
+/// Identity of a stream in the NATS log: worker, rank, model and routing group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) routing_group: String,

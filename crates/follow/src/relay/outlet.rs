@@ -1,8 +1,8 @@
-//! Queue of one stream's changes that are not in the log yet.
+//! Queue of one stream's changes that have not been published to the NATS log yet.
 //!
-//! The stream's task adds to the queue and never waits. If all queues together become too long, the queue that is being
-//! added to is dropped: its message numbers skip one, and nothing is added until a full state of the stream follows. So
-//! readers notice the gap, and get a new full state.
+//! The stream's task adds to the queue and never waits. If the queues of all streams together exceed their limit, the
+//! queue to which a change is being added is dropped: one message number is skipped, and no changes are added until a
+//! full state of the stream follows. Readers notice the gap in the numbers, and receive the full state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use super::Relay;
 
-/// Size of a message, in bytes, from which on no further frame is added: NATS takes 1 MiB by default, and a frame is
-/// not divided.
+/// Size of a message, in bytes, above which no further frame is added. NATS accepts messages of up to 1 MiB by default,
+/// and a frame cannot be split.
 const MESSAGE: usize = 128 << 10;
-/// Memory overhead of a queued frame, in bytes, besides its contents.
+/// Assumed memory overhead of a queued frame, in bytes, in addition to its contents.
 const OVERHEAD: usize = 64;
-/// Time in the queue after which a message is marked as late.
+/// Time in the queue after which a message is marked as late when it is sent.
 const LATE: Duration = Duration::from_secs(2);
 
-/// Queue of one stream's changes that wait to be published to the log.
+/// Queue of one stream's changes that wait to be published to the NATS log.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     pub(super) relay: Arc<Relay>,
     pub(crate) subject: String,
-    /// Hash of the stream's subject, from which message identifiers are made that are unique in the whole log.
+    /// Hash of the stream's subject, used in message identifiers, which must be unique in the whole log.
     pub(super) named: u64,
     pub(super) writer: MessageWriter,
     queue: Mutex<Queue>,
@@ -43,11 +43,11 @@ pub(crate) struct Outlet {
 struct Queue {
     items: VecDeque<Item>,
     bytes: usize,
-    /// True while changes are dropped, until the next full state.
+    /// True while changes are dropped, until the stream's full state (all held blocks) is next published.
     broken: bool,
-    /// Status of the stream after the last item of the queue.
+    /// Status of the stream as of the last queued change.
     told: Status,
-    /// Status of the stream after the last message that was sent.
+    /// Status of the stream as of the last message sent.
     sent: Status,
     next_id: u64,
 }
@@ -55,29 +55,29 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
-    /// Number of blocks in the item's changes.
+    /// Number of blocks in the queued changes.
     blocks: u64,
     status: Option<Status>,
     timestamp: f64,
     at: Instant,
-    /// Permit to copy the stream, released when this item has been sent.
+    /// Permit to copy the stream's held blocks, released when the queued frame has been sent.
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A message that is being sent to the log.
+/// Message that is being sent to the NATS log.
 #[derive(Debug)]
 pub(super) struct Envelope {
     pub(super) id: u64,
     pub(super) payload: bytes::Bytes,
-    /// Memory that the message took in the queue, in bytes.
+    /// Memory that the message occupied in the queue, in bytes.
     pub(super) size: usize,
     status: Status,
-    /// Time at which the message's first item was added to the queue.
+    /// Time at which the first change in the message was queued.
     since: Instant,
 }
 
 impl Envelope {
-    /// Marks a message that is to be sent again as late, if it has waited too long.
+    /// Marks a message that is to be sent again as late, if too much time has passed since it was queued.
     pub(super) fn note_late(&mut self) {
         if self.since.elapsed() > LATE && !std::mem::replace(&mut self.status.late, true) {
             let mut payload = Vec::from(std::mem::take(&mut self.payload));
@@ -104,14 +104,14 @@ impl Outlet {
         }
     }
 
-    /// Publishes that no rank holds any block: when a task begins, and after a clear. Readers then have the stream's
-    /// full state.
+    /// Publishes that no rank of the stream holds any block, when the stream's task begins and after a clear. This is a
+    /// complete state of the stream for readers.
     pub(crate) fn forget_all(&self) {
         self.frame(Frame::Forgotten, 0.0);
     }
 
-    /// Publishes the changes that a batch makes to a rank's holdings. `timestamp`: the batch's time, in seconds since
-    /// 1970.
+    /// Publishes the changes that a batch makes to the blocks held by a rank. `timestamp` is the engine's time of the
+    /// batch, in seconds since 1970.
     pub(crate) fn batch(&self, rank: u32, changes: &[u8], timestamp: f64) {
         let frame = Frame::Batch { rank, changes };
         if blocks_of(frame) > MOST_BLOCKS {
@@ -121,8 +121,8 @@ impl Outlet {
         self.frame(frame, timestamp);
     }
 
-    /// Publishes one frame of a full state; the first is [`Frame::StateBegin`]. `permit`: permit to copy, released once
-    /// the frame is sent.
+    /// Publishes one frame of the stream's full state (all held blocks), which begins with [`Frame::StateBegin`].
+    /// `permit` is the permit to copy the stream, released once the frame is sent.
     pub(crate) fn state(&self, frame: Frame<'_>, permit: Option<OwnedSemaphorePermit>) {
         if frame == Frame::StateBegin {
             self.relay.counts.states.fetch_add(1, Relaxed);
@@ -151,42 +151,42 @@ impl Outlet {
         }
     }
 
-    /// Drops the queue, so that readers miss changes, and requests a full state for them.
+    /// Drops the queue, so that readers miss changes, and requests that all held blocks be published for them.
     pub(crate) fn break_off(&self) {
         self.break_queue(&mut self.queue.lock());
         self.ask();
     }
 
-    /// Sender of requests for a full state, as made by [`ask`](Self::ask).
+    /// Returns a sender of requests for the stream's full state, which has the effect of [`ask`](Self::ask).
     pub(super) fn asker(&self) -> mpsc::Sender<()> {
         self.asked.clone()
     }
 
-    /// Requests that the stream's task publish a full state.
+    /// Requests that the stream's task publish the full state (all held blocks).
     pub(crate) fn ask(&self) {
         // One pending request serves all readers.
         let _ = self.asked.try_send(());
     }
 
-    /// Polls for a request for a full state.
+    /// Polls for a request to publish the stream's full state (all held blocks).
     pub(crate) fn poll_asked(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.asks.lock().poll_recv(cx).map(drop)
     }
 
-    /// Permit to copy the stream, which one stream at a time may hold; `None` if the log is not connected or the queues
-    /// are too full.
+    /// Returns a permit to copy the stream's held blocks. `None` if another stream is being copied, the log is not
+    /// connected, or the queues are too full.
     pub(crate) fn may_copy(&self) -> Option<OwnedSemaphorePermit> {
         let relay = &self.relay;
         let room = relay.buffered.load(Relaxed) < relay.config.buffer_bytes / 2;
         if room && relay.is_connected() { relay.copying.clone().try_acquire_owned().ok() } else { None }
     }
 
-    /// Description of the latest trouble with the log; `None` if the log works.
+    /// Returns the description of the current problem with the NATS log; `None` if the log works.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.relay.link.trouble()
     }
 
-    /// Publishes the end of the stream. Later changes are ignored.
+    /// Publishes that the stream has ended. Later changes are ignored.
     pub(crate) fn close(&self) {
         self.frame(Frame::Gone, 0.0);
         self.closed.store(true, Relaxed);
@@ -232,7 +232,8 @@ impl Outlet {
         queue.next_id += 1;
     }
 
-    /// Next message to be sent, made of waiting items. Without items `None`, or a heartbeat if `beats` is true.
+    /// Makes the next message to be sent, from queued items. If there are none, returns a heartbeat if `beats` is true,
+    /// else `None`.
     pub(super) fn pack(&self, beats: bool) -> Option<Envelope> {
         let mut queue = self.queue.lock();
         if queue.items.is_empty() && !beats {
@@ -272,13 +273,13 @@ impl Outlet {
         Some(Envelope { id, payload: payload.into(), size, status, since })
     }
 
-    /// Frees the memory budget of a message that was acknowledged or given up.
+    /// Subtracts the memory of a message that was acknowledged or given up from the total of all queues.
     pub(super) fn note_arrival(&self, packed: &Envelope) {
         self.relay.buffered.fetch_sub(packed.size, Relaxed);
     }
 }
 
-/// Number of blocks in a frame's changes.
+/// Counts the blocks in a frame's changes.
 fn blocks_of(frame: Frame<'_>) -> u64 {
     let (Frame::Batch { changes, .. } | Frame::State { changes, .. }) = frame else { return 0 };
     // They are our own.
@@ -305,7 +306,7 @@ mod tests {
         Outlet::new(Arc::default(), "kvatlas.g.m.w.0".to_owned(), writer)
     }
 
-    /// Last status in a message, which is the one that its readers take as valid.
+    /// Returns the last status in a message, which is the valid one for its readers.
     fn status(packed: &Envelope) -> Option<Status> {
         let status = |frame| if let Ok(Frame::Status(status)) = frame { Some(status) } else { None };
         Message::read(&packed.payload).expect("a message").frames().filter_map(status).last()

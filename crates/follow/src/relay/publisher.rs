@@ -1,8 +1,9 @@
-//! Publisher of a stream's queue to the log, in one task per stream: in order, a few messages ahead of their
-//! acknowledgements.
+//! Publishing of a stream's queue to the NATS log, by one task per stream. Messages are sent in order, with a limited
+//! number of them unacknowledged.
 //!
 //! A message that is not acknowledged in time is sent again, with all messages after it. The log recognizes repeated
-//! messages by their identifiers and keeps each once; should that fail, readers notice the repeated number.
+//! messages by their identifiers and keeps each once. If it should keep one twice, readers recognize the repeated
+//! message number.
 
 use std::collections::VecDeque;
 use std::future::IntoFuture as _;
@@ -24,15 +25,16 @@ use super::{ASK, LinkState, Outlet, Relay, Subject};
 
 /// Maximum number of unacknowledged messages of one stream.
 const WINDOW: usize = 8;
-/// Time without acknowledgement after which a message counts as lost.
+/// Time without an acknowledgement after which a message counts as lost.
 const UNANSWERED: Duration = Duration::from_secs(2);
 /// Wait before a failed attempt to publish is repeated.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Longest time for publishing the last messages of a stream that ends.
+/// Maximum time for publishing the last messages of a stream that ends.
 const LAST: Duration = Duration::from_secs(2);
 
 impl Relay {
-    /// Creates the queue of a stream that begins, with a task that publishes it. Must be called inside a runtime.
+    /// Creates the queue of a stream that begins, and starts the task that publishes it. Must be called inside an async
+    /// runtime.
     pub(crate) fn outlet(self: &Arc<Self>, subject: &Subject, block_size: u32, key: u32) -> Arc<Outlet> {
         let subject = subject.to_string();
         let writer = MessageWriter { life: new_life(), block_size, key };
@@ -46,8 +48,8 @@ impl Relay {
     }
 }
 
-/// Creates an identifier of a stream's new life, higher than all before: milliseconds since 1970, then bits that differ
-/// between streams of one process, and between processes.
+/// Creates a number for the time between two restarts of a stream's relay, greater than all earlier ones: milliseconds
+/// since 1970, followed by bits that differ between the streams of a process and between processes.
 fn new_life() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -55,7 +57,7 @@ fn new_life() -> u64 {
     millis << 20 | low & 0xf_ffff
 }
 
-/// A message that was sent, with its expected acknowledgement.
+/// Message that was sent, with the acknowledgement that is expected for it.
 struct SentMessage {
     packed: Envelope,
     ack: Option<PublishAckFuture>,
@@ -143,7 +145,7 @@ async fn run(outlet: Arc<Outlet>, client: Client) {
     relay.forget_ended();
 }
 
-/// Sends all unacknowledged messages again. Returns the reason of the failure; `None` if the connection is lost.
+/// Sends all unacknowledged messages again. Returns the reason if this fails; `None` if the connection is lost.
 async fn again(
     log: &Context,
     client: &Client,
@@ -176,7 +178,7 @@ async fn send(log: &Context, outlet: &Outlet, packed: &Envelope) -> Result<Publi
     log.publish_with_headers(outlet.subject.clone(), headers, packed.payload.clone()).await
 }
 
-/// Creates the log's JetStream stream if it does not exist.
+/// Creates the JetStream stream of the log, if it does not exist.
 pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), String> {
     let config = &relay.config;
     let storage = if config.in_memory { StorageType::Memory } else { StorageType::File };
@@ -192,7 +194,7 @@ pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), Strin
     log.get_or_create_stream(made).await.map(drop).map_err(|error| error.to_string())
 }
 
-/// Forwards readers' requests for a full state to the published streams.
+/// Passes readers' requests for all held blocks of a stream to the published streams.
 pub(super) async fn answer_asks(relay: Arc<Relay>) {
     let Some(client) = relay.client().cloned() else { return };
     let log = ContextBuilder::new().timeout(UNANSWERED).build(client.clone());

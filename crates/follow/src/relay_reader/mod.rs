@@ -1,10 +1,11 @@
-//! Reader of the log that relays publish to: each message goes to its stream, and a stream that is not known is registered.
+//! Reader of the NATS log to which relays publish. Each message is passed to the task of its stream, and an unknown
+//! stream is registered.
 //!
-//! Reading begins where the streams of a snapshot ended, or else with the last message of each stream: what a stream
-//! needs besides, it asks its relay for. If the connection is lost, reading goes on where it ended; messages that the log has
-//! dropped by then show as missing numbers.
+//! Reading begins after the last message that a loaded snapshot includes, or else with the last message of each stream;
+//! the stream then asks its relay for a full state. If the connection is lost, reading continues where it ended.
+//! Messages that the log has deleted meanwhile are noticed as missing numbers.
 //!
-//! `nats` reads JetStream and knows which messages were just published; `store` keeps snapshots beside the log.
+//! `nats` reads JetStream and determines which messages were just published; `store` keeps snapshots beside the log.
 
 mod nats;
 mod store;
@@ -27,28 +28,30 @@ use crate::fleet::Fleet;
 use crate::relay::{Delivery, Inbox, LinkState, Relay, Subject};
 use crate::state::{Registration, Stream};
 
-/// Number of messages that may wait for the task of one stream.
+/// Maximum number of messages that wait for the task of one stream.
 const ROOM: usize = 64;
-/// Number of unread messages below which the reader counts as caught up with the log.
+/// Number of unread messages below which the reader is regarded as having caught up with the log.
 const NEAR: u64 = 256;
-/// Number of unread messages above which the reader counts as fallen behind.
+/// Number of unread messages above which the reader is regarded as having fallen behind the log.
 const FAR: u64 = 20_000;
-/// Wait before the log is opened again after a failure.
+/// Wait before the NATS log is opened again after a failure.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Wait before registering a stream is tried again after a refusal.
+/// Wait before another attempt to register a stream after a refusal.
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// Name of the hold on readiness that lasts until the reader has caught up with the log, or, for a dedicated relay,
-/// until the log exists.
+/// Name of the condition that keeps the service from being ready until the reader has caught up with the log or, in a
+/// service that only publishes, until the log exists.
 const HOLD: &str = "relay";
 
-/// Name of the log's hold on readiness; `None` if readiness does not wait for the log.
+/// Returns the name of the condition by which the log keeps the service from being ready; `None` if the service does
+/// not wait for the log.
 pub(crate) fn hold(relay: &Relay) -> Option<String> {
     let is_waited_for = relay.reads() || relay.publishes() && relay.config.dedicated;
     is_waited_for.then(|| HOLD.to_owned())
 }
 
-/// Starts reading the log. In a service that only publishes, releases the hold on readiness once the log exists.
+/// Starts reading the log. In a service that only publishes, waits in the background until the log exists, and then no
+/// longer keeps the service from being ready.
 pub(crate) fn start(fleet: &Arc<Fleet>, context: &StreamContext, runtime: &Handle) {
     let (fleet, relay) = (fleet.clone(), context.relay.clone());
     if relay.publishes() {
@@ -65,14 +68,14 @@ pub(crate) fn start(fleet: &Arc<Fleet>, context: &StreamContext, runtime: &Handl
     }
 }
 
-/// A message read from the log.
+/// Message read from the NATS log.
 struct LogMessage<'a> {
     subject: &'a str,
     payload: Bytes,
     sequence: u64,
-    /// Approximate number of messages after this one in the log.
+    /// Approximate number of messages that follow this one in the log.
     pending: u64,
-    /// Seconds since the message was published, if the machines' clocks agree.
+    /// Time since the message was published, in seconds, if the machines' clocks agree.
     age: u64,
 }
 
@@ -80,27 +83,28 @@ struct Reader {
     fleet: Arc<Fleet>,
     relay: Arc<Relay>,
     streams: HashMap<String, Route>,
-    /// Sequence number up to which the log was read, for each stream of a snapshot; `None` until snapshots are loaded.
+    /// Sequence numbers up to which the log had been read for each stream in a loaded snapshot; `None` until snapshots
+    /// are loaded.
     known: Option<Vec<u64>>,
-    /// Sequence number of the next message to be read; `None` until one was read.
+    /// Sequence number of the next message to read; `None` before the first.
     next: Option<u64>,
     ends: Ends,
-    /// Time of the last sweep for streams to be removed.
+    /// Time of the last search for streams to be removed.
     swept: Instant,
-    /// True if the log has been opened since the last failure.
+    /// True if the NATS log has been opened since the last failure.
     is_open: bool,
 }
 
 struct Route {
     subject: Subject,
-    /// Sender to the stream's task; `None` if the stream could not be registered.
+    /// Sender of messages to the stream's task; `None` if the stream could not be registered.
     inbox: Option<mpsc::Sender<Delivery>>,
     heard: Instant,
 }
 
 impl Reader {
-    /// Reads the log until the runtime ends. `questions`: receives subjects whose relays are to be asked to publish all
-    /// that their streams hold.
+    /// Reads the log until the async runtime ends. `questions` receives the NATS subjects of streams whose publishers
+    /// are to be asked to publish all held blocks.
     async fn run(mut self, mut questions: mpsc::Receiver<String>) {
         let mut error = String::new();
         loop {
@@ -122,18 +126,18 @@ impl Reader {
         }
     }
 
-    /// Sequence number to continue reading from, in a log that keeps messages from `first` to `last`.
+    /// Returns the sequence number at which to continue reading, in a log that has messages `first` to `last`.
     ///
-    /// `None` if the log does not keep that message: a log that was created anew counts from the beginning, and an old
-    /// message may have been dropped. Streams that miss dropped messages notice the missing numbers, and ask their
-    /// relay for a full state.
+    /// `None` if the log does not have that message, because the log was created anew and counts from the beginning, or
+    /// because old messages were deleted. Streams notice missing messages by their numbers, and ask their relay for a
+    /// full state.
     fn place(&self, first: u64, last: u64) -> Option<u64> {
         let is_kept = |next: &u64| (first..=last + 1).contains(next);
         let known = || self.known.iter().flatten().map(|sequence| sequence + 1).filter(is_kept).min();
         self.next.map_or_else(known, |next| Some(next).filter(is_kept))
     }
 
-    /// Marks the reader as caught up with the log.
+    /// Records that the reader has caught up with the log.
     fn caught_up(&self) {
         if self.relay.client().is_some_and(|client| client.connection_state() == Connection::Connected) {
             self.relay.link.set(LinkState::Up);
@@ -182,8 +186,8 @@ impl Reader {
         let _ = inbox.send(message).await;
     }
 
-    /// Registers a stream that is not known yet, by its subject and message. False if the message does not lead to a
-    /// registration.
+    /// Registers an unknown stream, as described by its subject and a message. Returns false if no registration can be
+    /// made from the message.
     async fn register(&mut self, name: &str, payload: &[u8]) -> bool {
         let Some(subject) = Subject::parse(name) else {
             self.refuse("its subject is not kvatlas.GROUP.MODEL.WORKER.RANK");
@@ -234,7 +238,8 @@ impl Reader {
         tracing::debug!(why, "a message of the log is left out");
     }
 
-    /// Unregisters streams whose relay has left, or was silent for `relay.forget_after`.
+    /// Unregisters streams that their relay (the publishing service) no longer publishes, or whose relay has been
+    /// silent for `relay.forget_after`.
     async fn sweep(&mut self) {
         self.swept = Instant::now();
         let is_up = self.relay.link.is(LinkState::Up);

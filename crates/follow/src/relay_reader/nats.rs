@@ -1,8 +1,8 @@
-//! Reader of JetStream, which tells messages that were just published from older ones.
+//! Reader of NATS JetStream, which distinguishes messages that were just published from older ones.
 //!
-//! If the connection is lost, reading continues where it ended. The clocks of several machines do not show whether a
-//! message was just published. So the log is asked each second for its last message: all messages after that one were
-//! published since.
+//! If the connection is lost, reading continues where it ended. The clocks of different machines are not precise enough
+//! to show that a message was just published. So the log is asked every second for its last message; all messages after
+//! that one were published later.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,21 +20,21 @@ use tokio::sync::mpsc;
 use super::{LogMessage, Reader, store};
 use crate::relay::{ASK, LinkState, Subject};
 
-/// Interval at which the log is asked for its last message, and time without a message after which the connection is
-/// checked.
+/// Interval at which the log is asked for its last message; also the time without a message after which the connection
+/// is checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// Longest time since its publication for which a message counts as just published.
+/// Maximum time since its publication for which a message counts as just published.
 const NOW: Duration = Duration::from_secs(2);
 
-/// Ranges of messages that the log kept at several moments within [`NOW`], the oldest first.
+/// Ranges of messages that the log had at several moments within the last [`NOW`], oldest first.
 #[derive(Default)]
 pub(super) struct Ends {
     ends: VecDeque<End>,
-    /// Sequence number of the last message that the log kept but did not deliver.
+    /// Sequence number of the last message in the log when it was last reported that messages were not delivered.
     missed: u64,
 }
 
-/// Sequence numbers of the first and last message that the log kept at one moment.
+/// Sequence numbers of the first and last message that the log had at one moment.
 #[derive(Clone, Copy)]
 struct End {
     at: Instant,
@@ -49,8 +49,8 @@ impl Ends {
         self.ends.front().is_some_and(|end| sequence > end.last)
     }
 
-    /// True if the log should have delivered messages from `next` on by now, and has not. Reported once for each last
-    /// message, which may have been deleted.
+    /// True if the log should have delivered the messages from number `next` on by now, and has not. Returns true once
+    /// for each last message of the log, because that message may have been deleted.
     fn are_missed(&mut self, next: Option<u64>) -> bool {
         self.forget();
         let next = next.unwrap_or(0);
@@ -59,12 +59,12 @@ impl Ends {
         missed.is_some_and(|last| last > std::mem::replace(&mut self.missed, last))
     }
 
-    /// Adds the range of messages that the log keeps now.
+    /// Adds the range of messages that the log has now.
     fn add(&mut self, end: End) {
         self.ends.push_back(end);
     }
 
-    /// Starts over with the range of a log that was opened again.
+    /// Replaces all ranges by the range of a log that was opened again.
     fn begin(&mut self, end: End) {
         self.ends.clear();
         self.missed = self.missed.min(end.last);
@@ -79,8 +79,8 @@ impl Ends {
 }
 
 impl Reader {
-    /// Reads the log until reading fails. `questions`: receives subjects whose relays are to be asked to publish all
-    /// that their streams hold.
+    /// Reads the log until reading fails. `questions` receives the NATS subjects of streams whose publishers are to be
+    /// asked to publish all held blocks.
     pub(super) async fn read_nats(&mut self, questions: &mut mpsc::Receiver<String>) -> Result<(), String> {
         let Some(client) = self.relay.client().cloned() else { return Err("not connected".to_owned()) };
         let mut state = self.relay.link.watch();
@@ -172,7 +172,7 @@ impl Reader {
     }
 }
 
-/// Asks the log each second for the range of messages that it keeps, until the receiver is gone or the log must be
+/// Asks the log every second for the range of messages that it has, until the receiver is dropped or the log must be
 /// opened again.
 async fn watch(stream: Stream<Info>, mut before: Info, ends: mpsc::Sender<Result<End, String>>) {
     loop {

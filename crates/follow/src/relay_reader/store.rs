@@ -1,13 +1,13 @@
-//! Snapshots in the log's object store. Any reader writes them, for all readers that start later; the log keeps only
-//! the messages needed by a reader that begins with the last snapshot or the one before.
+//! Snapshots in the NATS object store, beside the log. Any reader of the log writes them, for readers that start later.
+//! The log keeps only the messages needed by a reader that begins with the latest snapshot or the one before.
 //!
-//! A snapshot has, for each stream, the sequence number up to which the log was read; the least of these numbers is the
-//! snapshot's. With a new snapshot, the log is purged up to the number of the snapshot before: so a reader that loads a
-//! snapshot that is just being replaced still finds the messages after it, and a reader that was away for less than the
-//! time between two snapshots has missed none.
+//! A snapshot has for each stream the sequence number up to which the log was read; the lowest of these is the number
+//! of the snapshot. When a new snapshot is written, the log is purged up to the number of the previous snapshot. So a
+//! reader that is loading the previous snapshot still finds the messages after it, and a reader that was away for less
+//! than the time between two snapshots misses none.
 //!
-//! Readers need no coordination: a reader that sees that the snapshot has changed since its last look skips its turn.
-//! If two write at once, one of the two snapshots is kept, whole.
+//! Readers need no coordination: a reader that finds a snapshot written by another one since its last turn skips its
+//! turn. If two readers write at once, one of the two snapshots is kept, complete.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,15 +24,15 @@ use crate::fleet::Fleet;
 use crate::relay::{LinkState, Relay};
 use crate::snapshot::{Origin, read_all};
 
-/// Name of the snapshot in the object store, whose bucket has the log's name.
+/// Name of the snapshot in the object store. The bucket is named like the log.
 const NAME: &str = "kvatlas.snapshot";
-/// Key of the log's sequence number in the metadata of the stored snapshot.
+/// Key, in the metadata of a stored snapshot, for the log's sequence number.
 const SEQUENCE: &str = "sequence";
 /// Maximum number of attempts to read a snapshot, which may be replaced while it is being read.
 const ATTEMPTS: u32 = 3;
-/// Longest time for reading a snapshot.
+/// Maximum time for reading a snapshot.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Longest wait for each part of a snapshot, and for answers of NATS.
+/// Maximum wait for each part of a snapshot, and for an answer of NATS.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Loads the snapshot from the object store, if there is one, and starts writing new ones.
@@ -60,7 +60,8 @@ pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context)
     tokio::spawn(keep(fleet.clone(), relay.clone(), seen.map(|info| info.nuid)));
 }
 
-/// Loads the snapshot from the object store and returns its description; `None` if there is no snapshot.
+/// Loads the snapshot from the NATS object store, and returns the store's metadata of it; `None` if there is no
+/// snapshot.
 async fn load(fleet: &Arc<Fleet>, relay: &Relay, log: &Context) -> Result<Option<ObjectInfo>, String> {
     // No reader has written one.
     let Ok(bucket) = log.get_object_store(&relay.config.stream).await else { return Ok(None) };
@@ -83,7 +84,7 @@ async fn look(bucket: &ObjectStore) -> Result<Option<ObjectInfo>, String> {
     }
 }
 
-/// Writes a snapshot to the object store at each interval, until the runtime ends. `seen`: identifier of the last known
+/// Writes a snapshot to the object store periodically, until the async runtime ends. `seen` identifies the last known
 /// snapshot.
 async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, mut seen: Option<String>) {
     let mut has_failed = false;

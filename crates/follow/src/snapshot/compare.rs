@@ -11,30 +11,30 @@ use super::format::{decode, unpack};
 use crate::error::Error;
 use crate::state::SavedKeyspace;
 
-/// Maximum number of differing blocks that are named.
+/// Maximum number of differing blocks that are listed for a rank.
 const NAMED: usize = 8;
 
-/// Differences between two snapshots in the holdings of one rank.
+/// Differences between two snapshots in the blocks held by one rank.
 #[derive(Debug, Serialize)]
 struct RankComparison {
     model: String,
     routing_group: String,
     worker: String,
     rank: u32,
-    /// Number of the last batch in each snapshot; `None` if the rank is not in the snapshot.
+    /// Number of the rank's last batch in each snapshot; `None` if the snapshot does not have the rank.
     seqs: [Option<u64>; 2],
-    /// Number of pairs of block and tier in each snapshot.
+    /// Number of pairs of a block and a tier that holds it, in each snapshot.
     blocks: [usize; 2],
-    /// Number of pairs of block and tier that only this snapshot has.
+    /// Number of pairs of a block and a tier that only the first or only the second snapshot has.
     only: [usize; 2],
-    /// Number of pairs of block and tier in both snapshots, with different contents or parents.
+    /// Number of pairs of a block and a tier that both snapshots have, with different contents or parents.
     other_content: usize,
-    /// Number of pairs of block and tier in both snapshots, with different numbers of copies.
+    /// Number of pairs of a block and a tier that both snapshots have, with different numbers of copies.
     other_copies: usize,
-    /// Number of blocks from the start of a prompt to the nearest differing block; `None` if no chain to one is
-    /// complete.
+    /// Smallest depth (number of blocks from the start of a prompt) of a differing block; `None` if no differing block
+    /// has a complete chain.
     first_depth: Option<usize>,
-    /// Some of the differing blocks, nearest to the start of a prompt first.
+    /// Differing blocks, at most [`NAMED`], those nearest to the start of a prompt first.
     first: Vec<Block>,
 }
 
@@ -45,7 +45,7 @@ struct Block {
     depth: Option<usize>,
 }
 
-/// Block that one rank holds on a tier.
+/// Block that one rank holds on one tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TierBlock {
     parent: Option<BlockHash>,
@@ -56,10 +56,10 @@ struct TierBlock {
 type Blocks = HashMap<(Tier, BlockHash), TierBlock>;
 type Key = (String, String, String, u32);
 
-/// Differences between two snapshots, each given by a name and its bytes, in JSON.
+/// Compares two snapshots, each given by a name and its bytes, and describes the differences in JSON.
 ///
 /// # Errors
-/// [`Error::Snapshot`] if a snapshot cannot be read; the message has its name as given.
+/// [`Error::Snapshot`] if a snapshot cannot be read; the message contains its name.
 pub fn compare(snapshots: [(&str, &[u8]); 2]) -> Result<String, Error> {
     let mut ranks: [BTreeMap<Key, (u64, Blocks)>; 2] = Default::default();
     for ((name, bytes), ranks) in snapshots.into_iter().zip(&mut ranks) {
@@ -145,8 +145,8 @@ fn compared(key: &Key, sides: [Option<&(u64, Blocks)>; 2]) -> RankComparison {
     }
 }
 
-/// Number of blocks from the start of a prompt up to and including this block; `None` if one of them is missing on all
-/// tiers.
+/// Counts the blocks from the start of a prompt up to and including the block `name`; `None` if one of them is missing
+/// on all tiers.
 fn depth(blocks: &Blocks, name: BlockHash) -> Option<usize> {
     let mut at = name;
     // Names may go in a circle, if an engine wants it so.

@@ -1,6 +1,7 @@
-//! The format of a service's snapshot, written and read. `kvatlas_index::snapshot` has the sections and the blocks;
-//! this file has the parts that only a service has: the head, the keyspaces, and for each stream its mark, its salts,
-//! and the blocks known from answers.
+//! Binary format of a service's snapshot: encoder and decoder. `kvatlas_index::snapshot` has the sections and the
+//! blocks. This file has the parts specific to a service: the header, the keyspaces, and for each stream its mark
+//! (number and hash of the last batch), its cache salts, and the blocks known only from engines' reports of cached
+//! tokens.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -17,10 +18,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::state::{KeyedPool, RankBlocks, SavedKeyspace, SavedRank, SavedStream, StreamCopy, StreamHead};
 
-/// Head of a snapshot: when and by which version it was written.
+/// Header of a snapshot: the time and the version of kvatlas with which it was written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Head {
-    /// Time of the snapshot, in seconds since 1970.
+    /// Time at which the snapshot was made, in seconds since 1970.
     pub(crate) created: f64,
     /// Version of kvatlas that wrote the snapshot.
     pub(crate) kvatlas: String,
@@ -35,21 +36,21 @@ pub(super) struct KeyspaceHead {
     pub(super) block_size: u32,
 }
 
-/// Size of a snapshot's contents, as counts of bytes, streams and blocks.
+/// Size of a snapshot: numbers of bytes, streams and blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SnapshotSize {
     pub(crate) bytes: u64,
     pub(crate) streams: u64,
-    /// Number of blocks held, summed over ranks.
+    /// Number of blocks held, summed over all ranks.
     pub(crate) blocks: u64,
-    /// Number of distinct blocks, summed over dictionaries.
+    /// Number of distinct blocks, summed over all models and routing groups.
     pub(crate) distinct: u64,
-    /// Least sequence number, among streams that are read from the log, up to which one was read; `None` if no stream
-    /// is.
+    /// Lowest sequence number up to which the NATS log was read, among all streams that are read from the log; `None`
+    /// if there are none.
     pub(crate) sequence: Option<u64>,
 }
 
-/// Encoder of a snapshot, which writes section by section.
+/// Encoder of a snapshot, which writes one section after the other.
 pub(crate) struct Encoder<W> {
     out: SectionWriter<W>,
     written: SnapshotSize,
@@ -62,7 +63,7 @@ impl<W: Write> Encoder<W> {
         Ok(Self { out, written: SnapshotSize::default() })
     }
 
-    /// Writes a keyspace, with its streams and pools, to the snapshot.
+    /// Writes a keyspace (model and routing group) with its streams and shared pools.
     pub(crate) fn keyspace(
         &mut self,
         model: &str,
@@ -83,7 +84,7 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the end of the snapshot. Returns the output and the counts of what was written.
+    /// Writes the end of the snapshot. Returns the output and the snapshot's size.
     pub(crate) fn end(self) -> io::Result<(W, SnapshotSize)> {
         let (out, bytes) = self.out.end()?;
         Ok((out, SnapshotSize { bytes, ..self.written }))
@@ -94,7 +95,8 @@ fn json(it: &impl Serialize) -> io::Result<Vec<u8>> {
     serde_json::to_vec(it).map_err(io::Error::other)
 }
 
-/// Encoded streams of a keyspace, with the dictionary that they refer to, which precedes them in the file.
+/// Encoded streams of a keyspace (model and routing group), with the dictionary of blocks to which they refer. The
+/// dictionary precedes the streams in the file.
 #[derive(Default)]
 pub(crate) struct KeyspaceCopy {
     dictionary: DictionaryWriter,
@@ -109,14 +111,15 @@ impl KeyspaceCopy {
         self.streams.is_empty() && self.pools.is_empty()
     }
 
-    /// Adds a pool, unless one of the same name was added.
+    /// Adds a shared pool, unless one with the same name was added before.
     pub(super) fn pool(&mut self, pool: KeyedPool) {
         if self.pools.iter().all(|it| it.pool.name != pool.pool.name) {
             self.pools.push(pool);
         }
     }
 
-    /// Adds a stream. `elsewhere`: whether the stream's runs belong to another index than this keyspace's.
+    /// Adds a stream. `elsewhere` is true if the stream's runs (arrays of consecutive blocks) belong to another index
+    /// than the keyspace's.
     pub(crate) fn stream(&mut self, stream: StreamCopy, elsewhere: bool) -> io::Result<()> {
         let mut out = Vec::new();
         let head = json(&stream.head)?;
@@ -148,17 +151,17 @@ impl KeyspaceCopy {
     }
 }
 
-/// A snapshot read from its bytes.
+/// Snapshot as decoded from its bytes.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) head: Head,
     pub(crate) keyspaces: Vec<SavedKeyspace>,
 }
 
-/// Reads a snapshot from unpacked bytes.
+/// Decodes a snapshot from uncompressed bytes.
 ///
 /// # Errors
-/// A text that names the damaged section and what is wrong with it.
+/// A message that names the damaged section and its fault.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Snapshot, String> {
     let mut sections = Sections::new(bytes)?;
     let mut read = PartialSnapshot { head: None, keyspaces: Vec::new() };
@@ -238,22 +241,22 @@ fn rank(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<SavedRank, S
     Ok(SavedRank { held, salts, answered })
 }
 
-/// First bytes of any data in zstd's format.
+/// First bytes of data compressed with zstd.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Unpacked size, in bytes, that any compressed snapshot may have, however small it is.
+/// Uncompressed size, in bytes, that is allowed for any compressed snapshot, however small.
 const FREE: u64 = 4 << 20;
-/// Additional unpacked bytes allowed per compressed byte of a snapshot. Most of a snapshot is hashes, which cannot be
-/// compressed; a fleet whose engines hold the same blocks compresses to a tenth.
+/// Number of uncompressed bytes allowed per compressed byte of a snapshot, in addition to [`FREE`]. Most of a snapshot
+/// is hashes, which cannot be compressed; if engines hold equal blocks, the ratio is about ten.
 const RATIO: u64 = 64;
-/// Maximum number of bytes allocated in advance for an announced size.
+/// Maximum number of bytes that are allocated in advance because a sender has announced the size.
 const ANNOUNCED: u64 = 1 << 20;
 
-/// Message for a snapshot that is larger than `most` bytes.
+/// Makes the message for a snapshot that is larger than `most` bytes.
 pub(crate) fn too_large(most: u64) -> String {
     format!("it has more than {most} bytes: raise snapshot.max_bytes if that is right")
 }
 
-/// Reads a file of at most `most` bytes.
+/// Reads a file. Fails if it has more than `most` bytes.
 pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
@@ -265,10 +268,10 @@ pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads all bytes of a snapshot, at most `most`. `announced`: size in bytes that the sender has announced.
+/// Reads all bytes of a snapshot. `announced` is the size in bytes that the sender has announced.
 ///
 /// # Errors
-/// A message if there are more bytes, or reading fails.
+/// A message if there are more than `most` bytes, or reading fails.
 pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most: u64) -> Result<Vec<u8>, String> {
     if announced > most {
         return Err(too_large(most));
@@ -278,10 +281,10 @@ pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most:
     if bytes.len() as u64 > most { Err(too_large(most)) } else { Ok(bytes) }
 }
 
-/// Unpacks a snapshot of at most `most` bytes, if it is compressed.
+/// Decompresses a snapshot, if it is compressed.
 ///
 /// # Errors
-/// A message if the snapshot is too large, or cannot be unpacked.
+/// A message if the uncompressed snapshot has more than `most` bytes, or cannot be decompressed.
 pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
     if bytes.len() as u64 > most {
         return Err(too_large(most));
@@ -302,21 +305,21 @@ pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
     Ok(Cow::Owned(out))
 }
 
-/// Reads to the end, and fails if there are more than `most` bytes.
+/// Reads to the end. Fails if there are more than `most` bytes.
 fn bounded(from: impl Read, out: &mut Vec<u8>, most: u64) -> io::Result<()> {
     let read = from.take(most + 1).read_to_end(out)?;
     if read as u64 > most { Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(most))) } else { Ok(()) }
 }
 
-/// Bit of a block's first byte: the name of the parent block follows.
+/// Flag in the first byte of an encoded block: the block hash of the parent follows.
 const HAS_PARENT: u8 = 1;
-/// Bit of a block's first byte: the prefix hash follows.
+/// Flag in the first byte of an encoded block: the prefix hash follows.
 const HAS_PREFIX: u8 = 2;
 const IS_HELD: u8 = 4;
-/// Minimum length of an encoded block, in bytes: its first byte, name and content hash.
+/// Minimum length of an encoded block, in bytes: flags, block hash and content hash.
 const LEAST: usize = 1 + 8 + 8;
 
-/// Encodes a pool with its blocks.
+/// Encodes a shared pool (a store that several engines load from) with its blocks.
 pub(super) fn encode_pool(it: &KeyedPool) -> Vec<u8> {
     let mut out = Vec::with_capacity(16 + 32 * it.pool.blocks.len());
     put_varint(&mut out, it.key.into());
@@ -337,10 +340,10 @@ pub(super) fn encode_pool(it: &KeyedPool) -> Vec<u8> {
     out
 }
 
-/// Decodes a pool with its blocks.
+/// Decodes a shared pool (a store that several engines load from) with its blocks.
 ///
 /// # Errors
-/// A text that says what is wrong with the bytes.
+/// A message that describes the fault in the bytes.
 pub(super) fn decode_pool(payload: &[u8]) -> Result<KeyedPool, String> {
     let mut cursor = Cursor(payload);
     let key = cursor.small()?;

@@ -1,5 +1,5 @@
-//! The thread that writes a snapshot at each interval, for which all streams are copied; and the directory of
-//! snapshots: one file, replaced as a whole, that belongs to one service.
+//! Thread that periodically copies all streams and writes a snapshot, and the directory of snapshots, which belongs to
+//! one service and has one snapshot file that is replaced as a whole.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
@@ -19,10 +19,10 @@ use super::pending::Origin;
 use super::{LastWrite, Snapshots, Source, read_file};
 use crate::error::Error;
 
-/// Longest wait for the copy of one stream, after which the stream is left out of the snapshot.
+/// Maximum wait for the copy of one stream, after which the stream is left out of the snapshot.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Thread that loads the snapshot in a service's directory, then writes new ones until stopped.
+/// Thread that loads the snapshot in a service's directory, and then writes new ones until stopped.
 pub(crate) struct Keeper {
     stop: Sender<Option<Instant>>,
     thread: Option<JoinHandle<()>>,
@@ -46,7 +46,7 @@ impl Keeper {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Stops the thread. `until`: deadline for copying streams into a last snapshot; `None` to write no snapshot.
+    /// Stops the thread. `until` is the deadline for copying streams into a last snapshot; `None` to write none.
     pub(crate) fn stop(mut self, until: Option<Instant>) {
         let _ = self.stop.send(until);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -126,17 +126,17 @@ fn write(snapshots: &Snapshots, source: &dyn Source, directory: &Directory, unti
     }
 }
 
-/// Message shown instead of a panic's own.
+/// Message that is shown in place of a panic's own message.
 const FAULT: &str = "an internal error, whose place is in the log";
 
-/// Result of `work`; `None` if it panicked, which the panic itself logs.
+/// Calls `work` and returns its result; `None` if it panicked. The panic's message has been logged by then.
 fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
 impl Snapshots {
-    /// Writes a snapshot of all streams as they are now, and of loaded streams that still wait to be registered.
-    /// `until`: deadline for copying; `skipped`: counts of streams left out, by reason.
+    /// Writes a snapshot of all streams in their current state, and of loaded streams that still wait to be registered.
+    /// `until` is the deadline for copying; `skipped` receives the numbers of streams left out, by reason.
     pub(super) fn write<W: Write>(
         &self,
         source: &dyn Source,
@@ -194,16 +194,16 @@ const LOCK: &str = "lock";
 /// Permissions of snapshot files: only the service's user may read and write them.
 const OURS: u32 = 0o600;
 
-/// Directory of snapshots, locked for this service.
+/// Directory of snapshots, locked against other services.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Lock file. The operating system ends the lock with the process.
+    /// Lock file. The operating system releases the lock when the process ends.
     _lock: File,
 }
 
 impl Directory {
-    /// Creates the directory if it does not exist, and locks it.
+    /// Opens the directory of snapshots, which is created if it does not exist, and locks it against other services.
     ///
     /// # Errors
     /// [`Error::Start`] if the directory cannot be created, or another service has locked it.
@@ -248,7 +248,7 @@ impl Directory {
         self.path.join(FILE)
     }
 
-    /// Reads the snapshot, of at most `most` bytes; `None` if there is no snapshot yet.
+    /// Reads the snapshot file; `None` if there is none yet. Fails if it has more than `most` bytes.
     pub(crate) fn read(&self, most: u64) -> io::Result<Option<Vec<u8>>> {
         match read_file(&self.file(), most) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -256,14 +256,14 @@ impl Directory {
         }
     }
 
-    /// Renames a snapshot that cannot be used, so that it can be examined. Returns the new path.
+    /// Renames a snapshot file that cannot be used, so that it is kept for examination. Returns the new path.
     pub(crate) fn put_aside(&self) -> PathBuf {
         let aside = self.path.join(DAMAGED);
         let _ = fs::rename(self.file(), &aside);
         aside
     }
 
-    /// Replaces the snapshot with the output of `write`. If writing fails, the old snapshot stays.
+    /// Replaces the snapshot file by the output of `write`. If writing fails, the old file is kept.
     pub(crate) fn replace<T>(
         &self,
         write: impl FnOnce(BufWriter<File>) -> io::Result<(BufWriter<File>, T)>,

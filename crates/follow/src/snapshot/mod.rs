@@ -1,9 +1,10 @@
-//! Snapshots: the holdings of all streams, kept over a restart of the service, or taken over from another one.
+//! Snapshots: the blocks held by all streams' ranks, saved for a restart of the service, or taken over from another
+//! service.
 //!
-//! A snapshot has, for each stream, the holdings of its ranks and its *mark*: the last batch included, by number and hash.
-//! Each stream was copied at a moment of its own, and goes on from its own mark: a stream that is followed anew asks its engine
-//! for the batches from the mark on. The first of them must be the marked one, byte for byte; only then the restored
-//! holdings are trusted.
+//! A snapshot has for each stream the held blocks of its ranks and the *mark*, the number and hash of the last batch
+//! included. Streams are copied at different moments, and each continues from its own mark: when a restored stream
+//! connects, it asks its engine for the batches from the mark on. The first of them must equal the marked batch, byte
+//! for byte; only then are the restored blocks trusted.
 //!
 //! ```text
 //! stream tasks ──copies──▶ keeper (at each interval) ─▶ format ─▶ disk
@@ -11,7 +12,7 @@
 //! disk, or another service ─▶ unpack ─▶ format ─▶ pending ──▶ stream tasks: each takes its own when it begins
 //! ```
 //!
-//! `stream/copier.rs` and `stream/restore.rs` have the part of the stream tasks.
+//! `stream/copier.rs` and `stream/restore.rs` have the parts that run in the streams' tasks.
 
 mod compare;
 mod format;
@@ -43,19 +44,19 @@ use crate::config::SnapshotConfig;
 use crate::error::Error;
 use crate::state::{Keyspace, Stream};
 
-/// Name of the hold on readiness that lasts while a snapshot is loaded.
+/// Name of the condition that keeps the service from being ready while a snapshot is loaded.
 pub(crate) const HOLD: &str = "snapshot";
 
-/// Snapshots of a service: those being loaded, kept on disk and served.
+/// Snapshots of a service: those that are loaded, saved on disk and served to other services.
 #[derive(Debug)]
 pub struct Snapshots {
     pub(crate) config: SnapshotConfig,
     pub(crate) counts: Counts,
     pending: Mutex<PendingRestores>,
-    /// Number of snapshots that are still being loaded.
+    /// Number of snapshots that have not been loaded yet.
     loading: watch::Sender<usize>,
     cache: SnapshotCache,
-    /// Lock held while all streams are copied, for one snapshot at a time.
+    /// Lock that is held while all streams are copied, so that one snapshot is made at a time.
     copying: Mutex<()>,
 }
 
@@ -78,13 +79,13 @@ impl Snapshots {
         }
     }
 
-    /// Number of snapshots written to disk since the service began.
+    /// Returns the number of snapshots written to disk since the service began.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.counts.writes.load(Relaxed)
     }
 
-    /// Number of restored streams that ended in this outcome.
+    /// Returns the number of restored streams with this outcome.
     #[must_use]
     pub fn outcome(&self, outcome: Outcome) -> u64 {
         self.counts.outcome(outcome)
@@ -94,8 +95,8 @@ impl Snapshots {
         *self.loading.borrow() > 0
     }
 
-    /// Counts one of the awaited snapshots as loaded, or as missing. After the last one, releases the hold on
-    /// readiness.
+    /// Counts one of the expected snapshots as loaded or missing. After the last one, snapshots no longer keep the
+    /// service from being ready.
     pub(crate) fn loaded(&self, source: &dyn Source) {
         self.loading.send_modify(|left| *left = left.saturating_sub(1));
         if !self.is_loading() {
@@ -103,10 +104,10 @@ impl Snapshots {
         }
     }
 
-    /// Reads a snapshot, whose streams then wait to be taken. Returns the number of streams.
+    /// Decodes a snapshot, whose streams then wait for their engines to be registered. Returns the number of streams.
     ///
     /// # Errors
-    /// [`Error::Snapshot`], which says what is wrong with the snapshot.
+    /// [`Error::Snapshot`] with a description of the fault.
     pub(crate) fn read(&self, bytes: &[u8], origin: Origin) -> Result<u64, Error> {
         let file = origin.file.clone();
         let wrong = |what| Error::Snapshot { message: format!("{file}: {what}") };
@@ -117,8 +118,8 @@ impl Snapshots {
         Ok(streams)
     }
 
-    /// Takes the saved state of a stream that begins, once all snapshots are loaded. A state that cannot be used is
-    /// counted and logged; the result is then `None`.
+    /// Removes and returns the saved state of a stream that begins, after waiting until all snapshots are loaded.
+    /// `None` if there is none, or it cannot be used, which is counted and logged.
     pub(crate) async fn take(&self, keyspace: &Keyspace, stream: &Stream) -> Option<StreamRestore> {
         let mut loading = self.loading.subscribe();
         // The sender is there as long as this is.
@@ -142,14 +143,14 @@ impl Snapshots {
         }
     }
 
-    /// Sequence numbers up to which the log was read, one for each saved stream that is read from the log. Waits until
-    /// all snapshots are loaded.
+    /// Returns the sequence numbers up to which the NATS log was read, one for each saved stream that is read from the
+    /// log. Waits until all snapshots are loaded.
     pub(crate) async fn sequences(&self) -> Vec<u64> {
         let _ = self.loading.subscribe().wait_for(|left| *left == 0).await;
         self.pending.lock().sequences()
     }
 
-    /// Drops saved streams whose engines were not registered within `snapshot.keep`.
+    /// Drops saved streams whose engines were not registered within the time `snapshot.keep`.
     pub(crate) async fn expire(self: Arc<Self>) {
         let mut loading = self.loading.subscribe();
         let _ = loading.wait_for(|left| *left == 0).await;
@@ -171,12 +172,13 @@ impl Snapshots {
     }
 }
 
-/// Source of the streams in a snapshot, implemented by the fleet, which is above this module.
+/// Source of the streams in a snapshot. Implemented by the fleet, on which this module does not depend.
 pub(crate) trait Source: Send + Sync {
-    /// Keyspaces that the streams feed, by model and routing group.
+    /// Returns the keyspaces (indexes) that have streams, sorted by model and routing group.
     fn keyspaces(&self) -> Vec<Arc<Keyspace>>;
 
-    /// Releases a hold on readiness. False if there was no hold of this name.
+    /// Releases a hold, a named condition that keeps the service from being ready. Returns false if there was no hold
+    /// of this name.
     fn release(&self, hold: &str) -> bool;
 }
 
@@ -184,14 +186,14 @@ pub(crate) trait Source: Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastWrite {
     pub(crate) written: SnapshotSize,
-    /// Number of streams left out, by reason.
+    /// Number of streams left out, for each reason in [`Skip::ALL`].
     pub(crate) skipped: [u64; Skip::ALL.len()],
     pub(crate) took: Duration,
     pub(crate) ended: Instant,
     pub(crate) at: SystemTime,
 }
 
-/// Counts of snapshots, written and loaded, since the service began.
+/// Counts of snapshots written and loaded since the service began.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     outcomes: [AtomicU64; Outcome::ALL.len()],
@@ -200,7 +202,7 @@ pub(crate) struct Counts {
     /// Number of snapshots that could not be loaded.
     pub(crate) refused: AtomicU64,
     last: Mutex<Option<LastWrite>>,
-    /// Description of the present trouble with the directory; `None` if writing works.
+    /// Description of the current problem with the snapshot directory; `None` if writing works.
     error: Mutex<Option<String>>,
 }
 

@@ -1,4 +1,4 @@
-//! Streams of loaded snapshots that wait for their engines to be registered.
+//! Streams of loaded snapshots that wait until their engines are registered.
 
 use std::sync::Arc;
 
@@ -9,35 +9,36 @@ use super::format::Snapshot;
 use crate::state::{KeyedPool, Keyspace, SavedKeyspace, SavedStream, Stream, StreamCopy};
 use kvatlas_stream::Outcome;
 
-/// Origin of a snapshot: kind, and path or URL.
+/// Origin of a snapshot: its kind, and a path or URL.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    /// Kind of origin: `disk`, `peer` for another service, or `store` for the log's object store.
+    /// Kind of origin: `disk`, `peer` for another service, or `store` for the NATS object store.
     pub(crate) kind: &'static str,
-    /// Path or URL that the snapshot came from.
+    /// Path or URL from which the snapshot was read.
     pub(crate) file: String,
 }
 
-/// Saved state of a stream, taken out of a snapshot by the stream's task.
+/// Saved state of a stream, as handed to the stream's task.
 #[derive(Debug)]
 pub(crate) struct StreamRestore {
     pub(crate) kind: &'static str,
-    /// Time of the snapshot, in seconds since 1970.
+    /// Time at which the snapshot was made, in seconds since 1970.
     pub(crate) created: f64,
     pub(crate) dictionary: Arc<Dictionary>,
     pub(crate) stream: SavedStream,
 }
 
-/// Saved state of a stream that cannot be used.
+/// Report of a stream's saved state that cannot be used.
 #[derive(Debug)]
 pub(super) struct RestoreFailure {
     /// Reason why the saved state cannot be used.
     pub(super) outcome: Outcome,
-    /// Dictionary with the meanings of block names, if content hashes are still computed in the same way.
+    /// Dictionary of the block hashes in the saved state, with their contents; `None` if content hashes are no longer
+    /// computed in the same way.
     pub(super) dictionary: Option<Arc<Dictionary>>,
 }
 
-/// A keyspace of a loaded snapshot, with the streams that still wait.
+/// Keyspace (model and routing group) of a loaded snapshot, with the streams whose engines are not registered yet.
 #[derive(Debug)]
 struct KeyspaceRestore {
     kind: &'static str,
@@ -50,12 +51,13 @@ struct KeyspaceRestore {
     pools: Vec<KeyedPool>,
 }
 
-/// Keyspaces of all loaded snapshots, the newest first.
+/// Keyspaces (models and routing groups) of all loaded snapshots, with the streams whose engines are not registered
+/// yet; newest snapshot first.
 #[derive(Debug, Default)]
 pub(super) struct PendingRestores(Vec<KeyspaceRestore>);
 
 impl PendingRestores {
-    /// Adds the streams of a snapshot. Returns the numbers of streams and blocks.
+    /// Adds the streams of a snapshot. Returns the numbers of streams and of blocks.
     pub(super) fn add(&mut self, snapshot: Snapshot, origin: Origin) -> (u64, u64) {
         let (mut streams, mut blocks) = (0, 0);
         for keyspace in snapshot.keyspaces {
@@ -77,7 +79,7 @@ impl PendingRestores {
         (streams, blocks)
     }
 
-    /// Takes the newest saved state of a stream, and drops older ones.
+    /// Removes and returns the newest saved state of a stream, and drops older ones.
     pub(super) fn take(
         &mut self,
         keyspace: &Keyspace,
@@ -95,8 +97,8 @@ impl PendingRestores {
         taken
     }
 
-    /// Takes a keyspace's pools out of the newest snapshot whose content hashes are computed with the same key, and
-    /// returns them with the snapshot's time. Pools of older snapshots are dropped.
+    /// Removes the shared pools of a keyspace (model and routing group) from the newest snapshot whose content hashes
+    /// depend on the same secret key, and returns them with the snapshot's time. Pools of older snapshots are dropped.
     pub(super) fn take_pools(&mut self, keyspace: &Keyspace) -> Option<(f64, Vec<KeyedPool>)> {
         let mut newest = None;
         for waiting in self.0.iter_mut().filter(|it| it.is(keyspace) && !it.pools.is_empty()) {
@@ -110,14 +112,15 @@ impl PendingRestores {
         newest
     }
 
-    /// Copies of a keyspace's loaded pools that were not taken yet, the newest first, for the next snapshot.
+    /// Copies the shared pools of a keyspace (model and routing group) that have been loaded and not been restored yet,
+    /// newest first, for the next snapshot.
     pub(super) fn pools(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<KeyedPool> {
         let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
         all.flat_map(|it| it.pools.iter().cloned()).collect()
     }
 
-    /// Sequence numbers up to which the log was read, one for each loaded stream that is read from the log, by its
-    /// newest saved state.
+    /// Returns the sequence numbers up to which the NATS log was read, one for each loaded stream that is read from the
+    /// log, as given by its newest saved state.
     pub(super) fn sequences(&self) -> Vec<u64> {
         let mut newest = HashMap::new();
         for waiting in &self.0 {
@@ -128,18 +131,19 @@ impl PendingRestores {
         newest.into_values().flatten().collect()
     }
 
-    /// Takes out all waiting streams: the worker and the number of blocks of each.
+    /// Removes all waiting streams, and returns the worker and the number of blocks of each.
     pub(super) fn drain(&mut self) -> Vec<(String, u64)> {
         let streams = self.0.drain(..).flat_map(|waiting| waiting.streams.into_values());
         streams.map(|stream| (stream.head.worker.clone(), stream.blocks())).collect()
     }
 
-    /// Model, routing group and block size of all keyspaces with waiting streams.
+    /// Returns the model, routing group and block size of each keyspace that has waiting streams.
     pub(super) fn keyspaces(&self) -> Vec<(String, String, u32)> {
         self.0.iter().map(|it| (it.model.clone(), it.routing_group.clone(), it.block_size)).collect()
     }
 
-    /// Copies of a keyspace's loaded streams that were not taken yet, for the next snapshot.
+    /// Copies the streams of a keyspace (model and routing group) that have been loaded and not been restored yet, for
+    /// the next snapshot.
     pub(super) fn copies(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<StreamCopy> {
         let all = self.0.iter().filter(|it| it.is_named(model, routing_group, block_size));
         all.flat_map(|it| it.streams.values().map(|stream| stream.to_copy(&it.dictionary))).collect()

@@ -1,4 +1,4 @@
-//! Snapshots served to other services (`GET /snapshot`), which read them in parts.
+//! Snapshots that are served to other services (`GET /snapshot`), which download them in parts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,28 +11,28 @@ use super::format::SnapshotSize;
 use super::{Snapshots, Source};
 use kvatlas_stream::Skip;
 
-/// Longest age of a snapshot that another service may begin to read.
+/// Maximum age of a snapshot that another service may begin to download.
 const FRESH: Duration = Duration::from_secs(5);
-/// Time without a read after which a snapshot is dropped.
+/// Time without a request for a part after which a snapshot is dropped.
 const UNREAD: Duration = Duration::from_secs(30);
-/// Level of compression, low as most of a snapshot is hashes, which cannot be compressed.
+/// Level of compression. It is low because most of a snapshot is hashes, which cannot be compressed.
 const LEVEL: i32 = 1;
 
-/// A compressed snapshot in memory.
+/// Compressed snapshot that is kept in memory.
 #[derive(Debug)]
 pub struct PackedSnapshot {
     /// Identifier of the snapshot.
     pub id: u64,
     /// Compressed bytes of the snapshot.
     pub bytes: Bytes,
-    /// Time at which copying the streams began.
+    /// Time at which the copying of streams for the snapshot began.
     begun: Instant,
     made: Instant,
-    /// Time at which a part of the snapshot was last read.
+    /// Time of the last request for a part of the snapshot.
     read: Mutex<Instant>,
 }
 
-/// Cache of the latest snapshot requested by another service, which reads it in parts.
+/// Cache of the latest snapshot that another service has requested, which it downloads in parts.
 #[derive(Debug, Default)]
 pub(super) struct SnapshotCache {
     state: Mutex<CacheState>,
@@ -47,8 +47,9 @@ struct CacheState {
 }
 
 impl Snapshots {
-    /// The snapshot with this identifier if it is still kept, or else a new one, waited for up to `wait`. `fresh`: a
-    /// new snapshot must have been begun after this call. `None` if the snapshot is not ready in time.
+    /// Returns the snapshot with the given identifier, if it is still in memory, or else a new one. Waits for a new one
+    /// up to `wait`; `None` if it is not ready by then. If `fresh` is true, copying for the snapshot must have begun
+    /// after this call.
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.
@@ -123,7 +124,7 @@ impl Snapshots {
         Ok(PackedSnapshot { id, bytes: bytes.into(), begun, made: now, read: Mutex::new(now) })
     }
 
-    /// Makes a compressed snapshot of all streams. Waits for the streams' tasks to copy their holdings.
+    /// Makes a compressed snapshot of all streams. Waits for the streams' tasks to copy their held blocks.
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.

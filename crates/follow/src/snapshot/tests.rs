@@ -1,5 +1,5 @@
-//! Tests that a snapshot is read as it was written, that damaged ones are refused by section, and that a directory
-//! belongs to one service.
+//! Tests that a snapshot is decoded as it was encoded, that a damaged one is refused with the name of the damaged
+//! section, and that a directory belongs to one service.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges, of which there is one at times")]
 
@@ -17,7 +17,7 @@ use super::keeper::Directory;
 use crate::state::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
 use kvatlas_stream::Mark;
 
-/// A snapshot in the first released layout, which must stay readable as long as such files may exist.
+/// Snapshot in the first released format, which must stay readable for as long as files in this format may exist.
 const VERSION_1: &[u8] = include_bytes!("testdata/version-1.snapshot");
 
 fn names(names: impl IntoIterator<Item = u64>) -> Vec<BlockHash> {
@@ -75,8 +75,8 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
     StreamCopy { head, ranks }
 }
 
-/// Encodes a snapshot of two keyspaces: one with two workers that share a chain, holes, copies, other tiers and salts;
-/// one with little.
+/// Encodes a snapshot of two models. One has two workers with a common chain, missing blocks, copies, several tiers and
+/// salts; the other has little.
 fn example() -> Vec<u8> {
     let head = Head { created: 1_795_000_000.25, kvatlas: "0.1.0".to_owned(), id: 77 };
     let mut encoder = Encoder::new(Vec::new(), &head).expect("memory");
@@ -113,7 +113,8 @@ fn example() -> Vec<u8> {
     bytes
 }
 
-/// Versions before had none of it: it is left out where there is nothing to say.
+/// Checks that the fields about tiers in a rank's saved state, which earlier versions lack, are left out where they are
+/// empty.
 #[test]
 fn what_is_known_of_tiers_is_in_the_head_of_a_rank() {
     let undescribed = vec![(BlockHash(u64::MAX), [1, 0, 2]), (BlockHash(1), [0, 3, 0])];
@@ -238,20 +239,20 @@ fn every_damage_is_seen_and_named() {
     assert!(decode(&later).expect_err("later").contains("version 2"));
 }
 
-/// Sections of a snapshot, without its end.
+/// Splits a snapshot into its sections, without the end.
 fn sections_of(bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let mut sections = Sections::new(bytes).expect("a snapshot");
     std::iter::from_fn(|| sections.next().expect("whole")).map(|it| (it.kind, it.payload.to_vec())).collect()
 }
 
-/// Builds a snapshot of these sections.
+/// Builds a snapshot from sections.
 fn of_sections(sections: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut out = SectionWriter::new(Vec::new()).expect("memory");
     sections.iter().for_each(|(kind, payload)| out.section(*kind, payload).expect("memory"));
     out.end().expect("memory").0
 }
 
-/// Correct checksums do not make a snapshot valid.
+/// Checks that a snapshot with correct checksums is still refused if its contents are invalid.
 #[test]
 fn what_is_written_wrongly_is_refused_as_well() {
     let whole = example();
@@ -366,7 +367,8 @@ fn two_snapshots_are_compared_block_by_block() {
     assert!(error.starts_with("left.snapshot: "), "{error}");
 }
 
-/// Writes the file that the test `a_file_of_the_first_version_is_read` reads. Not for later versions.
+/// Writes the file that the test `a_file_of_the_first_version_is_read` reads. Must not be used with later versions of
+/// the format.
 #[test]
 #[ignore = "it was run once, when the layout was made"]
 fn write_version_1() {

@@ -1,4 +1,5 @@
-//! Ranks with hybrid models, and the blocks of their cache groups besides the indexed one.
+//! Ranks with hybrid models (models with several cache groups), and the blocks of their cache groups other than the
+//! indexed one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_wire::Hybrid;
 
-/// Cache groups of hybrid models' ranks, by worker and rank.
+/// Blocks of hybrid models' cache groups (layers whose blocks are kept together), by worker and rank.
 #[derive(Debug, Default, Clone)]
 pub struct HybridRanks(HashMap<Arc<str>, Vec<(u32, Arc<Hybrid>)>>);
 
@@ -19,7 +20,7 @@ impl HybridRanks {
         self.0.get(worker)?.iter().find(|(of, _)| *of == rank).map(|(_, hybrid)| hybrid)
     }
 
-    /// Ranks of a worker that have hybrid models, with their cache groups.
+    /// Returns the ranks of a worker that have hybrid models, with the blocks of their cache groups.
     pub(crate) fn of_worker(&self, worker: &str) -> &[(u32, Arc<Hybrid>)] {
         self.0.get(worker).map_or(&[], Vec::as_slice)
     }
@@ -38,19 +39,19 @@ impl HybridRanks {
     }
 }
 
-/// Shared holder of the present [`HybridRanks`], read by every query. It is replaced when an engine proves to have a
-/// hybrid model or starts anew.
+/// Shared pointer to the current [`HybridRanks`], which every query reads. Replaced when an engine turns out to have a
+/// hybrid model, or restarts.
 #[derive(Debug, Default)]
 pub struct Hybrids(ArcSwap<HybridRanks>);
 
 impl Hybrids {
-    /// Hybrid ranks at this moment.
+    /// Returns the ranks with hybrid models at this moment.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<HybridRanks>> {
         self.0.load()
     }
 
-    /// Sets the cache groups of a rank; `None` removes them.
+    /// Sets the blocks of a rank's cache groups; `None` removes the rank.
     pub(crate) fn set(&self, worker: &Arc<str>, rank: u32, hybrid: Option<&Arc<Hybrid>>) {
         let known = self.0.load();
         if known.get(worker, rank).map(Arc::as_ptr) == hybrid.map(Arc::as_ptr) {

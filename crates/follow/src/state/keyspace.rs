@@ -1,5 +1,5 @@
-//! Keyspace: one model under one routing group, whose engines may share blocks. It has one block size, one index, and the
-//! streams that fill it.
+//! Keyspace: one model in one routing group (workers that serve requests together), whose engines may share blocks. A
+//! keyspace has one block size, one index, and the streams that fill the index.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -23,12 +23,12 @@ use super::stream::Stream;
 use crate::config::LoadingConfig;
 use crate::error::Error;
 
-/// Maximum number of repetitions of a look-up during which a stream lost its trust. During the last one, trust cannot
-/// change.
+/// Maximum number of times that a look-up is made because a stream lost trust during the look-up before. During the
+/// last one, a lock prevents changes of trust.
 const TRIES: usize = 8;
 
-/// Blocks of one model in one routing group: an index, the streams that fill it, and the reservations about these
-/// streams.
+/// Blocks of one model in one routing group: an index, the streams that fill it, and the known doubts about these
+/// streams, such as lost batches.
 pub struct Keyspace {
     /// Name of the model.
     pub model: Box<str>,
@@ -36,35 +36,40 @@ pub struct Keyspace {
     pub routing_group: Box<str>,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Index of the blocks. After a failed change, it is replaced with an empty one, under the lock.
+    /// Index of the blocks. If a change to the index panics, it is replaced by an empty index while the lock `changes`
+    /// is held.
     index: ArcSwap<BlockIndex>,
-    /// Number of times that the index was replaced after a failed change.
+    /// Number of times that the index was replaced by an empty one after a failed change.
     rebuilds: watch::Sender<u64>,
-    /// Streams, with the reservations about them. Changed only under the lock; read by queries without it.
+    /// Streams that fill the index, with the doubts about them. Changed only while the lock `changes` is held; queries
+    /// read without the lock.
     members: ArcSwap<Members>,
     changes: Mutex<()>,
-    /// Counter of new reservations about streams, by which look-ups notice changes.
+    /// Number of times that a new doubt about any stream arose, such as a loss of trust. Look-ups compare the number
+    /// before and after to detect changes.
     losses: AtomicU64,
-    /// Scheme by which the index identifies blocks: by content hashes, or by 64-bit words that depend on a key.
+    /// Scheme by which the index identifies blocks: content hashes, or 64-bit hashes that also depend on a secret key.
     identity: Arc<Identity>,
-    /// Queue of prompts from whose tokens blocks may be adopted.
+    /// Queue of prompts whose tokens may reveal the contents of blocks that engines announced before this service
+    /// followed them.
     prompt_queue: Arc<PromptQueue<Self>>,
-    /// True if an engine was proved to hold blocks whose contents are unknown.
+    /// True if any engine was proved to hold blocks whose contents are unknown.
     waiting: AtomicBool,
-    /// True if the tokens of a prompt may identify the blocks, of unknown contents, that engines were proved to hold.
+    /// True if the tokens of queried prompts may reveal the contents of blocks that engines were proved to hold.
     nameable: AtomicBool,
-    /// True if the last query had content hashes, which cannot identify blocks by the engine's names. Kept while
-    /// engines hold blocks of unknown contents.
+    /// True if the last query had content hashes, from which engines' block hashes cannot be computed. Updated only
+    /// while engines are proved to hold blocks with unknown contents.
     hashed: AtomicBool,
-    /// Dictionaries of snapshots whose blocks could not be proved, to be taken by the adoption thread.
+    /// Dictionaries (block hashes with their contents) of snapshots whose blocks could not be proved to be still held;
+    /// to be fetched by the thread that learns blocks' contents.
     taught: Mutex<Vec<Arc<Dictionary>>>,
-    /// Settings for blocks that engines can load from beyond their device memory.
+    /// Settings for KV blocks that engines load from outside their device memory.
     loading: LoadingConfig,
-    /// Number of blocks found missing from pools by scans of the pools' directories.
+    /// Number of blocks removed from shared pools because scans of the pools' directories found no file for them.
     pub gone_from_pools: AtomicU64,
-    /// Ranks of hybrid models, whose depths are limited to the blocks that all cache groups can serve.
+    /// Ranks with hybrid models. Their depths are limited to the blocks that all cache groups can serve.
     hybrids: Hybrids,
-    /// True if the next change to the index is to fail, in tests.
+    /// True if the next change to the index must panic, for tests.
     #[cfg(test)]
     pub(crate) fail: std::sync::atomic::AtomicBool,
 }
@@ -95,7 +100,8 @@ impl Keyspace {
         })
     }
 
-    /// Returns this keyspace with a service's prompt queue, identity of blocks, and settings for loading.
+    /// Returns the keyspace (index of a model and routing group) with the prompt queue, the scheme for identifying
+    /// blocks, and the loading settings of a service.
     pub(crate) fn of_service(
         self,
         prompt_queue: Arc<PromptQueue<Self>>,
@@ -106,7 +112,7 @@ impl Keyspace {
         Self { prompt_queue, identity, loading, ..self }
     }
 
-    /// Scheme by which the index identifies blocks, and by which a prompt's tokens become the words of a query.
+    /// Returns the scheme by which the index identifies blocks, and by which the blocks of a queried prompt are hashed.
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
@@ -116,7 +122,7 @@ impl Keyspace {
         &self.prompt_queue
     }
 
-    /// True if an engine may have been proved to hold blocks whose contents are unknown.
+    /// True if any engine may have been proved to hold blocks whose contents are unknown.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed)
@@ -128,8 +134,8 @@ impl Keyspace {
         }
     }
 
-    /// True if, as of the last check, the tokens of a prompt may identify blocks of unknown contents that engines hold;
-    /// false if no such block's name can be computed.
+    /// True if, at the last check, the tokens of prompts could reveal the contents of blocks that engines were proved
+    /// to hold; false if the hashes of all these blocks cannot be computed.
     pub(crate) fn is_nameable(&self) -> bool {
         self.nameable.load(Relaxed)
     }
@@ -140,21 +146,22 @@ impl Keyspace {
         }
     }
 
-    /// Records the kind of the last query, by content hashes or by tokens, made while engines hold blocks of unknown
-    /// contents.
+    /// Records that the last query was by content hashes (true) or by tokens (false). Called while engines are proved
+    /// to hold blocks with unknown contents.
     pub(crate) fn was_asked(&self, by_hashes: bool) {
         if by_hashes != self.hashed.load(Relaxed) {
             self.hashed.store(by_hashes, Relaxed);
         }
     }
 
-    /// True if queries by tokens might identify blocks of unknown contents that engines hold, and the last query was by
-    /// content hashes.
+    /// True if the last query was by content hashes, and queries by tokens might reveal the contents of blocks that
+    /// engines were proved to hold.
     pub(crate) fn misses_tokens(&self) -> bool {
         self.is_nameable() && self.hashed.load(Relaxed)
     }
 
-    /// Adds the dictionary of a snapshot whose blocks could not be proved: its names may still be proved later.
+    /// Adds the dictionary (block hashes with their contents) of a snapshot whose blocks could not be proved to be
+    /// still held, as its block hashes may still be proved later.
     pub(crate) fn teach(&self, dictionary: &Arc<Dictionary>) {
         let mut taught = self.taught.lock();
         if self.prompt_queue.is_open() && !taught.iter().any(|known| Arc::ptr_eq(known, dictionary)) {
@@ -162,48 +169,48 @@ impl Keyspace {
         }
     }
 
-    /// Drains the dictionaries of block names that were added since the last call.
+    /// Removes and returns the dictionaries (block hashes with their contents) that were added since the last call.
     pub(crate) fn take_taught(&self) -> Vec<Arc<Dictionary>> {
         std::mem::take(&mut self.taught.lock())
     }
 
-    /// Calls `f` with the proofs of each rank of each stream, and with the index that the stream feeds. The stream
-    /// waits meanwhile.
+    /// Calls `f` for each rank of each stream, with the index that the stream feeds and the rank's proofs of held
+    /// blocks. The stream applies no batches meanwhile.
     pub(crate) fn each_late(&self, mut f: impl FnMut(&Stream, &Arc<BlockIndex>, u32, &mut RankAdoption)) {
         for stream in self.members.load_full().all() {
             stream.proven_blocks().each(|index, rank, late| f(stream, index, rank, late));
         }
     }
 
-    /// All streams, by worker and registered rank.
+    /// Returns all streams, sorted by worker and registered rank.
     pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
         self.members.load().all().to_vec()
     }
 
-    /// Index of the keyspace's blocks.
+    /// Returns the index of the blocks of this model and routing group.
     #[must_use]
     pub fn index(&self) -> Guard<Arc<BlockIndex>> {
         self.index.load()
     }
 
-    /// Ranks of hybrid models.
+    /// Returns the ranks with hybrid models.
     #[must_use]
     pub fn hybrids(&self) -> &Hybrids {
         &self.hybrids
     }
 
-    /// Number of times that the index was replaced after a failed change.
+    /// Returns the number of times that the index was replaced by an empty one after a failed change.
     #[must_use]
     pub fn rebuilds(&self) -> u64 {
         *self.rebuilds.borrow()
     }
 
-    /// Receiver of the number of replacements of the index, and its changes.
+    /// Returns a receiver that is notified when the index is replaced after a failed change.
     pub(crate) fn watch_rebuilds(&self) -> watch::Receiver<u64> {
         self.rebuilds.subscribe()
     }
 
-    /// Changes the index. If the change panics, the index is replaced with an empty one.
+    /// Changes the index. If the change panics, the index is replaced by an empty one, and the panic is logged.
     pub(crate) fn change(&self, change: impl FnOnce(&BlockIndex)) {
         let index = self.index.load_full();
         if self.try_change(&index, change).is_err() {
@@ -211,11 +218,11 @@ impl Keyspace {
         }
     }
 
-    /// Changes an index that is or was this keyspace's. After a panic during the change, no block in the index is
-    /// certain: it is replaced with an empty index, no stream is trusted, and each begins anew.
+    /// Changes an index that is or was the keyspace's. If the change panics, any block in the index may be wrong. The
+    /// index is then replaced by an empty one, no stream is trusted, and each stream is read anew.
     ///
     /// # Errors
-    /// The payload of the change's panic.
+    /// The payload of the panic.
     pub(crate) fn try_change<T>(
         &self,
         index: &Arc<BlockIndex>,
@@ -253,17 +260,18 @@ impl Keyspace {
         tracing::error!(model, routing_group, "the index failed and is being rebuilt from its streams");
     }
 
-    /// Sets the trust in a stream that feeds `index`. A stream that feeds a replaced index is not trusted.
+    /// Sets the trust in a stream that feeds `index`. A stream that feeds an index which has been replaced is never
+    /// trusted.
     pub(crate) fn set_trusted(&self, stream: &Stream, index: &Arc<BlockIndex>, trusted: bool) {
         let _lock = self.changes.lock();
         stream.status.set_trusted(trusted && Arc::ptr_eq(index, &self.index.load()));
         self.update(&self.members.load(), stream);
     }
 
-    /// Calls `look` with the reservations that apply to what it finds in the index, and returns its result.
+    /// Calls `look`, which reads the index, with the current doubts about the streams, and returns its result.
     ///
-    /// A stream loses its trust before its blocks are cleared. So the result of `look` is consistent if no stream has
-    /// lost its trust meanwhile; else `look` is called again. `look` must not change the trust in a stream.
+    /// A stream loses trust before its blocks are removed. So the result is consistent if no stream has lost trust
+    /// during the call; otherwise `look` is called again. `look` must not change the trust in a stream.
     pub fn steady<T>(&self, mut look: impl FnMut(&Reservations) -> T) -> T {
         for _ in 1..TRIES {
             let losses = self.losses.load(Acquire);
@@ -279,7 +287,7 @@ impl Keyspace {
         look(&Reservations::among(self.members.load()))
     }
 
-    /// Copies all pools that have blocks, for a snapshot.
+    /// Copies all shared pools (stores that several engines load from) that have blocks, for a snapshot.
     pub(crate) fn pools(&self) -> Vec<KeyedPool> {
         let index = self.index();
         tell_time(&index);
@@ -287,7 +295,8 @@ impl Keyspace {
         index.saved_pools().into_iter().map(|pool| KeyedPool { key, pool }).collect()
     }
 
-    /// Restores pools from a snapshot that was taken `elapsed` seconds ago.
+    /// Restores shared pools (stores that several engines load from) from a snapshot that was taken `elapsed` seconds
+    /// ago.
     pub(crate) fn restore_pools(&self, pools: &[KeyedPool], elapsed: f64) {
         self.change(|index| {
             tell_time(index);
@@ -304,29 +313,29 @@ impl Keyspace {
         });
     }
 
-    /// Streams of a worker, by registered rank.
+    /// Returns the streams of a worker, each with its registered rank, sorted by rank.
     #[must_use]
     pub fn streams_of(&self, worker: &str) -> Vec<(u32, Arc<Stream>)> {
         let members = self.members.load();
         members.of_worker(worker).iter().map(|stream| (stream.registration.rank, stream.clone())).collect()
     }
 
-    /// Stream that feeds a worker's rank; `None` if none does.
+    /// Returns the stream that supplies the blocks of a worker's rank; `None` if there is none.
     #[must_use]
     pub fn stream(&self, worker: &str, rank: u32) -> Option<Arc<Stream>> {
         self.members.load().feeder(worker, rank).cloned()
     }
 
-    /// True if any stream feeds the keyspace.
+    /// True if any stream fills the index.
     #[must_use]
     pub fn has_streams(&self) -> bool {
         !self.members.load().all().is_empty()
     }
 
-    /// Adds a stream to the keyspace.
+    /// Adds a stream, which from now on fills the index.
     ///
     /// # Errors
-    /// The other stream that already feeds the same rank.
+    /// The stream that already supplies the blocks of the same rank.
     pub(crate) fn add(&self, stream: &Arc<Stream>) -> Result<(), Arc<Stream>> {
         let _lock = self.changes.lock();
         let members = self.members.load();
@@ -337,7 +346,7 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Removes a worker's streams with these registered ranks.
+    /// Removes the streams of a worker that are registered for these ranks.
     pub(crate) fn remove(&self, worker: &str, ranks: &[u32]) {
         let _lock = self.changes.lock();
         let members = self.members.load();
@@ -347,8 +356,9 @@ impl Keyspace {
         self.replace(members.without(worker, ranks));
     }
 
-    /// Rank under which to store a batch that names the rank `announced`: that rank, or the registered one if another
-    /// stream feeds it or this stream feeds too many ranks.
+    /// Determines the rank under which the blocks of a batch are stored, if the batch names the rank `announced`. The
+    /// result is that rank, or the registered one if another stream supplies that rank's blocks or this stream has too
+    /// many ranks.
     pub(crate) fn claim(&self, stream: &Stream, announced: u32) -> u32 {
         let _lock = self.changes.lock();
         if stream.feeds(announced) {
@@ -360,7 +370,8 @@ impl Keyspace {
         announced
     }
 
-    /// Updates the reservations about a stream, after its trust or a flag of its status has changed.
+    /// Updates the doubts about a stream (untrusted, partial, unverified and others), after its trust or a flag of its
+    /// status has changed.
     pub(crate) fn trust_changed(&self, stream: &Stream) {
         let _lock = self.changes.lock();
         self.update(&self.members.load(), stream);
@@ -378,7 +389,8 @@ impl Keyspace {
         }
     }
 
-    /// Counts a new reservation. A query that finds later changes in the index also sees the new count.
+    /// Counts a new doubt about a stream, such as a loss of trust. A query that sees later changes in the index also
+    /// sees the new count.
     fn lose(&self) {
         self.losses.fetch_add(1, Release);
         fence(SeqCst);
@@ -393,7 +405,8 @@ fn new_index(block_size: u32) -> Result<BlockIndex, Error> {
 #[cfg(test)]
 mod tests;
 
-/// Sets an index's present time, by which the ages of blocks in pools are counted, if the index may have pools.
+/// Sets the current time of an index, from which the ages of blocks in shared pools are computed. Does nothing if the
+/// index has no pools.
 pub(crate) fn tell_time(index: &BlockIndex) {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     if index.has_loadable() {

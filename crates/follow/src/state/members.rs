@@ -1,7 +1,8 @@
-//! The streams of a keyspace, with one bit per stream for each kind of reservation.
+//! Streams of a keyspace, with one bit per stream for each kind of doubt: untrusted, partial, unverified, without
+//! salts, upper bound.
 //!
-//! Adding or removing a stream is rare, and makes a new list of members. Trust changes often, at worst in all streams
-//! at once: this sets a few bits per stream.
+//! Adding or removing a stream is rare, and creates a new list of members. Doubts change often, at worst for all
+//! streams at once; this sets a few bits per stream.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,27 +14,28 @@ use hashbrown::HashMap;
 
 use super::stream::Stream;
 
-/// The streams of a keyspace, and bits for the reservations about them.
+/// Streams that fill one index, and one set of streams for each kind of doubt (untrusted, partial, unverified, without
+/// salts, upper bound).
 #[derive(Default)]
 pub(super) struct Members {
-    /// Streams, by worker and registered rank.
+    /// Streams, sorted by worker and registered rank.
     streams: Vec<Arc<Stream>>,
-    /// Range of positions of each worker's streams.
+    /// Positions of each worker's streams in the list of streams.
     workers: HashMap<Arc<str>, Range<usize>>,
-    /// Streams that are not trusted.
+    /// Streams that are not trusted: their blocks in the index may differ from those that the engine announced.
     pub(super) untrusted: Bits,
-    /// Streams, trusted or not, that lost batches, so that the engine may hold more blocks than are known.
+    /// Streams that have lost batches, so that their engines may hold more blocks than are known; they may be trusted.
     pub(super) partial: Bits,
-    /// Streams whose engine is only by a sequence number known to be the same engine whose blocks are held.
+    /// Streams whose engine, after a reconnection, is taken to be the same as before only because of a sequence number.
     pub(super) unverified: Bits,
     /// Streams whose engine does not announce which blocks have a cache salt.
     pub(super) no_salts: Bits,
-    /// Streams whose depths are only upper bounds.
+    /// Streams for which matched depths are only upper bounds.
     pub(super) upper_bounds: Bits,
 }
 
 impl Members {
-    /// Creates the members from streams that are sorted by worker and rank.
+    /// Creates the members from streams that are sorted by worker and registered rank.
     fn of(streams: Vec<Arc<Stream>>) -> Self {
         let mut workers = HashMap::with_capacity(streams.len());
         let mut start = 0;
@@ -57,7 +59,7 @@ impl Members {
         members
     }
 
-    /// Copy of these members with one more stream.
+    /// Copies the members, with one more stream.
     pub(super) fn with(&self, stream: &Arc<Stream>) -> Self {
         let key = |stream: &Stream| (stream.worker.clone(), stream.registration.rank);
         let place = self.streams.partition_point(|other| key(other) < key(stream));
@@ -66,7 +68,7 @@ impl Members {
         Self::of(streams)
     }
 
-    /// Copy of these members without a worker's streams of these registered ranks.
+    /// Copies the members, without the streams of a worker that are registered for these ranks.
     pub(super) fn without(&self, worker: &str, ranks: &[u32]) -> Self {
         let goes = |stream: &Stream| *stream.worker == *worker && ranks.contains(&stream.registration.rank);
         Self::of(self.streams.iter().filter(|stream| !goes(stream)).cloned().collect())
@@ -76,18 +78,18 @@ impl Members {
         &self.streams
     }
 
-    /// Streams of a worker.
+    /// Returns the streams of a worker.
     pub(super) fn of_worker(&self, worker: &str) -> &[Arc<Stream>] {
         self.workers.get(worker).map_or(&[], |places| &self.streams[places.clone()])
     }
 
-    /// Stream that feeds a worker's rank; `None` if none does.
+    /// Returns the stream that supplies the blocks of a worker's rank; `None` if there is none.
     pub(super) fn feeder(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
         Some(&self.streams[self.feeder_among(self.workers.get(worker)?, rank)?])
     }
 
-    /// Position of the stream whose reservations apply to a worker's rank: the worker's only stream, or else the stream
-    /// that feeds the rank.
+    /// Returns the position of the stream whose trust applies to a worker's rank: the worker's only stream, or else the
+    /// stream that supplies the rank's blocks.
     pub(super) fn speaker(&self, worker: &str, rank: u32) -> Option<usize> {
         let places = self.workers.get(worker)?;
         if places.len() == 1 { Some(places.start) } else { self.feeder_among(places, rank) }
@@ -102,7 +104,8 @@ impl Members {
         Some(places.start + at)
     }
 
-    /// Updates the bits of a stream. True if there is a new reservation about the stream.
+    /// Updates the bits of a stream from its status. Returns true if there is a new doubt about the stream, such as a
+    /// loss of trust.
     pub(super) fn update(&self, stream: &Stream) -> bool {
         let Some(places) = self.workers.get(&stream.worker) else { return false };
         let of_worker = &self.streams[places.clone()];
@@ -127,7 +130,7 @@ impl Members {
     }
 }
 
-/// Set of members that can change, as one bit for each; one thread at a time may write.
+/// Changeable set of streams, as one bit for each. Only one thread at a time may write.
 #[derive(Default)]
 pub(super) struct Bits(Box<[AtomicU64]>);
 
@@ -136,14 +139,14 @@ impl Bits {
         Self((0..members.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Sets or clears the bit of a member. True if the bit was newly set.
+    /// Sets or clears the bit of a stream. Returns true if the bit was newly set.
     fn set(&self, place: usize, to: bool) -> bool {
         let (word, bit) = (&self.0[place / 64], 1 << (place % 64));
         let before = if to { word.fetch_or(bit, Release) } else { word.fetch_and(!bit, Release) };
         to && before & bit == 0
     }
 
-    /// Copy of the bits at this moment.
+    /// Copies the current bits.
     pub(super) fn now(&self) -> Set {
         // A reader that sees a stream as trusted also sees the blocks that it held by then.
         let is_any = self.0.iter().any(|word| word.load(Acquire) != 0);
@@ -152,7 +155,7 @@ impl Bits {
     }
 }
 
-/// Set of members at one moment, as one bit for each.
+/// Set of streams at one moment, as one bit for each.
 #[derive(Default)]
 pub(super) struct Set(Vec<u64>);
 
@@ -165,7 +168,7 @@ impl Set {
         self.0.get(place / 64).is_some_and(|word| word & 1 << (place % 64) != 0)
     }
 
-    /// Positions of the members in the set, ascending.
+    /// Iterates over the positions of the streams in the set, in ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(at, word)| {
             let rest = std::iter::successors(Some(*word), |word| Some(word & word.wrapping_sub(1)));
@@ -174,7 +177,7 @@ impl Set {
     }
 }
 
-/// Reservations about the streams of a keyspace at one moment: which engines may hold other blocks than are known.
+/// Doubts about the streams of a keyspace at one moment: engines that may hold other blocks than are known.
 pub struct Reservations {
     members: Guard<Arc<Members>>,
     untrusted: Set,
@@ -192,59 +195,61 @@ impl Reservations {
         Self { untrusted, partial, unverified, no_salts, upper_bounds, members }
     }
 
-    /// Streams that are not trusted, by worker and rank.
+    /// Iterates over the streams that are not trusted (whose blocks in the index may differ from those that the engine
+    /// announced), by worker and rank.
     pub fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.untrusted.iter().map(|place| &self.members.all()[place])
     }
 
-    /// Streams, trusted or not, that lost batches, so that the engine may hold more blocks than are known.
+    /// Iterates over the streams that have lost batches, so that their engines may hold more blocks than are known;
+    /// they may be trusted.
     pub fn partial(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.partial.iter().map(|place| &self.members.all()[place])
     }
 
-    /// Streams, trusted or not, whose engine is only by a sequence number known to be the same engine whose blocks are
-    /// held.
+    /// Iterates over the streams whose engine, after a reconnection, is taken to be the same as before only because of
+    /// a sequence number; they may be trusted.
     pub fn unverified(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.unverified.iter().map(|place| &self.members.all()[place])
     }
 
-    /// True if the holdings of this rank come from an unverified stream, whose engine is only by a sequence number
-    /// known to be the same.
+    /// True if the blocks of a rank come from an unverified stream: after a reconnection, its engine is taken to be the
+    /// same as before only because of a sequence number.
     #[must_use]
     pub fn is_unverified(&self, worker: &str, rank: u32) -> bool {
         !self.unverified.is_empty() && self.is_in(&self.unverified, worker, rank)
     }
 
-    /// Streams whose engine does not announce which blocks have a cache salt.
+    /// Iterates over the streams whose engine does not announce which blocks have a cache salt.
     pub fn no_salts(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.no_salts.iter().map(|place| &self.members.all()[place])
     }
 
-    /// True if the depths of any rank, trusted or not, are upper bounds only.
+    /// True if matched depths of any rank, trusted or not, are only upper bounds.
     #[must_use]
     pub fn has_upper_bounds(&self) -> bool {
         !self.upper_bounds.is_empty()
     }
 
-    /// True if the depths of this rank are upper bounds only.
+    /// True if matched depths of a rank are only upper bounds.
     #[must_use]
     pub fn is_upper_bound(&self, worker: &str, rank: u32) -> bool {
         self.has_upper_bounds() && self.is_in(&self.upper_bounds, worker, rank)
     }
 
-    /// True if all streams are trusted.
+    /// True if all streams are trusted: their blocks in the index are those that the engines announced.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.untrusted.is_empty()
     }
 
-    /// True if the holdings of this rank come from a stream that is not trusted.
+    /// True if the blocks of a rank come from a stream that is not trusted.
     #[must_use]
     pub fn contains(&self, worker: &str, rank: u32) -> bool {
         !self.is_empty() && self.is_in(&self.untrusted, worker, rank)
     }
 
-    /// Stream that the holdings of a rank come from; `None` if unknown.
+    /// Returns the stream that supplies the blocks of a rank; `None` if unknown.
     #[must_use]
     pub fn stream_of(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
         Some(&self.members.all()[self.members.speaker(worker, rank)?])

@@ -1,7 +1,8 @@
-//! The state of the fleet: written by streams and registrations, read by queries. No sockets, no tasks.
+//! State of the fleet, written by streams and registrations, and read by queries. It has no sockets and no tasks. A
+//! keyspace is the index of one model in one routing group, with the streams that fill it.
 //!
 //! ```text
-//! Registration ──▶ Stream (with its StreamStatus) ──▶ Members ──▶ Untrusted ──▶ Keyspace (with its index, and Hybrids)
+//! Registration ──▶ Stream (with its StreamStatus) ──▶ Members ──▶ Reservations ──▶ Keyspace (with its index, and Hybrids)
 //! ```
 
 mod hybrids;

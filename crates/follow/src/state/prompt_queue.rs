@@ -1,4 +1,5 @@
-//! Bounded queue of prompts for the adoption thread; adding to it never waits.
+//! Bounded queue of prompts for the adoption thread, which computes prompts' block hashes to identify blocks that
+//! engines announced before this service followed them. Adding a prompt never blocks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,10 +12,10 @@ use crate::counting::counts;
 
 /// Maximum number of prompts in the queue.
 const MOST_PROMPTS: usize = 1024;
-/// Maximum number of tokens in the queue: 16 MB.
+/// Maximum number of tokens in the queue; they occupy 16 MB.
 const MOST_TOKENS: usize = 4 << 20;
 
-/// Time since a fixed moment, one hour before the first call in this process.
+/// Converts a time to the duration since a fixed moment, which is one hour before the first call in the process.
 pub(crate) fn time_of(at: Instant) -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     // So that a prompt sent before the first use has a time too.
@@ -23,23 +24,23 @@ pub(crate) fn time_of(at: Instant) -> Duration {
     at.saturating_duration_since(*start)
 }
 
-/// An engine's report of how much of a prompt was in its cache.
+/// Report of the number of a prompt's blocks that an engine had in its cache.
 #[derive(Debug)]
 pub(crate) struct CacheReport {
     pub(crate) worker: Arc<str>,
     pub(crate) rank: u32,
-    /// Number of the prompt's leading blocks taken from the cache.
+    /// Number of the prompt's leading blocks that the engine took from its cache.
     pub(crate) blocks: usize,
-    /// Time at which the prompt was sent to the engine, or earlier, as given by [`time_of`].
+    /// Time before or at which the prompt was sent to the engine, as given by [`time_of`].
     pub(crate) sent: Duration,
 }
 
-/// A prompt from whose tokens blocks may be adopted.
+/// Prompt from whose tokens blocks may be adopted (added to the index although no batch announced them).
 pub(crate) struct Prompt<K> {
     pub(crate) keyspace: Weak<K>,
     pub(crate) tokens: Box<[u32]>,
     pub(crate) salt: Option<Arc<str>>,
-    /// Report of an engine; `None` for a query.
+    /// Report of the engine that served the prompt; `None` if the prompt comes from a query.
     pub(crate) answered: Option<CacheReport>,
 }
 
@@ -74,14 +75,15 @@ struct Contents<K> {
     closed: bool,
 }
 
-/// Queue of prompts for the adoption thread, each with its keyspace (`K`).
+/// Queue of prompts for the adoption thread, which computes their block hashes. `K` is the type of the keyspace (index
+/// of a model and routing group) to which a prompt belongs.
 pub struct PromptQueue<K> {
     contents: Mutex<Contents<K>>,
     news: Condvar,
-    /// True while an adoption thread takes prompts from the queue.
+    /// True while a thread takes prompts from the queue.
     open: AtomicBool,
     pub(crate) counts: Counts,
-    /// Processor time spent on adopting blocks, in microseconds.
+    /// Processing time spent so far on computing prompts' block hashes and adding blocks to the index, in microseconds.
     pub(crate) busy_micros: AtomicU64,
 }
 
@@ -104,7 +106,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 }
 
 impl<K> PromptQueue<K> {
-    /// Opens the queue, once an adoption thread takes prompts from it.
+    /// Opens the queue, because a thread now takes prompts from it. Before, prompts are ignored.
     pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }
@@ -127,7 +129,7 @@ impl<K> PromptQueue<K> {
         self.news.notify_one();
     }
 
-    /// Waits for prompts for up to `patience`, and takes all of them. `None` once the queue is closed.
+    /// Waits up to `patience` for prompts, then removes and returns all of them. `None` once the queue is closed.
     pub(crate) fn take(&self, patience: Duration) -> Option<VecDeque<Prompt<K>>> {
         let mut contents = self.contents.lock();
         self.news.wait_while_for(&mut contents, |contents| contents.prompts.is_empty() && !contents.closed, patience);
@@ -143,7 +145,7 @@ impl<K> PromptQueue<K> {
         self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
     }
 
-    /// Closes the queue for good, and wakes the adoption thread.
+    /// Closes the queue permanently, and wakes the thread that takes prompts from it.
     pub(crate) fn close(&self) {
         self.open.store(false, Relaxed);
         self.contents.lock().closed = true;

@@ -1,4 +1,4 @@
-//! A stream's holdings, as copied out of the index by the stream's task, and as read from a snapshot.
+//! Blocks held by a stream's ranks, as copied out of the index by the stream's task, and as read from a snapshot.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -12,28 +12,29 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-/// The state of a stream besides its blocks. Fields that a later version adds have defaults.
+/// State of a stream in a snapshot, except for its blocks. Fields added in later versions must have defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StreamHead {
     pub(crate) worker: String,
-    /// Rank as registered.
+    /// Data-parallel rank for which the stream is registered.
     pub(crate) rank: u32,
     pub(crate) topic: String,
     pub(crate) count_copies: bool,
-    /// Last batch before the copy began; each rank's holdings continue from this batch, or from the rank's own batch if
-    /// later.
+    /// Mark (number and hash) of the last batch applied before the copy began. After loading, each rank continues with
+    /// the batches after this one, or after the rank's own last batch if that is later.
     pub(crate) mark: Mark,
-    /// Number of the first batch applied since the last clear.
+    /// Number of the first batch applied since the held blocks were last cleared.
     pub(crate) first: u64,
     pub(crate) partial: bool,
-    /// Ranks named in batches, each with the rank that its blocks are stored under.
+    /// Ranks named in batches, each with the rank under which its blocks are stored.
     pub(crate) claimed: Vec<(u32, u32)>,
-    /// True if a batch has named the registered rank, or no rank.
+    /// True if any batch has named the registered rank, or no rank.
     pub(crate) plain: bool,
-    /// Sequence number up to which the log was read; `None` if the stream was not read from a log.
+    /// Sequence number up to which the NATS log was read; `None` if the stream was read from an engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sequence: Option<u64>,
-    /// Check value of the key that content hashes depend on (`Identity::key_check`); 0 for none.
+    /// Check value that identifies the secret key which content hashes depend on (`Identity::key_check`); 0 without a
+    /// key.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) key: u32,
     pub(crate) ranks: Vec<RankHead>,
@@ -53,12 +54,12 @@ fn are_unknown(chunks: &[u32; 3]) -> bool {
     *chunks == [0; 3]
 }
 
-/// State of one rank besides its blocks.
+/// State of one rank in a snapshot, except for its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankHead {
-    /// Rank that the blocks are stored under.
+    /// Rank under which the blocks are stored.
     pub(crate) rank: u32,
-    /// Number of the last batch that the holdings include.
+    /// Number of the last batch that the rank's blocks include.
     pub(crate) seq: u64,
     /// True if a block was ever stored under this rank.
     pub(crate) seen: bool,
@@ -67,34 +68,36 @@ pub(crate) struct RankHead {
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
-    /// True if a connector of the engine announces clears of its own.
+    /// True if the engine has a connector (a plug-in for offloading KV) that announces clears of its own.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) clears_host: bool,
-    /// Blocks in a chunk of each tier beyond the device; 0 where that is not known.
+    /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device; 0 if unknown.
     #[serde(default, skip_serializing_if = "are_unknown")]
     pub(crate) chunks: [u32; 3],
-    /// Names of blocks on other tiers that the engine has not described yet, with their copies on each.
+    /// Block hashes on tiers beyond the device whose contents the engine has not announced yet, each with its number of
+    /// copies on each tier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) undescribed: Vec<(u64, [u32; 3])>,
-    /// Names of blocks that the rank was proved to hold and whose contents are unknown.
+    /// Block hashes that the rank was proved to hold and whose contents are unknown.
     #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
     pub(crate) unknown: UnnamedProofs,
 }
 
-/// Names of blocks that a rank has proved without announcing the blocks, and the names that the rank has removed since.
+/// Block hashes that a rank was proved to hold although no batch announced the blocks, and the block hashes that it has
+/// removed since.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnnamedProofs {
-    /// Proved names, each with the number of removals that followed the proof.
+    /// Block hashes proved to be held, each with the number of blocks removed after the proof.
     proofs: Vec<(u64, u32)>,
-    /// Names of the last removed blocks, oldest first.
+    /// Block hashes of the last removed blocks, oldest first.
     removals: Vec<u64>,
 }
 
-/// Maximum number of removals kept per rank: up to 0.2 MB of JSON in a snapshot.
+/// Maximum number of removed block hashes saved per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_REMOVALS: usize = 8192;
-/// Maximum number of proofs of held blocks kept per rank: up to 0.2 MB of JSON in a snapshot.
+/// Maximum number of proved block hashes saved per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_PROOFS: usize = 8192;
-/// Most names of undescribed blocks that are kept of a rank.
+/// Maximum number of block hashes with unknown contents, on tiers beyond the device, that are saved per rank.
 const MOST_UNDESCRIBED: usize = 8192;
 
 impl UnnamedProofs {
@@ -144,23 +147,23 @@ impl RankHead {
     }
 }
 
-/// Blocks of a rank, to be written to a snapshot.
+/// Blocks of one rank that are to be written to a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct RankBlocks {
     pub(crate) held: RankCopy,
     pub(crate) salts: Vec<SaltedBlock>,
-    /// Names of blocks known only from an engine's report of cached tokens; no batch has named them since.
+    /// Block hashes of blocks known only from an engine's report of cached tokens; no batch has announced them since.
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, to be written to a snapshot. Ranks are in the same order as in the head.
+/// Stream that is to be written to a snapshot. Its ranks are in the same order as in its head.
 #[derive(Debug)]
 pub(crate) struct StreamCopy {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<RankBlocks>,
 }
 
-/// Blocks of a rank, read from a snapshot.
+/// Blocks of one rank, as read from a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct SavedRank {
     pub(crate) held: SavedBlocks,
@@ -168,14 +171,14 @@ pub(crate) struct SavedRank {
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, read from a snapshot.
+/// Stream with the blocks of its ranks, as read from a snapshot.
 #[derive(Debug)]
 pub(crate) struct SavedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<SavedRank>,
 }
 
-/// A keyspace with its streams and pools, read from a snapshot.
+/// Keyspace (model and routing group) with its streams and pools, as read from a snapshot.
 #[derive(Debug)]
 pub(crate) struct SavedKeyspace {
     pub(crate) model: String,
@@ -186,8 +189,8 @@ pub(crate) struct SavedKeyspace {
     pub(crate) pools: Vec<KeyedPool>,
 }
 
-/// A pool of a keyspace, with the check value of the key that content hashes of its blocks depend on
-/// (`Identity::key_check`).
+/// Shared pool of a keyspace, with the check value (`Identity::key_check`) of the secret key which its content hashes
+/// depend on.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct KeyedPool {
     pub(crate) key: u32,
@@ -195,12 +198,12 @@ pub(crate) struct KeyedPool {
 }
 
 impl SavedStream {
-    /// Number of blocks held, summed over all ranks and tiers.
+    /// Returns the number of blocks held, summed over all ranks and tiers.
     pub(crate) fn blocks(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.held.blocks()).sum()
     }
 
-    /// Copy of the stream, to be written to another snapshot.
+    /// Copies the stream in the form in which it is written to another snapshot.
     pub(crate) fn to_copy(&self, dictionary: &Dictionary) -> StreamCopy {
         let chain = |piece: &Piece| {
             let (parent, names, contents) = dictionary.get(*piece);
@@ -234,20 +237,20 @@ impl SavedStream {
     }
 }
 
-/// Blocks of a rank, as copied out of the index by the stream's task.
+/// Blocks of one rank, as copied out of the index by the stream's task.
 pub(crate) struct CopiedRank {
     pub(crate) blocks: CopyDone,
     pub(crate) salts: Vec<SaltedBlock>,
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, as copied by its task. Ranks are in the same order as in the head.
+/// Stream as copied out of the index by its task. Its ranks are in the same order as in its head.
 pub(crate) struct CopiedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<CopiedRank>,
 }
 
-/// Request to a stream's task for a copy of its holdings, until a deadline.
+/// Request to a stream's task for a copy of the held blocks, to be made before a deadline.
 pub(crate) struct CopyRequest {
     answer: SyncSender<Result<CopiedStream, Skip>>,
     until: Instant,
@@ -264,12 +267,12 @@ impl CopyRequest {
     }
 }
 
-/// Channel of requests to a stream's task for copies of the holdings.
+/// Channel for requests to a stream's task for copies of the held blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Mutex<Option<mpsc::Sender<CopyRequest>>>);
 
 impl Copies {
-    /// Receiver of requests, for a task that begins.
+    /// Returns the receiver of requests, for a task that begins to follow the stream.
     pub(crate) fn listen(&self) -> mpsc::Receiver<CopyRequest> {
         let (sender, receiver) = mpsc::channel(1);
         *self.0.lock() = Some(sender);
@@ -283,8 +286,8 @@ impl Copies {
         Some(answered)
     }
 
-    /// Requests a copy of the holdings, which the stream's task makes between batches, and waits for the copy for up to
-    /// `wait`.
+    /// Requests a copy of the held blocks, which the stream's task makes between batches, and waits up to `wait` for
+    /// it.
     ///
     /// # Errors
     /// The reason why there is no copy.

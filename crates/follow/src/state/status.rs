@@ -1,6 +1,7 @@
-//! Status of a stream: written by the stream's task alone, read by `/workers`, `/metrics` and readiness.
+//! Status of a stream, written only by the stream's task, and read by `/workers`, `/metrics` and readiness checks.
 //!
-//! Numbers are atomics without an order among them: a reader may see one of them a batch ahead of another.
+//! Numbers are atomics that are written separately, so a reader may see one of them updated by a batch and another not
+//! yet.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -14,17 +15,17 @@ use kvatlas_stream::{Outcome, State};
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
-        /// Counts of one stream since it was registered.
+        /// Counters of one stream since it was registered. Each counter's description is the help text of its metric.
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[doc = $doc])* pub $name: AtomicU64,)*
         }
 
         impl Counters {
-            /// Names of the counters, each with its help text.
+            /// Names of the counters, each with the help text of its metric.
             pub const NAMES: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),*))),*];
 
-            /// Values of the counters, in the order of `NAMES`.
+            /// Returns the values of the counters, in the order of `NAMES`.
             #[must_use]
             pub fn values(&self) -> Vec<u64> {
                 vec![$(self.$name.load(Relaxed)),*]
@@ -111,47 +112,47 @@ counters! {
     other_relays,
 }
 
-/// Outcome of a stream's restored holdings.
+/// Outcome for a stream whose held blocks were restored from a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct SnapshotOutcome {
-    /// Kind of the snapshot's origin: `disk`, `peer` or `store`.
+    /// Kind of the snapshot's origin: `disk`, `peer` (another service) or `store` (the NATS object store).
     pub kind: &'static str,
-    /// Time of the snapshot, in seconds since 1970.
+    /// Time at which the snapshot was made, in seconds since 1970.
     pub created: f64,
     /// Number of restored blocks, over all ranks.
     pub blocks: u64,
-    /// Outcome of the restored holdings; `None` while the engine has not answered.
+    /// Outcome of the proof that the restored blocks are still held; `None` while the engine has not answered.
     pub outcome: Option<Outcome>,
 }
 
-/// The present error, and the last one that has ended, with their times.
+/// Current error of a stream and the last one that has ended, with their times.
 #[derive(Debug, Default)]
 struct Errors {
     last: Option<(String, Instant)>,
-    /// Last error that has ended, and the time at which it was noticed.
+    /// Last error that has ended, and the time at which it was last reported.
     previous: Option<(String, Instant)>,
 }
 
 const NEVER: u64 = u64::MAX;
 const NO_LIMIT: u8 = u8::MAX;
 
-/// Status of a stream.
+/// Status of an event stream: its state, doubts such as lost batches, counters and errors.
 #[derive(Debug)]
 pub struct StreamStatus {
     started: Instant,
     state: AtomicU8,
-    /// True if the known holdings are exactly what the engine announced up to batch `last_seq`.
+    /// True if the blocks in the index are exactly those that the engine announced up to batch `last_seq`.
     trusted: AtomicBool,
     settled: AtomicBool,
-    /// True if the engine may hold more than is known, because early or lost batches were not replayed.
+    /// True if the engine may hold more blocks than are known, because early or lost batches were not replayed.
     pub partial: AtomicBool,
-    /// True if only a sequence number shows that the reconnected engine is the same engine whose blocks are held.
+    /// True if the engine, after a reconnection, is taken to be the same as before only because of a sequence number.
     pub unverified: AtomicBool,
-    /// True if depths are only upper bounds, as for hybrid models.
+    /// True if matched depths are only upper bounds, as for some hybrid models.
     pub upper_bound: AtomicBool,
     /// True if the engine does not announce which blocks have a cache salt.
     pub no_salts: AtomicBool,
-    /// Number of restarts of the engine that were noticed.
+    /// Number of detected restarts of the engine.
     pub epoch: AtomicU64,
     /// Value of `epoch`, the number of restarts, at the last call of [`StreamStatus::has_new_epoch`].
     asked_epoch: AtomicU64,
@@ -159,27 +160,29 @@ pub struct StreamStatus {
     heard: AtomicU64,
     lag: AtomicU64,
     lag_max: AtomicU64,
-    /// Number of batches that wait in the buffer for earlier ones.
+    /// Number of batches in the buffer that wait for missing earlier ones.
     pub buffered: AtomicU64,
-    /// Blocks announced by name alone on tiers beyond the device that the engine has not described yet.
+    /// Number of blocks on tiers beyond the device that were announced by block hash alone and whose contents are
+    /// unknown.
     pub undescribed: AtomicU64,
-    /// Counts of events on the stream since it was registered.
+    /// Counters of the stream since it was registered.
     pub counters: Counters,
     refused: Vec<AtomicU64>,
-    /// Number of blocks in a chunk, for each tier beyond the device, as seen in store events; 0 before the first.
+    /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device, as seen in store events; 0
+    /// before the first.
     chunks: [AtomicU32; 3],
-    /// Most frequent block size, in tokens, among blocks left out because their size differs from the index's.
+    /// Most frequent block size, in tokens, among blocks refused because their size differs from the index's.
     other_size: AtomicU32,
-    /// Number of blocks of the most frequent other size that were left out.
+    /// Number of refused blocks of the size `other_size`.
     other_size_blocks: AtomicU64,
     errors: Mutex<Errors>,
-    /// Outcome of the stream's restored holdings; `None` if no snapshot had any.
+    /// Outcome for held blocks restored from a snapshot; `None` if no snapshot had blocks of the stream.
     snapshot: Mutex<Option<SnapshotOutcome>>,
-    /// True if the stream has an error at present.
+    /// True if the stream currently has an error.
     failing: AtomicBool,
-    /// Number of the limit that the stream has reached, or [`NO_LIMIT`].
+    /// Number of the [`Limit`] that the stream has reached, or [`NO_LIMIT`].
     limit: AtomicU8,
-    /// True if the relay that published the stream has left.
+    /// True if the relay (the service that published the stream to the log) no longer follows its engine.
     gone: AtomicBool,
 }
 
@@ -217,26 +220,27 @@ impl Default for StreamStatus {
 }
 
 impl StreamStatus {
-    /// Present state of the stream.
+    /// Returns the current state of the stream.
     #[must_use]
     pub fn state(&self) -> State {
         State::ALL[usize::from(self.state.load(Relaxed))]
     }
 
-    /// True if the known holdings are exactly what the engine announced.
+    /// True if the stream's blocks in the index are exactly those that the engine announced.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.trusted.load(Relaxed)
     }
 
-    /// True if the stream's first replay has ended or was given up, so that readiness does not wait for the stream.
+    /// True if the stream's first replay has finished or was given up, so that the stream no longer keeps the service
+    /// from being ready.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)
     }
 
-    /// Number of blocks in a chunk of host memory, local disks and external stores, as seen in store events; 0 before
-    /// the first.
+    /// Returns the number of blocks in a chunk (the unit of storage) of host memory, local disks and external stores,
+    /// in this order, as seen in store events; 0 before the first.
     #[must_use]
     pub fn chunks(&self) -> [u32; 3] {
         [0, 1, 2].map(|slot| self.chunks[slot].load(Relaxed))
@@ -260,7 +264,7 @@ impl StreamStatus {
         self.trusted.store(trusted, Relaxed);
     }
 
-    /// True if the engine has restarted since the last call.
+    /// True if the engine has been found to have restarted since the last call.
     pub(crate) fn has_new_epoch(&self) -> bool {
         let epoch = self.epoch.load(Relaxed);
         self.asked_epoch.swap(epoch, Relaxed) < epoch
@@ -270,7 +274,7 @@ impl StreamStatus {
         self.settled.store(true, Relaxed);
     }
 
-    /// Number of the last batch applied since the engine's last restart; `None` if there was none.
+    /// Returns the sequence number of the last batch applied since the engine's last restart; `None` if there was none.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {
         some(self.last_seq.load(Relaxed))
@@ -280,7 +284,7 @@ impl StreamStatus {
         self.last_seq.store(seq.unwrap_or(NEVER), Relaxed);
     }
 
-    /// Time since the engine's last batch or answer; `None` if there was none.
+    /// Returns the time since the engine's last batch or replay answer; `None` if there was none.
     #[must_use]
     pub fn silence(&self) -> Option<Duration> {
         let heard = some(self.heard.load(Relaxed))?;
@@ -291,14 +295,15 @@ impl StreamStatus {
         self.heard.store(self.started.elapsed().as_millis() as u64, Relaxed);
     }
 
-    /// Lag of the last live batch: from the engine's timestamp until queries saw the batch. `None` without a live
-    /// batch, or if the engine's clock is not a wall clock.
+    /// Returns the lag of the last live batch: the time from the engine's timestamp until queries saw the batch. `None`
+    /// if there was no live batch, or the engine's timestamps are not wall-clock times.
     #[must_use]
     pub fn lag(&self) -> Option<Duration> {
         some(self.lag.load(Relaxed)).map(Duration::from_micros)
     }
 
-    /// Longest lag of a live batch so far.
+    /// Returns the longest lag of a live batch so far. A lag is the time from the engine's timestamp until queries saw
+    /// the batch.
     #[must_use]
     pub fn lag_max(&self) -> Duration {
         Duration::from_micros(self.lag_max.load(Relaxed))
@@ -318,33 +323,33 @@ impl StreamStatus {
         }
     }
 
-    /// Numbers of events left out, by reason, in the order of [`Reason::ALL`].
+    /// Returns the number of refused events for each reason, in the order of [`Reason::ALL`].
     #[must_use]
     pub fn refused(&self) -> Vec<u64> {
         self.refused.iter().map(|counter| counter.load(Relaxed)).collect()
     }
 
-    /// Number of events left out because the block size differs from the index's.
+    /// Returns the number of events refused because their block size differs from the index's.
     #[must_use]
     pub fn refused_for_their_size(&self) -> u64 {
         self.refused()[Reason::BlockSize as usize]
     }
 
-    /// Number of events left out because their block is not full, or may be of another size.
+    /// Returns the number of events refused because their block is not full or may have another size.
     #[must_use]
     pub fn refused_as_partial(&self) -> u64 {
         self.refused()[Reason::PartialBlock as usize]
     }
 
-    /// Most frequent size, in tokens, of blocks left out because it differs from the index's, and the number of blocks
-    /// of that size; `None` if none were left out.
+    /// Returns the most frequent size, in tokens, among blocks refused because their size differs from the index's, and
+    /// the number of blocks of that size; `None` if no block was refused for that reason.
     #[must_use]
     pub fn other_size(&self) -> Option<(u32, u64)> {
         let blocks = self.other_size_blocks.load(Relaxed);
         (blocks > 0).then(|| (self.other_size.load(Relaxed), blocks))
     }
 
-    /// True if more blocks of one other size were left out than blocks of the index's size were stored.
+    /// True if more blocks of one other size were refused than blocks of the index's size were stored.
     #[must_use]
     pub fn has_other_size(&self) -> bool {
         self.other_size_blocks.load(Relaxed) > self.counters.stored_blocks.load(Relaxed)
@@ -355,8 +360,8 @@ impl StreamStatus {
         self.other_size_blocks.store(blocks, Relaxed);
     }
 
-    /// Limit that the stream has reached; none of its blocks are held until it begins anew. `None` if no limit is
-    /// reached.
+    /// Returns the limit that the stream has reached; `None` if it has reached none. A stream that has reached a limit
+    /// holds no blocks until it is read anew.
     #[must_use]
     pub fn limit(&self) -> Option<Limit> {
         Limit::ALL.get(usize::from(self.limit.load(Relaxed))).copied()
@@ -366,13 +371,14 @@ impl StreamStatus {
         self.limit.store(limit.map_or(NO_LIMIT, |limit| limit as u8), Relaxed);
     }
 
-    /// Description of the present error; `None` if there is none.
+    /// Returns the description of the current error; `None` if there is none.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
         Some(self.errors().last.as_ref()?.0.clone())
     }
 
-    /// Last error that has ended, and the time since it was noticed.
+    /// Returns the description of the last error that has ended, and the time since that error was last reported; `None`
+    /// if there was none.
     #[must_use]
     pub fn previous_error(&self) -> Option<(String, Duration)> {
         let errors = self.errors();
@@ -385,7 +391,7 @@ impl StreamStatus {
         self.failing.store(true, Relaxed);
     }
 
-    /// Ends the present error.
+    /// Ends the current error, if any.
     pub(crate) fn recover(&self) {
         if self.failing.load(Relaxed) && self.failing.swap(false, Relaxed) {
             let mut errors = self.errors();
@@ -393,12 +399,12 @@ impl StreamStatus {
         }
     }
 
-    /// True if there is a present error, which [`recover`](Self::recover) would end.
+    /// True if there is a current error, which [`recover`](Self::recover) would end.
     pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Relaxed)
     }
 
-    /// True if the relay that published the stream has left.
+    /// True if the relay (the service that published the stream to the log) no longer follows its engine.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Relaxed)
     }
@@ -407,7 +413,7 @@ impl StreamStatus {
         self.gone.store(gone, Relaxed);
     }
 
-    /// Outcome of the stream's restored holdings; `None` if no snapshot had any.
+    /// Returns the outcome for held blocks restored from a snapshot; `None` if no snapshot had blocks of the stream.
     #[must_use]
     pub fn from_snapshot(&self) -> Option<SnapshotOutcome> {
         *self.snapshot.lock()

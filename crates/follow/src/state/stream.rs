@@ -1,5 +1,5 @@
-//! Event stream of one engine rank, as shared by its task, queries and snapshots; and its registration, as given by a
-//! client or by discovery.
+//! Event stream of one engine rank, shared by its task, queries and snapshots; and its registration, as made by a
+//! client or by discovery (the automatic registration of engines).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::relay::Outlet;
 
-/// Maximum number of ranks that one stream may feed: more than any engine has behind one socket.
+/// Maximum number of ranks whose blocks one stream may supply, more than any engine has behind one socket.
 const MOST_RANKS: usize = 1024;
 
 /// Event stream of one engine rank, shared by its task, queries and snapshots.
@@ -24,15 +24,15 @@ pub struct Stream {
     pub worker: Arc<str>,
     /// Registration of the stream.
     pub registration: Registration,
-    /// Status of the stream.
+    /// Status of the stream: its state, doubts such as lost batches, counters and errors.
     pub status: StreamStatus,
-    /// Ranks whose blocks come from this stream.
+    /// Ranks whose blocks the stream supplies.
     ranks: Mutex<BTreeSet<u32>>,
-    /// Blocks that the engine was proved to hold without having announced them.
+    /// Blocks that the engine was proved to hold although no batch has announced them.
     proven: Mutex<ProvenBlocks>,
-    /// Channel of requests to the stream's task for a copy of the holdings.
+    /// Channel for requests to the stream's task for a copy of the held blocks.
     copies: Copies,
-    /// Queue of changes to be published to the log; unset if the stream is not published.
+    /// Queue of the changes to be published to the NATS log; unset if the stream is not published.
     outlet: OnceLock<Arc<Outlet>>,
 }
 
@@ -51,13 +51,13 @@ impl Stream {
         }
     }
 
-    /// Ranks whose blocks come from this stream: the registered one, and those that its batches name.
+    /// Returns the ranks whose blocks the stream supplies: the registered rank, and the ranks named in its batches.
     #[must_use]
     pub fn ranks(&self) -> BTreeSet<u32> {
         self.ranks.lock().clone()
     }
 
-    /// Locks the blocks that the ranks were proved to hold. No batch of the stream is applied while the guard is held.
+    /// Locks the proofs of held blocks. No batch of the stream is applied while the guard exists.
     pub(crate) fn proven_blocks(&self) -> MutexGuard<'_, ProvenBlocks> {
         self.proven.lock()
     }
@@ -66,7 +66,7 @@ impl Stream {
         &self.copies
     }
 
-    /// Queue of changes to be published to the log; `None` if the stream is not published.
+    /// Returns the queue of the changes to be published to the NATS log; `None` if the stream is not published.
     pub(crate) fn outlet(&self) -> Option<&Arc<Outlet>> {
         self.outlet.get()
     }
@@ -79,7 +79,7 @@ impl Stream {
         self.ranks.lock().contains(&rank)
     }
 
-    /// Adds a rank to those that the stream feeds. False if the stream feeds too many already.
+    /// Adds a rank to the ranks whose blocks the stream supplies. Returns false if there are too many already.
     pub(super) fn feed(&self, rank: u32) -> bool {
         let mut ranks = self.ranks.lock();
         let room = ranks.len() < MOST_RANKS;
@@ -89,7 +89,7 @@ impl Stream {
         room
     }
 
-    /// Creates a stream without a task, for tests.
+    /// Creates a stream that no task follows, for tests.
     #[cfg(test)]
     pub(crate) fn for_test(worker: &str, rank: u32) -> Arc<Self> {
         let registration = Registration {
@@ -110,54 +110,55 @@ impl Stream {
     }
 }
 
-/// Blocks that the ranks of one stream were proved to hold. The stream's task changes these proofs together with the
-/// index, under one lock, so that adoption finds the two consistent.
+/// Proofs of the blocks that the ranks of one stream hold although no batch has announced them. The stream's task
+/// changes the proofs and the index under one lock, so that adoption (adding proved blocks to the index) finds both
+/// consistent.
 #[derive(Default)]
 pub(crate) struct ProvenBlocks {
-    /// Index that the stream feeds; `None` while the stream is not followed.
+    /// Index into which the stream's blocks are stored; `None` while no task follows the stream.
     index: Option<Arc<BlockIndex>>,
     ranks: BTreeMap<u32, RankAdoption>,
 }
 
 impl ProvenBlocks {
-    /// Forgets which blocks the stream has proved to be held. `index`: index of a stream that is followed from now on;
-    /// `None` if the stream is not followed.
+    /// Drops all proofs of held blocks, and sets the index into which the stream's blocks are stored from now on.
+    /// `None` means that no task follows the stream any more.
     pub(crate) fn begin(&mut self, index: Option<Arc<BlockIndex>>) {
         *self = Self { index, ranks: BTreeMap::new() };
     }
 
-    /// Drops all proofs of held blocks, as the stream's blocks are gone, and perhaps the engine is another one.
+    /// Drops all proofs of held blocks, because the stream's blocks were cleared and its engine may have restarted.
     pub(crate) fn forget(&mut self) {
         self.ranks.values_mut().for_each(RankAdoption::begin);
     }
 
-    /// Proofs of which blocks one rank holds, created if there are none.
+    /// Returns the proofs of held blocks for one rank, which are created if there are none.
     pub(crate) fn of(&mut self, rank: u32) -> &mut RankAdoption {
         self.ranks.entry(rank).or_default()
     }
 
-    /// Calls `f` with the index and the proofs of held blocks of each rank, if the stream is followed.
+    /// Calls `f` for each rank with the index and the rank's proofs of held blocks, if a task follows the stream.
     pub(crate) fn each(&mut self, mut f: impl FnMut(&Arc<BlockIndex>, u32, &mut RankAdoption)) {
         if let Some(index) = &self.index {
             self.ranks.iter_mut().for_each(|(rank, proven)| f(index, *rank, proven));
         }
     }
 
-    /// Proofs of held blocks, for each rank.
+    /// Iterates over the proofs of held blocks of all ranks.
     pub(crate) fn all(&self) -> impl Iterator<Item = &RankAdoption> {
         self.ranks.values()
     }
 }
 
-/// Maximum number of aliases, and of adapters, of a model.
+/// Maximum number of aliases of a model, and also of its LoRA adapters.
 const MOST_NAMES: usize = 1024;
 
-/// Names under which a model can be found besides its own: aliases and adapters.
+/// Names by which a model can be found in addition to its own: aliases and LoRA adapters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelNames {
     /// Aliases of the model.
     pub aliases: Vec<String>,
-    /// Names of the model's adapters.
+    /// Names of the model's LoRA adapters.
     pub adapters: Vec<String>,
 }
 
@@ -176,40 +177,42 @@ impl ModelNames {
     }
 }
 
-/// Registration of an engine rank whose event stream is to be followed.
+/// Registration of the event stream of one engine rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
     /// Name of the worker.
     pub worker: String,
     /// Name of the model.
     pub model: String,
-    /// Aliases and adapters that the worker's engine serves; `None` to leave them unchanged.
+    /// Aliases and LoRA adapters that the worker's engine serves; `None` to leave the worker's names unchanged.
     pub names: Option<ModelNames>,
     /// Name of the routing group.
     pub routing_group: String,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Data-parallel rank that the blocks belong to, unless batches name another rank that no other stream feeds.
+    /// Data-parallel rank under which blocks are stored, unless a batch names another rank whose blocks no other stream
+    /// supplies.
     pub rank: u32,
-    /// Endpoint of the engine's event socket.
+    /// Address of the engine's event socket.
     pub endpoint: Endpoint,
-    /// Endpoint of the engine's replay socket; `None` if the engine has none.
+    /// Address of the engine's replay socket; `None` if the engine has none.
     pub replay_endpoint: Option<Endpoint>,
-    /// Topic of the engine's batches, compared as a whole; empty for any topic. For an engine that connects to this
-    /// service, the empty topic matches only itself.
+    /// Topic of the engine's batches, which must match as a whole; empty for any topic. For an engine that connects to
+    /// the service, an empty topic matches only the empty topic.
     pub topic: String,
-    /// True if a block announced n times is held until it is removed n times; false for engines that announce a block
-    /// again without another copy of the block.
+    /// True if a block that was announced n times counts as held until it is removed n times. False for engines that
+    /// announce a block again without adding a copy.
     pub count_copies: bool,
-    /// Blocks that the engine keeps as one in host memory; none to learn it from its stores, which do not show it where they
-    /// have names alone.
+    /// Number of blocks in a chunk (the unit of storage) of the engine's host memory. `None` to learn it from store
+    /// events, which do not show it if they contain block hashes alone.
     pub host_chunk: Option<NonZeroU32>,
-    /// Source of the registration: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
+    /// Origin of the registration: `zmq` for a client of the HTTP interface, else the engine's URL, or `stream` for a
+    /// configured stream.
     pub source: String,
 }
 
 impl Registration {
-    /// Checks that the values of the registration can be used.
+    /// Checks that the values of the registration are valid.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.block_size == 0 {
             let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
@@ -229,7 +232,7 @@ impl Registration {
         self.names.as_ref().map_or(Ok(()), ModelNames::check)
     }
 
-    /// Checks that another registration of the same rank is equal to this one.
+    /// Checks that another registration of the same rank is equal.
     pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
         let said = |it: &Self| {
             (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies, it.host_chunk)

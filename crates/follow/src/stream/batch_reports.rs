@@ -1,5 +1,5 @@
-//! Reports of a stream's latest batches: counts, until they are added to the stream's status, and warnings, each logged
-//! once.
+//! Reports of a stream's latest batches: counts that are added to the stream's status from time to time, and warnings
+//! that are logged once each.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,21 +11,21 @@ use kvatlas_wire::Tally;
 use super::holdings::Holdings;
 use crate::state::StreamStatus;
 
-/// Largest plausible difference between the engine's clock and this machine's, in seconds.
+/// Maximum plausible difference between the clocks of the engine and this machine, in seconds.
 const PLAUSIBLE: f64 = 86_400.0;
 
-/// Counts of a stream's latest batches, kept in the stream's task until all available messages are read.
+/// Counts of a stream's latest batches, kept by the stream's task until all available messages have been read.
 #[derive(Default)]
 pub(super) struct PendingCounts {
     pub(super) batches: u64,
     pub(super) bytes: u64,
     pub(super) tally: Tally,
-    /// The engine's timestamp of each live batch, in seconds since 1970.
+    /// Engine's timestamp of each live batch, in seconds since 1970.
     pub(super) timestamps: Vec<f64>,
 }
 
 impl PendingCounts {
-    /// Adds the counts to the stream's status, and resets them.
+    /// Adds the counts to the stream's status, and resets them to zero.
     pub(super) fn tell(&mut self, status: &StreamStatus, shared: &SharedCounts) {
         let Self { batches, bytes, tally, timestamps } = self;
         if *batches == 0 {
@@ -60,39 +60,39 @@ impl PendingCounts {
     }
 }
 
-/// Adds to a counter that only this stream's task writes, without an atomic read-modify-write.
+/// Adds to a counter without an atomic read-modify-write, as only the stream's task writes the counter.
 fn add(counter: &AtomicU64, count: u64) {
     if count > 0 {
         counter.store(counter.load(Relaxed) + count, Relaxed);
     }
 }
 
-/// Present time, in seconds since 1970.
+/// Returns the current time, in seconds since 1970.
 fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(f64::NAN, |now| now.as_secs_f64())
 }
 
-/// Time since the engine's timestamp; `None` if the engine's clock is not plausible.
+/// Computes the time since an engine's timestamp; `None` if the difference of the clocks is not plausible.
 fn lag(now: f64, timestamp: f64) -> Option<Duration> {
     let lag = now - timestamp;
     (lag.abs() < PLAUSIBLE).then(|| Duration::from_secs_f64(lag.max(0.0)))
 }
 
-/// Warnings of a stream that were already logged.
+/// Record of the warnings that have been logged for a stream, so that each is logged once.
 #[derive(Debug, Default)]
 pub(super) struct LoggedWarnings {
     unknown_events: bool,
-    /// True if a warning about parents that are block 0 was logged.
+    /// True if the warning about parent blocks with the block hash 0 was logged.
     parents: bool,
-    /// True if a warning about topics was logged.
+    /// True if the warning about batches with another topic was logged.
     topics: bool,
-    /// True if a warning about blocks of another size was logged.
+    /// True if the warning about blocks of another size was logged.
     sizes: bool,
 }
 
 impl Holdings {
-    /// Reports that blocks of another size than the index's were refused. `size`: the most frequent of these sizes, in
-    /// tokens; `blocks`: number of refused blocks of that size.
+    /// Logs that blocks were refused because their size differs from the index's. `size` is the most frequent of the
+    /// other sizes, in tokens, and `blocks` the number of refused blocks of that size.
     pub(super) fn note_other_size(&mut self, size: u32, blocks: u64) {
         let status = &self.stream.status;
         status.set_other_size(size, blocks);
@@ -110,8 +110,8 @@ impl Holdings {
         );
     }
 
-    /// Reports a batch that is left out because its topic is not the stream's. That is right where several engines
-    /// publish behind one address; if no batch of the stream's topic has come, the registered topic is likely to be
+    /// Reports a batch that is skipped because its topic differs from the stream's. This is normal if several engines
+    /// publish at one address. If no batch with the stream's topic has been received, the registered topic is probably
     /// wrong.
     pub(crate) fn note_other_topic(&mut self, its: &[u8]) {
         let (status, topic) = (&self.stream.status, &self.stream.registration.topic);
@@ -132,7 +132,7 @@ impl Holdings {
         );
     }
 
-    /// Reports that a stream that takes any topic receives two topics.
+    /// Reports that two topics are received by a stream that accepts any topic.
     pub(crate) fn note_several_topics(&mut self, first: &[u8], second: &[u8]) {
         let (first, second) = (String::from_utf8_lossy(first), String::from_utf8_lossy(second));
         let what = format!("batches of several topics come here, such as {first:?} and {second:?}");
@@ -143,7 +143,7 @@ impl Holdings {
         self.stream.status.set_error(what);
     }
 
-    /// Reports blocks whose parent is a block named 0 that is not held, and logs this once.
+    /// Sets an error for stored blocks whose parent has the block hash 0 and is not held, and logs it once.
     pub(super) fn warn_of_parents(&mut self) {
         let status = &self.stream.status;
         if status.last_error().is_none() {
@@ -161,7 +161,7 @@ impl Holdings {
         }
     }
 
-    /// Logs events of an unknown type once. `what`: name of the type.
+    /// Logs, once, that the engine sends events of an unknown type. `what` describes the type.
     pub(super) fn warn_of_unknown_events(&mut self, what: &str) {
         if !std::mem::replace(&mut self.warned.unknown_events, true) {
             let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);

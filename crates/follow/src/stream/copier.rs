@@ -1,14 +1,14 @@
-//! Copies of a stream's holdings, made by the stream's task step by step between batches: for a snapshot, or for
-//! readers of a log that do not have the stream.
+//! Copying of the blocks held by a stream's ranks, by the stream's task, in steps between batches. Copies are made for
+//! snapshots, and for readers of the NATS log that do not have the stream's blocks yet.
 //!
-//! Only the stream's task applies its batches. So a rank is complete after a batch whose number the task knows, and the
-//! memory of the rank's reader is of the same moment. Ranks are copied one after the other; each is complete after a
-//! batch of its own.
+//! Batches of a stream are applied only by its task. So when a rank's copy is complete, the task knows the last batch
+//! that the copy includes, and the state of the rank's reader is from the same moment. Ranks are copied one after the
+//! other, so each copy includes batches up to a different one.
 //!
-//! * A snapshot continues from its mark, which is taken before the first rank; each rank skips the batches that it
-//!   includes.
-//! * The log has the batches and the copies in the order in which the task made them. So a reader that skips a rank's
-//!   batches until the rank's copy is complete, and applies those after it, has the holdings of the rank.
+//! * A snapshot continues from its mark, the last batch before the first rank was copied. After loading, each rank skips the
+//!   batches that its copy includes.
+//! * The NATS log has batches and copies in the order in which the task wrote them. So a reader skips a rank's batches until
+//!   the rank's copy is complete, and applies the batches after it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,32 +26,36 @@ use crate::state::{CopiedRank, CopiedStream, CopyRequest, RankHead, StreamHead, 
 use kvatlas_stream::machine::Machine;
 use kvatlas_stream::{Mark, Skip};
 
-/// Time for which steps are made in a row, each of which takes the index's lock: timers are coarse, and a step takes a
-/// fraction of this time.
+/// Time for which steps are made in a row before a pause. Each step takes the index's lock for a fraction of this time;
+/// shorter turns would be lost to the coarse resolution of timers.
 const TURN: Duration = Duration::from_micros(800);
-/// Pause between two series of steps, for other writers of the index, and for the stream's own batches.
+/// Pause between two series of copying steps, in which other threads can change the index, and the stream's batches are
+/// applied.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Maximum number of small ranks that are copied in one step.
+/// Maximum number of ranks that are copied in one step while the index's lock is held, if they have few blocks.
 const RANKS_A_STEP: usize = 64;
-/// Number of restarts of a copy, after clears, after which a snapshot leaves the stream out.
+/// Maximum number of times that a copy for a snapshot is restarted because the held blocks were cleared. After more,
+/// the snapshot leaves the stream out.
 const MOST_RESTARTS: usize = 3;
-/// Size, in bytes, of one piece of a full state in the log.
+/// Approximate size, in bytes, of the pieces in which all blocks of a rank are published to the NATS log.
 const PIECE: usize = 96 << 10;
-/// Maximum number of blocks in a piece that removes blocks known only from answers.
+/// Maximum number of blocks that one published change removes because they are known only from engines' reports of
+/// cached tokens.
 const ANSWERED: usize = 1 << 14;
-/// Wait before a permit to copy is requested again.
+/// Wait before a permit to make a copy is requested again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Position of a stream in its batches or messages, as known to the rules of its source.
+/// Position of a stream, in batches of its engine or in messages of the NATS log.
 pub(super) trait Moment {
-    /// Last batch, if all holdings are proved to belong to the same life of the engine; else the reason to skip the
-    /// stream.
+    /// Returns the number and hash of the last batch, if all held blocks are proved to have been announced since the
+    /// engine's last restart; else the reason to leave the stream out of a snapshot.
     fn mark(&self) -> Result<Mark, Skip>;
-    /// Number of the last batch; `None` if there was none.
+    /// Returns the number of the last batch; `None` if there was none.
     fn last(&self) -> Option<u64>;
-    /// Number of the first batch applied since the last clear, and whether the engine may hold more than is known.
+    /// Returns the number of the first batch applied since the last clear, and true if the engine may hold more blocks
+    /// than are known.
     fn reach(&self) -> (u64, bool);
-    /// Sequence number up to which the log was read; `None` if the stream is not read from a log.
+    /// Returns the sequence number up to which the NATS log was read; `None` if the stream is read from an engine.
     fn sequence(&self) -> Option<u64>;
 }
 
@@ -70,9 +74,9 @@ impl<P: AsRef<[u8]>> Moment for Machine<P> {
     }
 }
 
-/// Destination of a copy of a stream's holdings: a snapshot or the log.
+/// Destination for a copy of a stream's held blocks: a snapshot or the NATS log.
 pub(super) trait CopySink: Sized {
-    /// Begins a copy, or restarts it after the holdings were cleared. Returns a pause if the copy cannot begin yet.
+    /// Begins a copy, or restarts it after the held blocks were cleared. Returns a wait if the copy cannot begin yet.
     ///
     /// # Errors
     /// The reason why the stream cannot be copied.
@@ -91,26 +95,27 @@ pub(super) trait CopySink: Sized {
         rules: &impl Moment,
     ) -> Result<(), Skip>;
 
-    /// Ends the copy, with all ranks or with the reason of its failure.
+    /// Ends the copy, successfully or with the reason of its failure.
     fn end(self, copied: Result<(), Skip>, holdings: &Holdings, rules: &impl Moment);
 
-    /// True if the copy is no longer wanted.
+    /// True if the requester of the copy no longer wants it.
     fn is_given_up(&self) -> bool {
         false
     }
 }
 
-/// A copy of a stream's holdings that is being made, or waits to begin.
+/// Copy of a stream's held blocks that is in progress or waits to begin.
 pub(super) struct Copier<S> {
     sink: S,
     progress: Option<CopyProgress>,
-    /// Time at which the next step of the copy is due.
+    /// Time at which the copy is to be continued.
     due: Instant,
 }
 
-/// Progress of a copy since it last began.
+/// Progress of a copy of a stream's blocks since it was last started or restarted.
 struct CopyProgress {
-    /// Number of clears of the holdings when the copy began; after another clear, the copy begins anew.
+    /// Number of times that the held blocks had been cleared when the copy began. If the number has changed, the copy
+    /// is restarted.
     clears: u64,
     copied: BTreeSet<u32>,
     current: Option<(u32, RankCopier)>,
@@ -125,7 +130,7 @@ impl<S: CopySink> Copier<S> {
         self.due
     }
 
-    /// Makes steps of the copy, if the next one is due. `None` once the copy has ended.
+    /// Continues the copy, if it is time to. Returns `None` once the copy has ended.
     pub(super) fn step(mut self, holdings: &mut Holdings, rules: &impl Moment) -> Option<Self> {
         if Instant::now() < self.due {
             return Some(self);
@@ -145,7 +150,8 @@ impl<S: CopySink> Copier<S> {
         None
     }
 
-    /// Makes steps for one turn. Returns the pause to the next turn; `None` once all ranks are copied.
+    /// Copies slices of ranks until it is time for a pause. Returns the length of the pause; `None` once all ranks are
+    /// copied.
     fn steps(&mut self, holdings: &mut Holdings, rules: &impl Moment) -> Result<Option<Duration>, Skip> {
         let clears = holdings.clears();
         let progress = match &mut self.progress {
@@ -168,7 +174,8 @@ impl<S: CopySink> Copier<S> {
 }
 
 impl CopyProgress {
-    /// Makes one step of the copy: a slice of a rank, or several small ranks. True once all ranks are copied.
+    /// Makes one step of the copy: a slice of one rank's blocks, or several small ranks. Returns true once all ranks
+    /// are copied.
     fn step(&mut self, sink: &mut impl CopySink, holdings: &mut Holdings, rules: &impl Moment) -> Result<bool, Skip> {
         let mut left = BlockIndex::SLICE;
         let stream = holdings.stream.clone();
@@ -202,13 +209,14 @@ impl CopyProgress {
     }
 }
 
-/// Destination of a copy for a snapshot, which answers a request.
+/// Destination for a copy that a snapshot has requested.
 pub(super) struct SnapshotSink {
     request: CopyRequest,
     begins: usize,
-    /// Last batch of the stream when the copy began.
+    /// Number and hash of the last batch applied before the copy began.
     mark: Mark,
-    /// Sequence number up to which the log was read when the copy began; `None` if the stream is not read from a log.
+    /// Sequence number up to which the NATS log was read when the copy began; `None` if the stream is read from an
+    /// engine.
     sequence: Option<u64>,
     ranks: Vec<(RankHead, CopiedRank)>,
 }
@@ -284,7 +292,7 @@ impl CopySink for SnapshotSink {
     }
 }
 
-/// Destination of a copy for readers of the log: the stream's outlet.
+/// Destination for a copy that is published in the NATS log, through the stream's queue to the log (its outlet).
 pub(super) struct LogSink {
     outlet: Arc<Outlet>,
     permit: Option<OwnedSemaphorePermit>,
@@ -338,8 +346,8 @@ impl CopySink for LogSink {
 }
 
 impl Holdings {
-    /// Returns whether a block was ever stored under a rank, and the state of the rank's reader; `None` for a hybrid
-    /// model.
+    /// Returns true if a block was ever stored under a rank, and the state of the rank's event reader. `None` for a
+    /// hybrid model, whose state cannot be copied.
     fn reader_state(&mut self, rank: u32, proven: &mut RankAdoption) -> Option<(bool, ReaderState)> {
         let seen = self.seen.contains(&rank);
         let Some(reader) = self.readers.get_mut(&rank) else { return Some((seen, ReaderState::default())) };

@@ -1,5 +1,5 @@
-//! An engine as the source of a stream: its sockets, the stream machine that decides about events of the sockets, and
-//! reports of changes: to the status, to readers of a log, and as log lines.
+//! Stream that is read from an engine: its sockets, the stream machine that decides about the sockets' events, and
+//! reports of changes to the stream's status, to readers of the NATS log, and as log lines.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,11 +19,11 @@ use super::transport::{Transport, TransportEvent};
 use crate::context::StreamContext;
 use crate::state::{Counters, Keyspace, SnapshotOutcome, State, Stream, StreamStatus};
 
-/// Error of a stream to which a second publisher has connected.
+/// Error message for a stream to which a second publisher has connected.
 const RIVAL: &str = "two publishers with this topic are connected: the second one is not read before the first is gone, \
                      and the stream is not trusted until then, or until the replay socket has shown that the first is the engine";
 
-/// Follows an engine's stream until stopped. `transport`: function that creates the engine's sockets.
+/// Follows an engine's stream until stopped. `transport` creates the engine's sockets.
 pub(super) async fn follow<T: Transport>(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
@@ -35,7 +35,7 @@ pub(super) async fn follow<T: Transport>(
     task::follow(keyspace, stream.clone(), context.clone(), source, stop).await;
 }
 
-/// An engine's sockets, and the stream machine that decides about their events.
+/// Sockets of an engine, and the stream machine that decides about their events.
 struct EngineSource<T: Transport> {
     stream: Arc<Stream>,
     machine: Machine<T::Payload>,
@@ -99,11 +99,11 @@ impl<T: Transport> StreamSource for EngineSource<T> {
     }
 }
 
-/// Actions of the stream machine: on the holdings, and on the sockets.
+/// Executor of the stream machine's actions, on the held blocks and on the sockets.
 struct EngineActions<'a, T> {
     holdings: &'a mut Holdings,
     transport: &'a mut T,
-    /// True if the machine did anything but apply a batch.
+    /// True if the machine has taken any action other than applying a batch.
     acted: bool,
 }
 
@@ -135,7 +135,7 @@ impl<T: Transport> Effects<T::Payload> for EngineActions<'_, T> {
     }
 }
 
-/// Passes an event of the sockets to the machine, or to the status.
+/// Passes an event of the sockets to the stream machine, or records it in the stream's status.
 fn take_in<T: Transport>(
     event: TransportEvent<T::Payload>,
     now: Duration,
@@ -183,10 +183,10 @@ fn take_in<T: Transport>(
     }
 }
 
-/// Error of a stream whose batches repeatedly contradict each other.
+/// Error message for a stream whose batches repeatedly contradict each other.
 const MIXED: &str = "batches of two publishers are mixed here: each rank of each engine needs its own endpoint";
 
-/// Publishes the stream's status to readers of the log, if it has changed.
+/// Publishes the stream's status to readers of the NATS log, if it has changed.
 pub(super) fn publish_status(stream: &Stream) {
     let Some(outlet) = stream.outlet() else { return };
     let status = &stream.status;
@@ -201,7 +201,7 @@ pub(super) fn publish_status(stream: &Stream) {
     });
 }
 
-/// Counts, reports and logs the outcome of restored holdings.
+/// Counts, reports and logs the outcome for held blocks that were restored from a snapshot.
 pub(super) fn end_restored(stream: &Stream, context: &StreamContext, outcome: Outcome) {
     context.snapshots.counts.ended(outcome);
     let Some(it) = stream.status.from_snapshot() else { return };
@@ -215,9 +215,9 @@ pub(super) fn end_restored(stream: &Stream, context: &StreamContext, outcome: Ou
     }
 }
 
-/// True if the status must be updated before the next event. Counts can wait until no event is left; changes of trust
-/// cannot, nor can the end of an error, which would end later errors too. `speaks`: whether the last event shows that
-/// the engine works.
+/// True if the status must be updated before the next event is handled. Changes of trust must be visible at once, and
+/// so must the end of an error, because a later update would end newer errors too. Counts can wait until no event is
+/// available. `speaks` is true if the last event shows that the engine works.
 pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P>, speaks: bool) -> bool {
     let trusted = machine.trusted() && status.limit().is_none();
     let recovers = || speaks && trusted && !machine.partial() && status.is_failing();
@@ -228,7 +228,7 @@ pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P
         || recovers()
 }
 
-/// Updates the stream's status. `speaks`: whether the engine has just sent an event that shows that it works.
+/// Updates the stream's status from the stream machine. `speaks` is true if the last event shows that the engine works.
 pub(super) fn report<P: AsRef<[u8]>>(
     holdings: &mut Holdings,
     context: &StreamContext,
@@ -269,7 +269,8 @@ pub(super) fn report<P: AsRef<[u8]>>(
     }
 }
 
-/// Sets flags of the stream's status, and updates the keyspace's reservations if any has changed.
+/// Sets flags of the stream's status. If any flag has changed, updates the known doubts about the stream, which queries
+/// read.
 pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, flags: [(&AtomicBool, bool); N]) {
     let mut changed = false;
     for (flag, is_set) in flags {
@@ -280,8 +281,9 @@ pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, fl
     }
 }
 
-/// Sets the trust in a stream, and ends the stream's hold on readiness. `absent`: whether the engine has been missing
-/// for so long that readiness no longer waits.
+/// Sets the trust in a stream. If the stream is trusted, has reached a limit or its engine is absent, the service no
+/// longer waits for the stream before it is ready. `absent` is true if the engine has not been connected for a long
+/// time.
 pub(super) fn settle(holdings: &Holdings, trusted: bool, absent: bool) {
     let Holdings { keyspace, stream, index, .. } = holdings;
     let status = &stream.status;
@@ -293,7 +295,7 @@ pub(super) fn settle(holdings: &Holdings, trusted: bool, absent: bool) {
     }
 }
 
-/// Logs each change of state, and each loss of blocks.
+/// Logs a change of the stream's state, and a loss of held blocks. `forgotten` is the number of blocks lost.
 fn log_changes<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, changed: bool, forgotten: u64) {
     let (worker, rank, state, epoch) = (&*stream.worker, stream.registration.rank, state.name(), machine.counts.epochs);
     let (seq, partial, counters) = (machine.last(), machine.partial(), &stream.status.counters);
@@ -321,7 +323,8 @@ fn log_changes<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: Sta
     }
 }
 
-/// Initial counts of a new machine, taken from the stream's status, which outlives a panic.
+/// Returns the initial counts for a new stream machine. They are taken from the stream's status, which is kept if the
+/// task panics.
 pub(super) fn counts(status: &StreamStatus) -> Counts {
     let mut counts = Counts { epochs: status.epoch.load(Relaxed), ..Counts::default() };
     for (counter, count) in pairs(&status.counters, &mut counts) {

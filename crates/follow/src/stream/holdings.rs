@@ -1,4 +1,4 @@
-//! Holdings of a stream: applies batches to the index, and counts them in the stream's status.
+//! Blocks held by a stream's ranks: batches are applied to the index, and counted in the stream's status.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -20,22 +20,23 @@ use crate::state::{Keyspace, Stream, tell_time, time_of};
 use kvatlas_stream::machine::Verdict;
 
 thread_local! {
-    /// Decoder shared by all streams on a thread, so that its memory stays in the processor's cache.
+    /// Decoder shared by all streams of a thread, so that its memory stays in the processor's cache.
     static DECODER: RefCell<Decoder> = RefCell::default();
 }
 
-/// Reasons to leave out an event that do not indicate an error.
+/// Reasons for refusing an event that do not indicate an error.
 const EXPECTED: [Reason; 2] = [Reason::OtherGroup, Reason::PartialBlock];
 
-/// Blocks of a stream in the index, and the readers of its ranks' events.
+/// Blocks that a stream's ranks hold in the index, and the readers that apply the ranks' events.
 pub(crate) struct Holdings {
     pub(crate) keyspace: Arc<Keyspace>,
     pub(crate) stream: Arc<Stream>,
-    /// Index of the keyspace when these holdings began. If the keyspace replaces the index, the holdings begin anew.
+    /// Index at the time when the stream's task began. If the index is replaced after a failed change, the task begins
+    /// anew.
     pub(crate) index: Arc<BlockIndex>,
-    /// Readers of events, by the rank that blocks are stored under.
+    /// Readers of events, by the rank under which blocks are stored.
     pub(super) readers: HashMap<u32, Reader>,
-    /// Ranks under which blocks were ever stored.
+    /// Ranks under which the stream has ever stored blocks.
     pub(super) seen: HashSet<u32>,
     pub(super) claimed: ClaimedRanks,
     /// True if the engine's events have shown a field for cache salts.
@@ -43,21 +44,22 @@ pub(crate) struct Holdings {
     pub(super) limits: BlockLimits,
     /// Hashing schemes by which the engine may compute block hashes.
     pub(super) schemes: Arc<[Scheme]>,
-    /// Warnings that were already logged.
+    /// Record of the warnings that have been logged.
     pub(super) warned: LoggedWarnings,
     /// Number of blocks cleared since the last log line.
     pub(super) forgotten: u64,
-    /// Number of times that the holdings were cleared.
+    /// Number of times that the held blocks were cleared.
     pub(super) clears: u64,
-    /// Number of the last batch included in restored holdings, by the rank that blocks are stored under.
+    /// Number of the last batch included in blocks restored from a snapshot, by the rank under which blocks are stored.
     pub(super) had: HashMap<u32, u64>,
-    /// Dictionary of restored block names, kept until the restored blocks are proved or dropped.
+    /// Dictionary (block hashes with their contents) of blocks restored from a snapshot, kept until they are proved to
+    /// be still held, or dropped.
     pub(super) dictionary: Option<Arc<Dictionary>>,
     /// Counts not yet added to the stream's status.
     pub(super) pending: PendingCounts,
-    /// True if the engine was heard since the last update of the status.
+    /// True if the engine has sent anything since the last update of the status.
     pub(crate) heard: bool,
-    /// Decoder of a relay's changes, whose memory is reused.
+    /// Decoder of the changes that a relay (a service that publishes an engine's stream) sends. Its memory is reused.
     pub(super) changes: Changes,
 }
 
@@ -92,8 +94,8 @@ impl Holdings {
         }
     }
 
-    /// Applies a batch to the index. A wrong store event is left out and counted; a batch with any other wrong event is
-    /// not applied.
+    /// Applies a batch to the index. An invalid store event is refused alone and counted. A batch with any other
+    /// invalid event is refused as a whole, unless the event's type is unknown.
     pub(crate) fn apply(&mut self, seq: u64, payload: &[u8], live: bool) -> Verdict {
         if !self.takes(payload.len()) {
             return Verdict::Whole;
@@ -217,10 +219,11 @@ impl Holdings {
         }
     }
 
-    /// Applies a relay's changes to the holdings of a rank. `seq`: number of the message that has the changes.
+    /// Applies changes published by a relay (a service that follows the engine) to the blocks held by a rank. `seq` is
+    /// the number of the message that contains the changes.
     ///
     /// # Errors
-    /// If the changes cannot be read; a part of them may have been applied.
+    /// If the changes cannot be decoded; some of them may have been applied then.
     pub(crate) fn apply_changes(&mut self, seq: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError> {
         if !self.takes(changes.len()) {
             return Ok(());
@@ -248,21 +251,23 @@ impl Holdings {
         Ok(())
     }
 
-    /// Counts a batch of this size. False if the batch is left out because a limit is reached.
+    /// Counts a batch of `bytes` bytes. Returns false if the batch must be skipped because the stream has reached a
+    /// limit.
     fn takes(&mut self, bytes: usize) -> bool {
         self.pending.batches += 1;
         self.pending.bytes += bytes as u64;
         self.stream.status.limit().is_none()
     }
 
-    /// Rank that a batch's blocks are stored under; `None` if restored holdings already include the batch.
+    /// Returns the rank under which a batch's blocks are stored; `None` if blocks restored from a snapshot already
+    /// include the batch.
     fn rank_of(&mut self, announced: Option<u32>, seq: u64) -> Option<u32> {
         let rank = self.claimed.rank(&self.keyspace, &self.stream, announced);
         let is_included = !self.had.is_empty() && self.had.get(&rank).is_some_and(|last| seq <= *last);
         (!is_included).then_some(rank)
     }
 
-    /// Clears the holdings if they now exceed a limit. `stored`: number of newly stored blocks.
+    /// Clears the held blocks if they exceed a limit, after `stored` further blocks were stored.
     fn enforce_limits(&mut self, stored: u64) {
         if let Some(limit) = self.limits.add(stored, &self.keyspace, &self.stream) {
             self.clear();
@@ -278,7 +283,7 @@ impl Holdings {
         }
     }
 
-    /// Adds the counts of the batches since the last call to the stream's status.
+    /// Adds the counts of the batches applied since the last call to the stream's status.
     pub(crate) fn tell(&mut self) {
         let status = &self.stream.status;
         if std::mem::take(&mut self.heard) {
@@ -287,7 +292,8 @@ impl Holdings {
         self.pending.tell(status, self.limits.shared());
     }
 
-    /// Marks the stream if its engine does not announce cache salts. One rank that announces them is enough for all.
+    /// Records in the stream's status if the engine announces cache salts, as shown by one rank's events. If any rank
+    /// announces them, the engine does.
     pub(super) fn note_salts(&mut self, shows: Option<bool>) {
         let no_salts = &self.stream.status.no_salts;
         let changed = match shows {
@@ -319,8 +325,9 @@ impl Holdings {
         }
     }
 
-    /// Number of stores whose parent is block 0, which the rank does not hold. Some publishers write 0 at the beginning
-    /// of a prompt instead of no parent (LMCache/LMCache#2441): these blocks are kept, but no query finds them.
+    /// Counts the store events whose parent has the block hash 0 and is not held by the rank. Some publishers write 0
+    /// instead of no parent at the beginning of a prompt (LMCache/LMCache#2441). The stored blocks are kept, but no
+    /// query finds them.
     fn zero_parents(&self, rank: u32, batch: &BatchOf<BlockHash>) -> u64 {
         static ZEROS: LazyLock<[BlockHash; 5]> =
             LazyLock::new(|| [8, 16, 20, 32, 64].map(|length| BlockHash::from_bytes(&vec![0; length])));
@@ -333,14 +340,14 @@ impl Holdings {
         parents.filter(|parent| !is_held(*parent)).count() as u64
     }
 
-    /// True if the engine has named no other rank than `rank` that this stream feeds.
+    /// True if `rank` is the only rank whose blocks the stream has supplied.
     fn is_only(&self, rank: u32) -> bool {
         let is_other =
             |other: u32| other != rank && (other != self.stream.registration.rank || self.seen.contains(&other));
         !self.stream.ranks().into_iter().any(is_other)
     }
 
-    /// Clears all blocks of the stream, which is no longer trusted.
+    /// Removes all blocks of the stream from the index. The stream is no longer trusted.
     pub(crate) fn clear(&mut self) {
         if self.stream.status.is_trusted() {
             self.stream.status.set_trusted(false);
@@ -369,32 +376,32 @@ impl Holdings {
         self.shows_salts = false;
     }
 
-    /// Number of times that the holdings were cleared.
+    /// Returns the number of times that the held blocks were cleared.
     pub(super) fn clears(&self) -> u64 {
         self.clears
     }
 
-    /// Recorder of the changes that a rank's reader makes to the index; `None` if nothing is recorded.
+    /// Returns the recorder of the changes that a rank's reader makes to the index; `None` if changes are not recorded.
     pub(super) fn recorder(&mut self, rank: u32) -> Option<&mut Recorder> {
         self.readers.get_mut(&rank)?.recorder()
     }
 
-    /// True if storing this number of further blocks exceeds a limit.
+    /// True if storing `blocks` further blocks exceeds a limit.
     pub(super) fn is_over_limits(&mut self, blocks: u64) -> bool {
         self.limits.add(blocks, &self.keyspace, &self.stream).is_some()
     }
 
-    /// Maximum number of blocks that a rank may hold.
+    /// Returns the maximum number of blocks that a rank may hold.
     pub(super) fn most_blocks(&self) -> u64 {
         self.limits.most_of_rank()
     }
 
-    /// Number of blocks cleared since the last call.
+    /// Returns the number of blocks cleared since the last call.
     pub(crate) fn take_forgotten(&mut self) -> u64 {
         std::mem::take(&mut self.forgotten)
     }
 
-    /// Number of blocks held by all ranks that the stream feeds. Slow; used only before a clear.
+    /// Counts the blocks held by all ranks of the stream. This is slow, so it is done only before a clear.
     fn held(&self) -> u64 {
         if self.seen.is_empty() {
             return 0;
@@ -405,7 +412,7 @@ impl Holdings {
     }
 }
 
-/// Drops the cache groups of the stream's ranks from the keyspace.
+/// Removes the record of hybrid models' cache groups for all ranks of a stream.
 fn forget_groups(keyspace: &Keyspace, stream: &Stream) {
     if !keyspace.hybrids().load().is_empty() {
         stream.ranks().into_iter().for_each(|rank| keyspace.hybrids().set(&stream.worker, rank, None));

@@ -1,4 +1,4 @@
-//! Tests of [`Holdings`].
+//! Tests of [`Holdings`], which applies batches to the index.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,5 @@
-//! Limits on a stream: its blocks in the index, and the ranks that the engine's batches name, with the ranks that their
-//! blocks are stored under.
+//! Limits on the number of a stream's blocks in the index, and the assignment of ranks named in batches to the ranks
+//! under which blocks are stored.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use crate::state::{Keyspace, Stream};
 /// Minimum number of blocks stored between two counts of the index's blocks, each of which takes a lock.
 const STEP: u64 = 1024;
 
-/// Limits on the number of one stream's blocks. The index's blocks are counted once a limit may have been reached.
+/// Limits on the number of one stream's blocks. The blocks in the index are counted only when a limit may have been
+/// reached.
 pub(crate) struct BlockLimits {
     limits: LimitsConfig,
     shared: Arc<SharedCounts>,
@@ -26,17 +27,17 @@ impl BlockLimits {
         Self { limits, shared, room: 0 }
     }
 
-    /// Counts shared by all streams, among them how often each limit was reached.
+    /// Returns the counts shared by all streams, which include how often each limit was reached.
     pub(crate) fn shared(&self) -> &SharedCounts {
         &self.shared
     }
 
-    /// Maximum number of blocks that a rank may hold.
+    /// Returns the maximum number of blocks that a rank may hold.
     pub(crate) fn most_of_rank(&self) -> u64 {
         self.limits.blocks_per_rank
     }
 
-    /// Adds newly stored blocks. Returns the limit that is now exceeded, if any.
+    /// Records `blocks` newly stored blocks. Returns the limit that is now exceeded, if any.
     pub(crate) fn add(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
         if blocks < self.room || blocks == 0 {
             self.room -= blocks;
@@ -75,23 +76,24 @@ impl BlockLimits {
     }
 }
 
-/// Maximum number of announced ranks that are remembered.
+/// Maximum number of ranks named in batches that are remembered.
 const MOST_RANKS: usize = 4096;
 
-/// Ranks under which one stream stores blocks.
+/// Ranks named in a stream's batches, with the ranks under which their blocks are stored.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedRanks {
-    /// Rank to store blocks under, by announced rank. An entry never changes, even if other streams are added or
-    /// removed: blocks are removed under the rank under which they were stored.
+    /// Rank under which blocks are stored, by the rank named in batches. An entry never changes, even if other streams
+    /// are added or removed, because blocks must be removed under the rank under which they were stored.
     by_announced: HashMap<u32, u32>,
-    /// True if a batch has named the registered rank, or no rank.
+    /// True if any batch has named the registered rank, or no rank.
     plain: bool,
-    /// Last announced rank, with the rank to store blocks under.
+    /// Rank named in the last batch, with the rank under which its blocks are stored.
     recent: Option<(u32, u32)>,
 }
 
 impl ClaimedRanks {
-    /// Rank under which to store the blocks of a batch. `announced`: the rank that the batch names.
+    /// Returns the rank under which the blocks of a batch are stored. `announced` is the rank that the batch names, if
+    /// any.
     pub(super) fn rank(&mut self, keyspace: &Keyspace, stream: &Stream, announced: Option<u32>) -> u32 {
         let registered = stream.registration.rank;
         let Some(announced) = announced.filter(|rank| *rank != registered) else {
@@ -121,7 +123,7 @@ impl ClaimedRanks {
         rank
     }
 
-    /// True if blocks of several of the engine's ranks are stored under this rank.
+    /// True if blocks of several ranks named in batches are stored under one rank, `rank`.
     pub(super) fn is_shared(&self, rank: u32, registered: u32) -> bool {
         if self.by_announced.is_empty() {
             return false;
@@ -131,15 +133,16 @@ impl ClaimedRanks {
         claimed + usize::from(is_registered && self.plain) > 1 || is_registered && self.by_announced.len() >= MOST_RANKS
     }
 
-    /// Announced ranks with the ranks to store under, and whether a batch named the registered rank or no rank; for a
-    /// snapshot.
+    /// Returns the ranks named in batches, each with the rank under which its blocks are stored, and true if any batch
+    /// named the registered rank or none. Used for snapshots.
     pub(super) fn saved(&self) -> (Vec<(u32, u32)>, bool) {
         let mut claimed: Vec<_> = self.by_announced.iter().map(|(announced, stored)| (*announced, *stored)).collect();
         claimed.sort_unstable();
         (claimed, self.plain)
     }
 
-    /// Claims the ranks that a snapshot has for the stream. False if another stream feeds one of them.
+    /// Restores the assignment of ranks from a snapshot. Returns false if another stream supplies the blocks of one of
+    /// these ranks.
     pub(super) fn restore(
         &mut self,
         keyspace: &Keyspace,

@@ -1,10 +1,11 @@
-//! The task of one stream: applies batches of one engine rank to the index, each once and in order.
+//! Task of one stream, which applies the batches of one engine rank to the index, each once and in order.
 //!
-//! `task` is the loop of every stream. `engine` is a source of batches: it runs [`kvatlas_stream::machine`], which
-//! decides without sockets or clock, and keeps the status up to date. `transport` has the sockets, which speak
-//! [`kvatlas_stream::zmtp`]: `outbound` those that this side connects, `publishers` those of engines that connect.
-//! `holdings` applies batches to the index, `copier` copies the holdings, `restore` takes them from a snapshot.
-//! `relayed` is the other source of batches: a log.
+//! `task` has the main loop of every stream. `engine` reads batches from an engine: it runs
+//! [`kvatlas_stream::machine`], which makes decisions without sockets or clock, and keeps the stream's status up to
+//! date. `transport` has the sockets, which use [`kvatlas_stream::zmtp`]: `outbound` has those that connect to an
+//! engine, `publishers` those of engines that connect to the service. `holdings` applies batches to the index, `copier`
+//! copies the held blocks, `restore` restores them from a snapshot. `relayed` reads batches from a NATS log instead of
+//! from an engine.
 
 mod batch_reports;
 mod copier;
@@ -36,21 +37,21 @@ use crate::context::StreamContext;
 use crate::relay::Subject;
 use crate::state::{Keyspace, Stream};
 
-/// Handle of a stream's task.
+/// Handle of the task that follows a stream.
 pub(crate) struct StreamHandle {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
 
 impl StreamHandle {
-    /// Ends the stream's task. Once this returns, no further batch of the stream is applied.
+    /// Ends the stream's task. After the call, no further batch of the stream is applied.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
     }
 }
 
-/// Starts the task that follows a stream, whose blocks are stored in the keyspace's index.
+/// Starts the task that follows a stream and stores its blocks in the index of the keyspace (model and routing group).
 pub(crate) fn spawn(
     runtime: &Handle,
     context: StreamContext,
@@ -87,8 +88,8 @@ pub(crate) fn spawn(
     StreamHandle { stop, task }
 }
 
-/// Raises the process's limit of open files: a stream has two sockets, so the usual limit of 1,024 would allow a few
-/// hundred streams.
+/// Raises the process's limit on open files. A stream has two sockets, so the usual limit of 1,024 would allow only a
+/// few hundred streams.
 fn allow_many_files() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| match rlimit::increase_nofile_limit(1 << 20) {

@@ -1,6 +1,6 @@
-//! Connections from this service to an engine that listens: the live connection, and the one to its replay socket. Each
-//! is made anew when it ends, after a pause that doubles. A host name is looked up anew for each connection, and the
-//! addresses found are tried in turn.
+//! Connections from the service to an engine: the live connection, and the one to the engine's replay socket. A
+//! connection that ends is made again after a pause, which doubles with each failure. A host name is resolved again for
+//! each connection, and its addresses are tried in turn.
 
 use std::future::Future;
 use std::io;
@@ -20,17 +20,17 @@ use crate::endpoint::Endpoint;
 use crate::state::Registration;
 
 enum LiveStage {
-    /// The pause is not over, or the host name has not been looked up yet.
+    /// The pause before the next attempt is not over, or the host name has not been resolved yet.
     Pause,
     Connecting(ConnectAttempt),
     Up(Box<Connection>),
 }
 
-/// Live connection to an engine that listens.
+/// Live connection to an engine that listens for subscribers.
 pub(super) struct OutboundStream {
     stage: LiveStage,
     address: Address,
-    /// Address last found for the engine's host name; `None` before the first.
+    /// Address to which the engine's host name was last resolved; `None` before the first time.
     at: Option<String>,
     topic: String,
     topics: LiveTopics,
@@ -55,12 +55,12 @@ impl OutboundStream {
         }
     }
 
-    /// The endpoint, and the address last found for it; `None` before the first.
+    /// Returns the endpoint, and the address to which it was last resolved; `None` before the first time.
     pub(super) fn place(&self) -> Option<(&Address, &str)> {
         self.at.as_deref().map(|at| (&self.address, at))
     }
 
-    /// Drops the connection, and connects again at once.
+    /// Closes the connection, and connects again without a pause.
     pub(super) fn reconnect(&mut self) {
         self.stage = LiveStage::Pause;
         self.topics = LiveTopics::default();
@@ -104,7 +104,8 @@ impl OutboundStream {
         }
     }
 
-    /// Ends the attempt or connection, and waits for a pause before the next one. Returns the event that reports this.
+    /// Ends the attempt to connect or the connection, and starts the pause before the next attempt. Returns the event
+    /// that reports the end.
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         let was_open = matches!(&self.stage, LiveStage::Up(connection) if connection.is_open());
         self.stage = LiveStage::Pause;
@@ -116,13 +117,13 @@ impl OutboundStream {
 }
 
 enum ReplayStage {
-    /// No replay was requested, or the pause is not over.
+    /// No replay was requested, or the pause before the next attempt is not over.
     Closed,
     Connecting(ConnectAttempt),
     Up(Box<Connection>),
 }
 
-/// Connection to the replay socket of an engine.
+/// Connection to the replay socket of an engine, which resends past batches.
 pub(super) struct Replay {
     stage: ReplayStage,
     address: Address,
@@ -130,16 +131,17 @@ pub(super) struct Replay {
     topics: ReplayTopics,
     config: StreamConfig,
     room: Room,
-    /// First batch of a replay request that has not been sent yet; `None` if there is none.
+    /// Sequence number of the first batch in a replay request that has not been sent yet; `None` if there is no request
+    /// to send.
     question: Option<u64>,
-    /// Timer that ends when the next attempt to connect is due.
+    /// Timer for the next attempt to connect.
     timer: Pin<Box<Sleep>>,
     pause: Duration,
 }
 
 impl Replay {
-    /// Creates the connection to a replay socket, still without a request. `topic`: the stream's topic, empty if it
-    /// takes any.
+    /// Creates an unconnected connection to a replay socket, without a request. `topic` is the topic of the stream;
+    /// empty if it accepts any topic.
     pub(super) fn new(address: Address, topic: &str, context: &StreamContext) -> Self {
         Self {
             stage: ReplayStage::Closed,
@@ -158,7 +160,7 @@ impl Replay {
         self.question = Some(from);
     }
 
-    /// Drops the replay request, and the connection with the answers still on their way.
+    /// Drops the replay request, and closes the connection, so that answers in transit are discarded.
     pub(super) fn cancel(&mut self) {
         self.question = None;
         self.stage = ReplayStage::Closed;
@@ -166,7 +168,8 @@ impl Replay {
         self.timer.as_mut().reset(Instant::now());
     }
 
-    /// Next event of the replay connection. `live`: endpoint of the live connection, and the address found for it.
+    /// Returns the next event of the replay connection. `live` is the endpoint of the live connection with the address
+    /// to which it was resolved; the replay connection uses the same address if both have the same host name.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -216,7 +219,7 @@ impl Replay {
         }
     }
 
-    /// Ends the connection. A request that was sent is not sent again: it fails at its deadline.
+    /// Ends the connection. A request that was already sent is not sent again; it fails at its deadline.
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         self.stage = ReplayStage::Closed;
         self.topics = ReplayTopics::default();
@@ -230,13 +233,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 type Lookup = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// An endpoint whose host name is looked up anew for each connection.
+/// Endpoint whose host name is resolved again for each connection.
 pub(crate) struct Address {
     endpoint: Endpoint,
-    /// Host and port, if the host is a name; else `None`.
+    /// Host name and port; `None` if the host is not a name.
     name: Option<(String, u16)>,
     lookup: Option<Lookup>,
-    /// Number of look-ups so far, by which the addresses found are tried in turn.
+    /// Number of resolutions so far, which selects the next of several addresses.
     turn: usize,
 }
 
@@ -248,15 +251,15 @@ impl Address {
         Self { endpoint: endpoint.clone(), name, lookup: None, turn: 0 }
     }
 
-    /// This endpoint's port at the host address that was found for another endpoint, if both have the same host name.
-    /// `at`: address of the other endpoint.
+    /// Combines the endpoint's port with the host address in `at`, the resolved address of the endpoint `other`. `None`
+    /// if the two endpoints have different host names.
     pub(crate) fn beside(&self, other: &Self, at: &str) -> Option<String> {
         let ((host, port), (other, _)) = (self.name.as_ref()?, other.name.as_ref()?);
         let (found, _) = at.rsplit_once(':')?;
         (host == other).then(|| format!("{found}:{port}"))
     }
 
-    /// Next address to connect to, in ZeroMQ's form.
+    /// Returns the next address to connect to, in ZeroMQ's form, once the host name is resolved.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<String>> {
         let Some((host, port)) = &self.name else { return Poll::Ready(Ok(self.endpoint.to_string())) };
         let lookup = self.lookup.get_or_insert_with(|| {

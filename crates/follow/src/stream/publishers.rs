@@ -1,12 +1,12 @@
-//! Engines that connect their publisher to this service, instead of listening, and the connections that they make.
+//! Connections of engines that connect their publishing socket to the service, instead of listening.
 //!
-//! A connection is assigned to a stream by its first batch: by the port it came to, and the topic of that batch. Until
-//! that stream is registered, batches are counted and dropped; then the stream gets the connection at once, and can ask
-//! for earlier batches without waiting for the next.
+//! A connection is assigned to a stream by its first batch: by the port at which it was accepted, and the batch's
+//! topic. Until that stream is registered, the connection's batches are counted and dropped. When the stream is
+//! registered, it gets the connection at once, and can request earlier batches without waiting for the next one.
 //!
-//! The first connection is read. A second one may come from the same engine, which has lost the first unnoticed, or
-//! from another publisher; its messages do not show which. So the second waits, with its newest batches, until the
-//! first is gone. The first is sent a PING.
+//! The first connection of a stream is read. A second one may come from the same engine, whose first connection was
+//! lost unnoticed, or from another publisher; its messages do not show which. So the second connection waits, with its
+//! newest batches kept, until the first is closed. A PING is sent over the first one to find out if it still works.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -26,23 +26,24 @@ use tokio::sync::{Semaphore, watch};
 use super::topics::live_batch;
 use super::transport::TransportEvent;
 
-/// Maximum number of topics and addresses that are named in the log, each once.
+/// Maximum number of topics and addresses that are logged, each once.
 const MOST_NAMED: usize = 1000;
-/// Pause after accepting a connection has failed.
+/// Pause after a failure to accept a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Name of a route: port and topic.
+/// Port and topic that identify a [`Route`], by which an engine's connections reach their stream.
 type Name = (u16, Box<[u8]>);
 
-/// Routes by which connections of engines reach their streams.
+/// Connections of engines to the service, and the routes by which they are passed to their streams.
 #[derive(Debug)]
 pub(crate) struct Publishers {
-    /// Permits for connections, which limit their number.
+    /// Semaphore that limits the number of connections.
     places: Arc<Semaphore>,
     most: usize,
     ports: Mutex<BTreeSet<u16>>,
     routes: Mutex<HashMap<Name, (u64, UnboundedSender<Connection>)>>,
-    /// Number of the newest route. When it changes, connections without a stream look for their route again.
+    /// Number of the newest route (assignment of a port and topic to a stream). When it changes, connections without a
+    /// stream search for their route again.
     number: watch::Sender<u64>,
     topics_named: Mutex<HashSet<Name>>,
     addresses_named: Mutex<HashSet<IpAddr>>,
@@ -51,7 +52,8 @@ pub(crate) struct Publishers {
     unknown_topics: AtomicU64,
 }
 
-/// Route of the connections of one port and topic, held by their stream.
+/// Assignment of all connections with one port and topic to a stream. The stream owns the assignment, and receives the
+/// connections from it.
 pub(super) struct Route {
     publishers: Arc<Publishers>,
     name: Name,
@@ -64,7 +66,7 @@ impl Route {
         &self.name.1
     }
 
-    /// Next connection of the route.
+    /// Returns the next new connection with this port and topic.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
         match self.receiver.poll_recv(cx) {
             Poll::Ready(Some(connection)) => Poll::Ready(connection),
@@ -84,7 +86,7 @@ impl Drop for Route {
 }
 
 impl Publishers {
-    /// Creates an empty set of routes. `most`: maximum number of connections at once.
+    /// Creates an empty set of routes. `most` is the maximum number of simultaneous connections.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         let most = most.min(Semaphore::MAX_PERMITS);
         Arc::new(Self {
@@ -101,7 +103,7 @@ impl Publishers {
         })
     }
 
-    /// Ports at which connections of engines are accepted.
+    /// Returns the ports at which engines' connections are accepted.
     pub(crate) fn ports(&self) -> BTreeSet<u16> {
         self.ports.lock().clone()
     }
@@ -110,17 +112,17 @@ impl Publishers {
         self.ports.lock().insert(port);
     }
 
-    /// Number of engines that are connected to this service.
+    /// Returns the number of engines' connections to the service.
     pub(crate) fn connections(&self) -> usize {
         self.most - self.places.available_permits()
     }
 
-    /// Numbers of refused connections, by reason: because of their address, and because there were too many.
+    /// Returns the numbers of refused connections, by reason: a forbidden address, or too many connections.
     pub(crate) fn refused(&self) -> [(&'static str, u64); 2] {
         [("not_allowed", self.not_allowed.load(Relaxed)), ("too_many", self.too_many.load(Relaxed))]
     }
 
-    /// Number of batches whose topics no registered stream has.
+    /// Returns the number of batches whose topic belongs to no registered stream.
     pub(crate) fn unknown_topics(&self) -> u64 {
         self.unknown_topics.load(Relaxed)
     }
@@ -137,7 +139,8 @@ impl Publishers {
         Route { publishers: self.clone(), name, number, receiver }
     }
 
-    /// Accepts connections to a port for as long as the service runs. `allowed`: whether an address may send events.
+    /// Accepts connections at a port for as long as the service runs. `allowed` returns true for an address from which
+    /// connections are accepted.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
@@ -224,15 +227,15 @@ fn is_news<T: Eq + std::hash::Hash>(named: &Mutex<HashSet<T>>, it: T) -> bool {
     named.len() < MOST_NAMED && named.insert(it)
 }
 
-/// Maximum number of connections that wait; the newest are kept.
+/// Maximum number of further connections of a stream that wait for the first one to close; the newest are kept.
 const RIVALS: usize = 8;
-/// Maximum number of batches kept of each waiting connection; the newest are kept. Their numbers show which are
-/// missing.
+/// Maximum number of batches kept for each waiting connection. The newest are kept; their sequence numbers show which
+/// are missing.
 const BATCHES: usize = 1024;
-/// Maximum total size, in bytes, of the batches kept of each waiting connection; the newest are kept.
+/// Maximum total size, in bytes, of the batches kept for each waiting connection; the newest are kept.
 const BYTES: usize = 4 << 20;
 
-/// A connection that waits until the first connection is gone.
+/// Connection that waits until the stream's first connection is closed.
 struct Rival {
     connection: Connection,
     /// Events of the connection so far, each with its size in bytes.
@@ -254,9 +257,9 @@ impl Rival {
 pub(super) struct InboundStream {
     route: Route,
     first: Option<Connection>,
-    /// Connections that wait, in the order of their arrival.
+    /// Waiting connections, in the order of their arrival.
     rivals: VecDeque<Rival>,
-    /// Events to be returned next.
+    /// Queued events, to be returned before new ones are read.
     next: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
@@ -265,7 +268,7 @@ impl InboundStream {
         Self { route, first: None, rivals: VecDeque::new(), next: VecDeque::new() }
     }
 
-    /// Drops the first connection, whose publisher connects again; a waiting connection takes its place.
+    /// Closes the connection that is read, whose publisher then connects again. A waiting connection takes its place.
     pub(super) fn reconnect(&mut self) {
         self.next.clear();
         self.first = None;
@@ -328,7 +331,7 @@ impl InboundStream {
         TransportEvent::Rival(from)
     }
 
-    /// Replaces the first connection, which is gone, with the one that has waited longest.
+    /// Replaces the connection that was read, which is closed, by the one that has waited longest.
     fn succeed(&mut self) {
         let Some(Rival { connection, brought, .. }) = self.rivals.pop_front() else { return };
         self.first = Some(connection);
@@ -341,7 +344,8 @@ impl InboundStream {
     }
 }
 
-/// Event for a message: a batch if the message has the stream's topic.
+/// Converts a message to an event: a batch if the message has the stream's topic, else a report of another topic or of
+/// invalid frames.
 fn batch(connection: &Connection, topic: &[u8], payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
     match (live_batch(connection.head(), payload), connection.head().back(1)) {
         (TransportEvent::Live { .. }, Some(its)) if its != topic => TransportEvent::OtherTopic(its.into()),

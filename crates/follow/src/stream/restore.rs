@@ -1,4 +1,4 @@
-//! Restoring a stream's holdings from a snapshot, before the stream connects.
+//! Restoring of the blocks held by a stream's ranks from a snapshot, before the stream connects.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::snapshot::StreamRestore;
 use crate::state::{RankHead, Registration, SavedRank};
 use kvatlas_stream::Outcome;
 
-/// Number of blocks stored before other tasks get their turn: about a millisecond's work.
+/// Number of blocks stored before other tasks on the thread may run; storing them takes about a millisecond.
 const TURN: usize = 4096;
 
 /// Stores the blocks that a snapshot has of a stream in the index. Returns the number of blocks.
 ///
 /// # Errors
-/// The reason why the snapshot cannot be used. The caller clears the blocks stored by then.
+/// The reason why the snapshot cannot be used. The caller must clear the blocks stored before the error.
 pub(super) async fn restore(holdings: &mut Holdings, restoring: StreamRestore) -> Result<u64, Outcome> {
     let StreamRestore { dictionary, stream, .. } = restoring;
     let (head, blocks) = (&stream.head, stream.blocks());
@@ -67,14 +67,15 @@ pub(super) async fn restore(holdings: &mut Holdings, restoring: StreamRestore) -
     Ok(blocks)
 }
 
-/// Function that stores the blocks of one chain: tier, parent, names and content hashes.
+/// Function that stores the blocks of one chain, given the tier, the parent's block hash, the block hashes and the
+/// content hashes.
 type Store<'a> = dyn FnMut(Tier, Option<BlockHash>, &[BlockHash], &[u64]) -> Result<(), kvatlas_index::Error> + 'a;
 
 impl Holdings {
-    /// Stores the blocks that a snapshot has of a rank. `stores`: calls its argument with each chain.
+    /// Stores the blocks that a snapshot has of one rank. `stores` calls its argument with each chain of blocks.
     ///
     /// # Errors
-    /// If the index is full.
+    /// If the index cannot number any more blocks.
     pub(super) fn store_all(
         &mut self,
         rank: u32,
@@ -88,7 +89,7 @@ impl Holdings {
         self.keyspace.try_change(&self.index, store).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Restores the state of a rank's reader of events from a snapshot.
+    /// Restores the state of a rank's event reader from a snapshot.
     pub(super) fn restore_reader(&mut self, head: &RankHead, salts: Vec<SaltedBlock>) {
         if !head.seen {
             return;
@@ -112,19 +113,22 @@ impl Holdings {
         self.keyspace.trust_changed(&self.stream);
     }
 
-    /// Keeps the dictionary of restored blocks until these are proved or dropped.
+    /// Keeps the dictionary (block hashes with their contents) of restored blocks until these are proved to be still
+    /// held, or dropped.
     pub(super) fn restores(&mut self, dictionary: Arc<Dictionary>) {
         self.dictionary = Some(dictionary);
     }
 
-    /// Ends the proof of restored blocks. If they are not kept, their dictionary is given to the adoption thread.
+    /// Records the outcome for blocks restored from a snapshot. If they were dropped, their block hashes and contents
+    /// are kept for some time, as the engine may still be proved to hold some of them.
     pub(super) fn restored(&mut self, outcome: Outcome) {
         if let Some(dictionary) = self.dictionary.take().filter(|_| outcome != Outcome::Kept) {
             self.keyspace.teach(&dictionary);
         }
     }
 
-    /// Restores those blocks of a rank that are known only from answers, and the rank's proved names of unknown blocks.
+    /// Restores a rank's block hashes that are known only from engines' reports of cached tokens, and its proved block
+    /// hashes with unknown contents.
     pub(super) fn restore_late(&mut self, rank: u32, answered: Vec<BlockHash>, kept: &FrontierState) {
         if self.keyspace.prompt_queue().is_open() {
             self.stream.proven_blocks().of(rank).resume(answered, kept);

@@ -1,6 +1,7 @@
-//! The task of one stream: applies batches of the stream's source to the index, and keeps the status up to date.
+//! Task of one stream, which applies the batches of the stream's source to the index, and keeps the stream's status up
+//! to date.
 //!
-//! The source is an engine (`engine`) or the log of a relay (`relayed`): see [`StreamSource`].
+//! The source is an engine (`engine`) or a NATS log to which a relay publishes (`relayed`): see [`StreamSource`].
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,67 +25,68 @@ use crate::snapshot::StreamRestore;
 use crate::state::{CopyRequest, Keyspace, SnapshotOutcome, State, Stream};
 use kvatlas_stream::{Mark, Outcome};
 
-/// Maximum number of events handled before other tasks get their turn. The clock is read, and counts are reported, once
-/// for all of them.
+/// Maximum number of events handled before other tasks on the thread may run. The clock is read and counts are reported
+/// once for all of these events.
 const TURN: u32 = 128;
-/// Pause before a stream whose task has failed begins anew.
+/// Pause before a stream whose task has panicked is read anew.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
-/// Longest sleep of the task without checking the clock.
+/// Maximum time for which the task sleeps without checking the clock.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Source of a stream's batches, an engine or a log, with the rules for the batches.
+/// Source of a stream's batches, an engine or a NATS log, with the rules that decide which batches are applied.
 pub(super) trait StreamSource: Send {
-    /// Rules that decide about the batches.
+    /// Type of the rules that decide which batches are applied.
     type Rules: Moment;
-    /// Event of the source, such as a batch.
+    /// Event of the engine's sockets or of the NATS log, such as a received batch.
     type Event;
 
     fn rules(&self) -> &Self::Rules;
 
-    /// True if the source can prove holdings up to this point.
+    /// True if the engine or log can prove that blocks restored up to this point are still held.
     fn can_prove(&self, point: &RestorePoint) -> bool;
 
-    /// Continues from restored holdings, which still have to be proved.
+    /// Continues from held blocks that were restored from a snapshot and must still be proved.
     fn restored(&mut self, point: RestorePoint, dictionary: Arc<Dictionary>, holdings: &mut Holdings);
 
-    /// Next event of the source.
+    /// Returns the next event of the engine's sockets or of the NATS log.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Self::Event>;
 
-    /// Handles an event of the source.
+    /// Handles an event of the engine's sockets or of the NATS log. Returns its consequences for the stream's status.
     fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> StreamNews;
 
-    /// Does what is due at time `now`.
+    /// Performs all actions that are due at time `now`.
     fn tick(&mut self, now: Duration, holdings: &mut Holdings);
 
-    /// Time at which [`tick`](Self::tick) is needed next, if no event comes; `None` if it is not needed.
+    /// Returns the time at which [`tick`](Self::tick) must be called next, if no event comes before; `None` if no call
+    /// is needed.
     fn wake(&self, now: Duration) -> Option<Duration>;
 
-    /// Updates the stream's status. `speaks`: whether the last event shows that the source works.
+    /// Updates the stream's status. `speaks` is true if the last event shows that the engine or relay works.
     fn report(&mut self, now: Duration, speaks: bool, holdings: &mut Holdings, context: &StreamContext);
 }
 
-/// Consequences of an event for the stream's status.
+/// Consequences that an event has for the stream's status.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamNews {
-    /// True if the event shows that the source works.
+    /// True if the event shows that the engine or relay works.
     pub(super) speaks: bool,
     /// True if the status must be updated before the next event.
     pub(super) is_urgent: bool,
 }
 
-/// Position in a stream up to which a snapshot has the holdings.
+/// Position in a stream up to which a snapshot includes the held blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RestorePoint {
     pub(super) mark: Mark,
-    /// Number of the first batch applied since the last clear.
+    /// Number of the first batch applied since the held blocks were last cleared.
     pub(super) first: u64,
     /// True if the engine may have held more blocks than were known.
     pub(super) partial: bool,
-    /// Sequence number in the log; `None` if the stream was not read from one.
+    /// Sequence number of the last message read from the NATS log; `None` if the stream was read from an engine.
     pub(super) sequence: Option<u64>,
 }
 
-/// Follows a stream until stopped. After a panic, the holdings are cleared and the stream begins anew.
+/// Follows a stream until stopped. After a panic, the held blocks are cleared, and the stream is read anew.
 pub(super) async fn follow<S: StreamSource>(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
@@ -134,7 +136,7 @@ pub(super) async fn follow<S: StreamSource>(
     }
 }
 
-/// Output of a future, or the payload of its panic.
+/// Runs a future and returns its output, or the payload of its panic.
 async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Output> {
     let poll = |cx: &mut Context<'_>| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Ok),
@@ -143,14 +145,14 @@ async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Ou
     poll_fn(poll).await
 }
 
-/// Reason why one run of a stream's task has ended.
+/// Reason why a run of a stream's task has ended.
 enum End {
     Stopped,
-    /// The keyspace's index, which the stream fed, was replaced with an empty one.
+    /// The index was replaced by an empty one after a failed change.
     Rebuilt,
 }
 
-/// Requests to a stream's task: to stop, or for a copy of the holdings.
+/// Requests to a stream's task: to stop, or to copy the held blocks.
 struct TaskRequests<'a> {
     stop: &'a mut oneshot::Receiver<()>,
     copies: &'a mut mpsc::Receiver<CopyRequest>,
@@ -158,14 +160,14 @@ struct TaskRequests<'a> {
 
 enum Wakeup {
     End(End),
-    /// All available events were handled. `speaks`: whether the last of them shows that the source works.
+    /// All available events were handled. `speaks` is true if the last one shows that the engine or relay works.
     Incoming {
         speaks: bool,
     },
     Time,
 }
 
-/// One run of the task: from the start of the stream's source until stopped, or until the index is replaced.
+/// Runs the stream's task once, from the start of its source until it is stopped or the index is replaced.
 async fn live<S: StreamSource>(
     keyspace: &Arc<Keyspace>,
     stream: &Arc<Stream>,
@@ -281,7 +283,7 @@ fn is_due(at: Option<std::time::Instant>) -> bool {
     at.is_some_and(|at| at <= Instant::now().into_std())
 }
 
-/// Restores the holdings that a snapshot has of the stream, if they can be used.
+/// Restores the blocks that a snapshot has of the stream, if they can be used.
 async fn take_up(
     restoring: StreamRestore,
     holdings: &mut Holdings,

@@ -1,4 +1,4 @@
-//! Tests of a stream's task, with fake sockets.
+//! Tests of a stream's task, with simulated sockets.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -16,16 +16,16 @@ use super::transport::{Transport, TransportEvent};
 use crate::config::StreamConfig;
 use crate::state::{Keyspace, Registration, State, Stream};
 
-/// Input that the fake sockets have for the task.
+/// Events that the simulated sockets deliver to the task.
 #[derive(Default)]
 struct Line {
     incoming: VecDeque<TransportEvent<Vec<u8>>>,
-    /// Batches of the engine, all of which its replay socket can send.
+    /// Batches of the engine, all of which can be replayed.
     batches: Vec<Vec<u8>>,
     waker: Option<Waker>,
     fail: bool,
     opened: u32,
-    /// Numbers of the live batches that were read, each with whether the stream was trusted at that time.
+    /// Sequence number of each live batch that was read, with true if the stream was trusted at that time.
     trusted_at: Vec<(u64, bool)>,
 }
 
@@ -70,14 +70,14 @@ impl Transport for Fake {
     fn reconnect(&mut self) {}
 }
 
-/// Blocks that engines of these tests announce.
+/// Chain of blocks that the simulated engines announce.
 const CHAIN: Chain = Chain { life: 0, block_size: 2 };
 
 fn store(block: u64, rank: Option<u32>) -> Vec<u8> {
     payload_at(0.0, rank, vec![CHAIN.stored(block)])
 }
 
-/// A batch that stores a block of another size than the keyspace's.
+/// Makes a batch that stores a block of another size than the index's.
 fn store_badly() -> Vec<u8> {
     payload_at(0.0, None, vec![Chain { life: 1, block_size: 3 }.stored(0)])
 }
@@ -100,7 +100,8 @@ impl Bench {
         Self::of(keyspace, "w", batches)
     }
 
-    /// Follows one more stream, of rank 0 of `worker`, in a keyspace. `batches`: those that the replay socket can send.
+    /// Follows a further stream, rank 0 of `worker`, whose blocks go into the index of `keyspace`. `batches` are those
+    /// that can be replayed.
     fn of(keyspace: Arc<Keyspace>, worker: &str, batches: Vec<Vec<u8>>) -> Self {
         let registration = Registration {
             worker: worker.to_owned(),
@@ -150,7 +151,7 @@ impl Bench {
     }
 }
 
-/// Last error of the stream, if it has ended and no other has begun.
+/// Returns the last error of the stream, if it has ended and no other error has begun.
 fn was_wrong(bench: &Bench) -> Option<String> {
     let status = &bench.stream.status;
     status.previous_error().filter(|_| status.last_error().is_none()).map(|(error, _)| error)
@@ -305,7 +306,8 @@ async fn what_is_there_is_taken_in_whole_and_counted_once() {
     assert_eq!((bench.depth(0), bench.stream.status.is_trusted()), (20, true));
 }
 
-/// Even with much to read, a stream must not stay marked as trusted once it is known not to be.
+/// Checks that a stream is not shown as trusted any more once it is known not to be, even if many batches are still to
+/// be read.
 #[tokio::test]
 async fn trust_ends_before_the_next_batch_is_read() {
     let bench = Bench::new(vec![store(0, None)]);
@@ -322,7 +324,8 @@ async fn trust_ends_before_the_next_batch_is_read() {
     assert_eq!(trusted_at, [(1, true), (2, true), (4, true), (5, false), (6, false)]);
 }
 
-/// As if each message came alone: a message that shows that all is well ends the errors before it, and none after it.
+/// Checks that a message which shows that the engine works ends the errors before it and none after it, even if many
+/// messages are handled at once.
 #[tokio::test]
 async fn a_good_word_ends_the_errors_before_it_only() {
     let bench = Bench::new(vec![store(0, None)]);
@@ -362,7 +365,7 @@ async fn a_clear_of_one_rank_says_nothing_of_the_others() {
     assert!(bench.stream.status.partial.load(Relaxed));
 }
 
-/// Sockets that always have something to read: a gap, and the same batches after it again and again.
+/// Simulated sockets that always have an event to read: a gap, and the same batches after it again and again.
 struct Flood(u64);
 
 impl Transport for Flood {

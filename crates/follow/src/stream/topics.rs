@@ -1,11 +1,11 @@
-//! Messages of an engine as batches of a stream: their frames, and their topic. A subscription brings every topic with
-//! the same beginning, and an address may be a proxy's with several publishers behind it, so each topic is compared as
-//! a whole.
+//! Conversion of an engine's messages to batches of a stream, by their frames and topic. A ZeroMQ subscription receives
+//! every topic that begins with the given text, and several publishers may be behind one address (a proxy's), so each
+//! message's topic is compared as a whole.
 //!
-//! Engines have one topic and count their own batches: sequence numbers under another topic are another publisher's. A
-//! publisher that sends under several topics with one count is recognized by its numbers, which are consecutive over
-//! all topics, or by a replay that has both. Its numbers under other topics then count as batches without events, as
-//! each would otherwise look like a gap.
+//! An engine publishes under one topic and numbers its own batches; sequence numbers under another topic are another
+//! publisher's. A publisher that uses several topics with one sequence of numbers is recognized because its numbers are
+//! consecutive over all topics, or because a replay has several topics. Its batches under other topics then count as
+//! batches without events, as each would otherwise look like a gap.
 
 use std::collections::VecDeque;
 
@@ -13,12 +13,12 @@ use kvatlas_stream::zmtp::Head;
 
 use super::transport::TransportEvent;
 
-/// Payload of a batch without events, as an engine would send it: a time, no events, no rank.
+/// Payload of a batch without events, in the form that engines send: a timestamp, no events, no rank.
 const NO_EVENTS: [u8; 12] = [0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x90, 0xc0];
 /// Maximum number of consecutive sequence numbers under other topics that are remembered.
 const MOST: u64 = 1 << 16;
 
-/// Run of consecutive sequence numbers under other topics than the stream's.
+/// Range of consecutive sequence numbers that were received under other topics than the stream's.
 #[derive(Default)]
 struct NumberRun {
     first: u64,
@@ -26,7 +26,7 @@ struct NumberRun {
 }
 
 impl NumberRun {
-    /// Appends a number if it is the next one, else begins a new run with it.
+    /// Extends the range by a number if it is the next one, else begins a new range with it.
     fn add(&mut self, seq: u64) {
         if self.count > 0 && self.count < MOST && self.first.checked_add(self.count) == Some(seq) {
             self.count += 1;
@@ -41,28 +41,29 @@ impl NumberRun {
     }
 }
 
-/// Filter of one live connection, which passes batches of the stream's topic.
+/// Filter for the messages of one live connection, which passes batches with the stream's topic.
 #[derive(Default)]
 pub(super) struct LiveTopics {
-    /// Topic of the first batch, for a stream that takes any topic.
+    /// Topic of the first batch, for a stream that accepts any topic; `None` before the first.
     first: Option<Box<[u8]>>,
-    /// True if it was reported that several topics were received.
+    /// True if it has been reported that several topics are received.
     is_mixed: bool,
-    /// Sequence number of the last batch under any topic.
+    /// Sequence number of the last batch under any topic; `None` before the first.
     last: Option<u64>,
-    /// True if each topic has its own count, as numbers are not consecutive over all topics.
+    /// True if batches are numbered separately for each topic, as shown by numbers that are not consecutive over all
+    /// topics.
     counts_apart: bool,
     skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
 impl LiveTopics {
-    /// Takes the next queued event; `None` if the queue is empty.
+    /// Removes and returns the next queued event; `None` if the queue is empty.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }
 
-    /// Event for a message of the live connection. `topic`: the stream's, empty if it takes any.
+    /// Converts a message of the live connection to an event. `topic` is the stream's topic; empty if it accepts any.
     pub(super) fn read(&mut self, topic: &str, head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
         let its = head.back(1).unwrap_or_default();
         let event = live_batch(head, payload);
@@ -98,22 +99,23 @@ impl LiveTopics {
     }
 }
 
-/// Filter of one replay connection, which passes batches of the stream's topic.
+/// Filter for the messages of one replay connection, which passes batches with the stream's topic.
 #[derive(Default)]
 pub(super) struct ReplayTopics {
-    /// True if a batch of the stream's topic came, so that batches under other topics are from the same publisher.
+    /// True if a batch with the stream's topic was received over the connection, so that batches under other topics
+    /// come from the same publisher.
     is_ours: bool,
     skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
 impl ReplayTopics {
-    /// Takes the next queued event; `None` if the queue is empty.
+    /// Removes and returns the next queued event; `None` if the queue is empty.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }
 
-    /// Event for an answer of the replay socket. Answers of older engines have no topic.
+    /// Converts an answer of the replay socket to an event. Answers of older engines have no topic.
     pub(super) fn read(&mut self, topic: &str, head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
         let event = reply(head, payload);
         let TransportEvent::Reply { seq, .. } = event else {
@@ -142,7 +144,7 @@ impl ReplayTopics {
     }
 }
 
-/// Event for a live message of three frames: topic, sequence number, payload.
+/// Converts a live message of three frames to an event. The frames are topic, sequence number and payload.
 pub(super) fn live_batch(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
     match (head.frames(), number(head)) {
         (Some(2), Some(seq)) if seq != u64::MAX => TransportEvent::Live { seq, payload },
@@ -150,8 +152,8 @@ pub(super) fn live_batch(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8
     }
 }
 
-/// Event for an answer of the replay socket: an empty frame, topic (not from older engines), sequence number, payload.
-/// Number -1 marks the end.
+/// Converts an answer of the replay socket to an event. The frames are an empty one, the topic (missing in older
+/// engines), the sequence number and the payload. The sequence number -1 marks the end of the answer.
 fn reply(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
     match (head.frames(), number(head)) {
         (Some(2 | 3), Some(u64::MAX)) => TransportEvent::ReplyEnd,

@@ -1,8 +1,8 @@
-//! Sockets of a stream's task: the trait, which a fake for tests implements too, and the real ones.
+//! Sockets of a stream's task: a trait, which tests implement with simulated sockets, and the real sockets.
 //!
-//! Both real sockets belong to one engine. They are made anew together, so that a host name with a changed address, or
-//! an address that another process has taken, changes for both. If both have the same host name, they have the same
-//! address.
+//! The live and the replay socket belong to one engine. They are connected anew together, so that both follow a host
+//! name whose address has changed, and neither stays connected to another process that has taken over the address. If
+//! both have the same host name, they connect to the same address.
 
 use std::task::{Context, Poll};
 
@@ -18,24 +18,24 @@ pub(crate) enum TransportEvent<P> {
     Connected,
     /// The live socket has lost its connection, for the given reason.
     Disconnected(String),
-    /// Another publisher has connected under the same name, from the given address. It is not read while the first is
-    /// connected.
+    /// Another publisher with the same topic has connected from the given address. It is not read while the first one
+    /// is connected.
     Rival(String),
-    /// All publishers but one have disconnected from the socket.
+    /// All publishers but one have disconnected.
     Alone,
-    /// A socket cannot be connected, for the given reason, and will be tried again.
+    /// A socket could not connect, for the given reason; another attempt will follow.
     Unreachable(String),
-    /// A batch of the live connection, with its sequence number.
+    /// A batch was received over the live connection, with this sequence number.
     Live { seq: u64, payload: P },
-    /// A batch in answer to a replay request, with its sequence number.
+    /// A batch was received in answer to a replay request, with this sequence number.
     Reply { seq: u64, payload: P },
     /// The answer to a replay request is complete.
     ReplyEnd,
-    /// A batch that is left out because it has the given topic, which is not the stream's.
+    /// A batch was skipped because it has the given topic instead of the stream's.
     OtherTopic(Box<[u8]>),
-    /// Two topics were received by a stream that takes any. Batches of both are read.
+    /// Two topics were received by a stream that accepts any topic. Batches of both are read.
     SeveralTopics(Box<[u8]>, Box<[u8]>),
-    /// A message whose frames do not form a batch.
+    /// A message was received whose frames do not form a batch.
     BadFrames,
 }
 
@@ -44,20 +44,20 @@ pub(crate) trait Transport: Send {
     /// Encoded bytes of a batch.
     type Payload: AsRef<[u8]> + Send;
 
-    /// Next event of the sockets. After `Disconnected`, no event of the old connection follows.
+    /// Returns the next event of the sockets. After `Disconnected`, no event of the old connection follows.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Self::Payload>>;
 
-    /// Asks the replay socket for all batches from sequence number `from` on.
+    /// Requests all batches with sequence numbers of at least `from` from the replay socket.
     fn ask(&mut self, from: u64);
 
-    /// Cancels the replay request: no further answer to it is returned.
+    /// Cancels the replay request. No further batch of its answer is returned.
     fn cancel(&mut self);
 
-    /// Drops the live connection with the batches still on their way, and reconnects, without a `Disconnected` event.
+    /// Closes the live connection, discards batches in transit, and connects again, without a `Disconnected` event.
     fn reconnect(&mut self);
 }
 
-/// Live connection to an engine, made by this service or by the engine.
+/// Live connection to an engine, made by the service or by the engine.
 enum LiveConnection {
     Outbound(Box<OutboundStream>),
     Inbound(Box<InboundStream>),
@@ -72,21 +72,21 @@ impl LiveConnection {
     }
 }
 
-/// The real sockets of a stream, which speak ZeroMQ's protocol.
+/// Real sockets of a stream, which use ZeroMQ's protocol.
 pub(crate) struct ZmqTransport {
     live: LiveConnection,
     replay: Option<Replay>,
-    /// True if the replay socket is read before the live one.
+    /// True if the replay socket is read before the live socket.
     replies_first: bool,
     worker: String,
     rank: u32,
-    /// Reason for the lack of a connection, as last logged; `None` if none was.
+    /// Reason for the lack of a connection that was last logged; `None` if there was none.
     told: Option<String>,
 }
 
 impl ZmqTransport {
-    /// Creates sockets that are not connected yet. `route`: route of the engine's connections, if the engine connects
-    /// to this service.
+    /// Creates sockets that are not connected yet. `route` is given if the engine connects to the service; it delivers
+    /// the engine's connections.
     pub(super) fn new(registration: &Registration, context: &StreamContext, route: Option<Route>) -> Self {
         let live = match route {
             None => LiveConnection::Outbound(Box::new(OutboundStream::new(registration, context))),
@@ -130,8 +130,8 @@ impl ZmqTransport {
         })
     }
 
-    /// Logs why a socket cannot connect, once and not with each attempt. The stream's status does not say why: all
-    /// clients may read it, and could probe with it for open ports.
+    /// Logs the reason why a socket cannot connect, once and not for each attempt. The stream's status does not show
+    /// the reason, because clients could then use registrations to probe for open ports.
     fn unreachable(&mut self, socket: &str, why: &str) -> TransportEvent<Vec<u8>> {
         if self.told.as_deref() != Some(why) {
             tracing::info!(worker = self.worker, rank = self.rank, socket, why, "cannot connect");
@@ -190,8 +190,8 @@ mod tests {
     use crate::config::StreamConfig;
     use crate::state::Registration;
 
-    /// Maximum memory, in bytes, that an engine's messages may take in this process, including the system's buffers of
-    /// the connection.
+    /// Maximum memory, in bytes, that an engine's messages may occupy in the process, including the operating system's
+    /// buffers for the connection.
     const BOUND: u64 = 64 << 20;
 
     fn registration(port: u16) -> Registration {
@@ -223,7 +223,7 @@ mod tests {
         transport
     }
 
-    /// Number of bytes written, once it has not grown for a second.
+    /// Returns the number of bytes written, once it has not increased for a second.
     async fn all_taken(written: &AtomicU64) -> u64 {
         let mut before = u64::MAX;
         loop {

@@ -253,6 +253,11 @@ impl Health {
         self.trial.store(false, Relaxed);
     }
 
+    /// Returns the time within which the engine must answer a health check.
+    pub(crate) fn time_limit(&self) -> Duration {
+        self.config.timeout
+    }
+
     /// Records that a working engine did not answer a health check in time. True if the engine was not late before.
     pub(crate) fn note_late(&self) -> bool {
         !self.late.swap(true, Relaxed)

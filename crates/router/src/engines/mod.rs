@@ -362,6 +362,19 @@ impl Engine {
         self.counts.in_flight.load(Relaxed) > 0 || self.signs.reported() > 0
     }
 
+    /// True if the engine can be given requests: it is up, or only its health checks are late while tokens of its answers
+    /// keep coming. A late health check alone proves little, as it waits behind all other work of the engine's API server.
+    pub(crate) fn takes_requests(&self) -> bool {
+        match self.health.standing() {
+            HealthState::Up => true,
+            HealthState::Busy => {
+                let begun = self.counts.in_flight.load(Relaxed) > self.counts.waiting.load(Relaxed);
+                begun && self.silence() <= self.health.time_limit()
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the time for which the engine has sent no data of any kind, and the time of the last data in
     /// milliseconds of the router's clock.
     pub(crate) fn stillness(&self) -> (Duration, u64) {

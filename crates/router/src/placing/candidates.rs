@@ -34,10 +34,10 @@ pub(super) fn candidates(
         Some(model) => engine.models.load().serving(model),
         None => Serving::Listed,
     };
-    let with = |how: Serving, standing: fn(HealthState) -> bool| -> Vec<core::WorkerId> {
+    let with = |how: Serving, is_such: fn(&Engine) -> bool| -> Vec<core::WorkerId> {
         let mut ids = Vec::with_capacity(engines.len());
         let mut failing: Vec<core::WorkerId> = Vec::new();
-        for engine in engines.iter().filter(|it| standing(it.health.standing()) && serving(it) == how) {
+        for engine in engines.iter().filter(|it| is_such(it) && serving(it) == how) {
             if engine.can_do(task) && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
                 let of = if engine.recent.is_failing() { &mut failing } else { &mut ids };
                 of.extend(engine.ids.get().into_iter().flatten());
@@ -50,13 +50,15 @@ pub(super) fn candidates(
         ids.sort_unstable();
         ids
     };
-    let is_up = |standing| standing == HealthState::Up;
+    let is_up = Engine::takes_requests;
     // Evidence against all of them is more likely to be wrong than all of them are: one has to be tried. Those that are
     // seen to live come first.
-    let is_alive = |standing| matches!(standing, HealthState::Busy | HealthState::Silent | HealthState::Failing);
-    let is_down = |standing| standing == HealthState::Down;
-    for (how, standing) in [
-        (Serving::Listed, is_up as fn(HealthState) -> bool),
+    let is_alive = |engine: &Engine| {
+        matches!(engine.health.standing(), HealthState::Busy | HealthState::Silent | HealthState::Failing)
+    };
+    let is_down = |engine: &Engine| engine.health.standing() == HealthState::Down;
+    for (how, is_such) in [
+        (Serving::Listed, is_up as fn(&Engine) -> bool),
         (Serving::Unknown, is_up),
         (Serving::Listed, is_alive),
         (Serving::Listed, is_down),
@@ -66,7 +68,7 @@ pub(super) fn candidates(
         (Serving::Denied, is_alive),
         (Serving::Denied, is_down),
     ] {
-        let found = with(how, standing);
+        let found = with(how, is_such);
         if !found.is_empty() {
             return Ok(found);
         }

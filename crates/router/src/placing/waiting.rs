@@ -101,10 +101,11 @@ impl Places {
     }
 
     /// Notifies waiting requests if the health state of an engine has changed since the last call, so that it no longer
-    /// gets requests or gets them again. `standings`: states at the last call.
-    fn look_at_engines(&self, standings: &mut Vec<HealthState>) {
+    /// gets requests or gets them again. `standings`: for each engine at the last call, its state, and true if it could be
+    /// given requests.
+    fn look_at_engines(&self, standings: &mut Vec<(HealthState, bool)>) {
         let engines = self.fleet.engines();
-        let now = engines.iter().map(|engine| engine.health.standing());
+        let now = engines.iter().map(|engine| (engine.health.standing(), engine.takes_requests()));
         if !now.clone().eq(standings.iter().copied()) {
             standings.clear();
             standings.extend(now);

@@ -1,10 +1,10 @@
-//! A JSON reader for queries: one pass over the bytes, numbers parsed directly into the caller's memory.
+//! JSON reader for queries, which makes one pass over the bytes and parses numbers directly into the caller's memory.
 //!
-//! A query is one long list of small integers, and parsing it is most of the work of answering it. A general parser
-//! looks at each byte; here the ends of numbers are found in 64 bytes at once, and each is parsed from eight bytes at
-//! once (Lemire's SWAR trick): 4 ns a token, where serde_json takes 12, simd-json 13 and sonic-rs 16. Validation is as
-//! strict as elsewhere: invalid JSON is [`Refusal::malformed`], a value of another type is [`Refusal::wrong_type`], and
-//! unknown members are skipped, but must be JSON.
+//! A query is mostly one long list of small integers, and parsing it is most of the work of answering. A general parser
+//! examines one byte at a time. This reader finds the ends of numbers in 64 bytes at once, and parses each number from
+//! eight bytes at once (Lemire's SWAR method). It takes 4 ns per token, where serde_json takes 12, simd-json 13 and
+//! sonic-rs 16. Validation is as strict as in general parsers: invalid JSON is refused with [`Refusal::malformed`], a
+//! value of another type with [`Refusal::wrong_type`], and unknown members are skipped but must be valid JSON.
 
 #[cfg(test)]
 mod tests;
@@ -13,15 +13,15 @@ use std::borrow::Cow;
 
 use crate::answer::Refusal;
 
-/// Maximum nesting of a skipped value.
+/// Maximum nesting depth of a value that is skipped.
 const DEPTH: usize = 64;
 
-/// Maximum number of hashes in a list: those of a prompt of 16 million tokens.
+/// Maximum number of hashes in a list, as many as the blocks in a prompt of 16 million tokens.
 const MOST_HASHES: usize = 1 << 20;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Reader of a JSON document, with its present position.
+/// Reader of a JSON document, with its current position.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -32,7 +32,7 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Checks that only white space is left.
+    /// Checks that only white space remains.
     pub(crate) fn end(mut self) -> Result<()> {
         match self.peek() {
             None => Ok(()),
@@ -40,7 +40,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an object, and calls `member` with each key to read the value.
+    /// Reads an object, and calls `member` with each key; `member` must read the value. `what` names the object in
+    /// error messages.
     pub(crate) fn object(&mut self, what: &str, mut member: impl FnMut(&mut Self, &str) -> Result<()>) -> Result<()> {
         self.open(b'{', what, "an object")?;
         if self.take(b'}') {
@@ -61,7 +62,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an array, and calls `item` with each index to read the item.
+    /// Reads an array, and calls `item` with each index; `item` must read the value. `what` names the array in error
+    /// messages.
     pub(crate) fn array(&mut self, what: &str, mut item: impl FnMut(&mut Self, usize) -> Result<()>) -> Result<()> {
         self.open(b'[', what, "an array")?;
         if self.take(b']') {
@@ -76,7 +78,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a list of integers from 0 to 2³²-1, and appends them to `into`.
+    /// Reads a list of integers from 0 to 2³²-1, and appends them to `into`. `what` names the list in error messages.
     pub(crate) fn tokens(&mut self, what: &str, into: &mut Vec<u32>) -> Result<()> {
         self.open(b'[', what, "an array")?;
         if self.take(b']') {
@@ -101,7 +103,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a list of 64-bit integers, signed or not, and appends them to `into`; negative ones in two's complement.
+    /// Reads a list of 64-bit integers, signed or unsigned, and appends them to `into`; negative integers as their
+    /// two's complement. `what` names the list in error messages.
     pub(crate) fn hashes(&mut self, what: &str, into: &mut Vec<u64>) -> Result<()> {
         let before = into.len();
         self.array(what, |reader, _| {
@@ -130,13 +133,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an unsigned integer of 64 bits.
+    /// Reads an unsigned 64-bit integer. `what` names it in error messages.
     pub(crate) fn unsigned(&mut self, what: &str) -> Result<u64> {
         self.space();
         self.digits().ok_or_else(|| self.other(what, "an integer from 0 to 18446744073709551615"))
     }
 
-    /// Reads a string.
+    /// Reads a string. `what` names it in error messages.
     pub(crate) fn string(&mut self, what: &str) -> Result<Cow<'a, str>> {
         match self.peek() {
             Some(b'"') => self.text(),
@@ -144,7 +147,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a string or null.
+    /// Reads a string, or null as `None`. `what` names the value in error messages.
     pub(crate) fn string_or_null(&mut self, what: &str) -> Result<Option<Cow<'a, str>>> {
         match self.peek() {
             Some(b'"') => self.text().map(Some),
@@ -153,7 +156,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a boolean.
+    /// Reads a boolean. `what` names it in error messages.
     pub(crate) fn boolean(&mut self, what: &str) -> Result<bool> {
         match self.peek() {
             Some(b't') => self.word("true").map(|()| true),
@@ -162,7 +165,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads null if it comes next. True if it did.
+    /// Reads a null if it is the next value. Returns true if it was.
     pub(crate) fn null(&mut self) -> Result<bool> {
         if self.peek() != Some(b'n') {
             return Ok(false);
@@ -170,12 +173,12 @@ impl<'a> Reader<'a> {
         self.word("null").map(|()| true)
     }
 
-    /// True if a string comes next.
+    /// True if the next value is a string.
     pub(crate) fn is_string(&mut self) -> bool {
         self.peek() == Some(b'"')
     }
 
-    /// Reads a value of any type, and discards it.
+    /// Skips a value of any type, and checks that it is valid JSON.
     pub(crate) fn skip(&mut self) -> Result<()> {
         self.skip_within(DEPTH)
     }
@@ -216,7 +219,8 @@ impl<'a> Reader<'a> {
         if self.take(bracket) { Ok(()) } else { Err(self.other(what, wanted)) }
     }
 
-    /// Reads what follows an item: true for a comma before another item, false for `close`.
+    /// Reads the character after an item of an array or object. Returns true for a comma, which another item follows,
+    /// and false for the closing bracket `close`.
     fn more(&mut self, close: u8) -> Result<bool> {
         match self.peek() {
             Some(b',') => {
@@ -240,7 +244,7 @@ impl<'a> Reader<'a> {
         Err(self.malformed("a value is missing"))
     }
 
-    /// Reads an unsigned integer of at most 64 bits; `None` if the value is anything else.
+    /// Reads an unsigned integer of at most 64 bits; `None` if the next value is anything else.
     fn digits(&mut self) -> Option<u64> {
         let rest = &self.bytes[self.at..];
         let digits = rest.iter().take(21).take_while(|byte| byte.is_ascii_digit()).count();
@@ -260,7 +264,7 @@ impl<'a> Reader<'a> {
         Some(value)
     }
 
-    /// Number of up to 11 digits at the reading position, and how many digits there are.
+    /// Parses up to 11 digits at the current position. Returns their number value and the count of digits.
     #[inline]
     fn short_digits(&self) -> (u64, usize) {
         let rest = &self.bytes[self.at..];
@@ -278,15 +282,15 @@ impl<'a> Reader<'a> {
         (value, digits)
     }
 
-    /// True if the `digits` digits at the reading position are not a whole integer, because of the next byte or a
-    /// leading zero.
+    /// True if the next `digits` digits are not a complete integer, because the byte after them continues the number or
+    /// because of a leading zero.
     #[inline]
     fn goes_on(&self, digits: usize) -> bool {
         let leading_zero = digits > 1 && self.bytes[self.at] == b'0';
         leading_zero || matches!(self.bytes.get(self.at + digits), Some(b'0'..=b'9' | b'.' | b'e' | b'E'))
     }
 
-    /// Reads a number of any kind, and discards it.
+    /// Skips a number of any form, and checks that it is valid JSON.
     fn number(&mut self) -> Result<()> {
         self.at += usize::from(self.bytes[self.at] == b'-');
         let whole = self.count_digits();
@@ -316,7 +320,7 @@ impl<'a> Reader<'a> {
         count
     }
 
-    /// Reads a string after its opening quote.
+    /// Reads the rest of a string, after its opening quote.
     fn text(&mut self) -> Result<Cow<'a, str>> {
         let start = self.at + 1;
         let Some(length) = self.bytes[start..].iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..0x20)) else {
@@ -347,7 +351,7 @@ impl<'a> Reader<'a> {
         Refusal::malformed(format!("the body is not JSON: it ends too early, at byte {}", self.bytes.len()))
     }
 
-    /// Refusal of a value of another type than `wanted`, or of a missing value.
+    /// Makes the refusal of a value that is missing or has another type than `wanted`.
     fn other(&mut self, what: &str, wanted: &str) -> Refusal {
         let start = self.at;
         match self.skip() {
@@ -357,8 +361,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Parses integers of at most eight digits, each followed by a comma and perhaps one space, beginning at the integer at
-/// `start`. Returns the position of the first integer in another form.
+/// Parses integers of at most eight digits, each followed by a comma and optionally one space, and appends them to
+/// `into`. Begins at position `start`, and returns the position of the first integer that has another form.
 fn usual_tokens(bytes: &[u8], start: usize, into: &mut Vec<u32>) -> usize {
     let mut at = start;
     let mut base = start;
@@ -391,7 +395,7 @@ fn usual_tokens(bytes: &[u8], start: usize, into: &mut Vec<u32>) -> usize {
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// Bit mask that marks which of eight bytes are not digits.
+/// Computes a bit mask that marks which of eight bytes are not decimal digits.
 #[inline]
 fn others_of(bytes: u64) -> u64 {
     let nibbles = bytes ^ (0x30 * ONES);
@@ -401,7 +405,7 @@ fn others_of(bytes: u64) -> u64 {
     ((others >> 7) & ONES).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
-/// Number formed by the first (lowest) `digits` of eight digit values; `digits` is at least 1.
+/// Computes the number formed by the first (lowest) `digits` of eight digit values. `digits` is at least 1.
 #[inline]
 fn number_of(nibbles: u64, digits: usize) -> u64 {
     // As if zeros stood in front.
@@ -412,7 +416,8 @@ fn number_of(nibbles: u64, digits: usize) -> u64 {
     low.wrapping_add(high) >> 32
 }
 
-/// Number formed by the leading digits of eight bytes (the first is the lowest), and how many digits there are.
+/// Parses the leading decimal digits of eight bytes; the first byte is the lowest of `bytes`. Returns their number value
+/// and the count of digits.
 #[inline]
 fn up_to_eight(bytes: u64) -> (u64, usize) {
     let digits = others_of(bytes).trailing_zeros().min(8) as usize;

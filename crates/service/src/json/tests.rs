@@ -40,7 +40,8 @@ fn every_length_of_a_token_in_every_surrounding() {
     assert_eq!(tokens_of(" [ ] "), Ok(vec![]));
 }
 
-/// Long lists are parsed in blocks of 64 bytes: wherever items lie in a block, the result equals a general parser's.
+/// Checks long lists, which are parsed in blocks of 64 bytes: wherever an item lies within a block, the result equals a
+/// general parser's.
 #[test]
 fn long_lists_with_anything_anywhere() {
     for separator in [",", ", ", " ,", ",  ", ",\n"] {
@@ -193,7 +194,7 @@ fn skipped_values_must_be_json() {
     assert_eq!(code(skip(&"[".repeat(1_000_000))), "malformed_json");
 }
 
-/// The reader agrees with serde_json on all short documents of the relevant characters.
+/// Checks that the reader agrees with serde_json on all short documents made of the relevant characters.
 #[test]
 fn agrees_with_serde_json() {
     let alphabet = *b"[]{},:\"0a1-.e ";

@@ -1,5 +1,6 @@
-//! Checks that members of a JSON query and parameters of a URL share: names, numbers, booleans, and keys given twice;
-//! and the parameters of a query whose body consists of its blocks as bytes, under the names of the JSON members.
+//! Checks shared by the members of JSON queries and the parameters of URLs: lengths of names, numbers, booleans, and
+//! keys given twice. Also the parsing of URL parameters, which replace JSON members if the body is the prompt's blocks
+//! as bytes.
 
 use std::borrow::Cow;
 
@@ -13,12 +14,12 @@ use crate::json::Reader;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Set of the keys already read from a query, each as one bit.
+/// Set of the keys that have been read from a query, one bit each.
 #[derive(Default)]
 pub(super) struct KeySet(u32);
 
 impl KeySet {
-    /// Marks the key with this bit as read; an error if it was read before.
+    /// Adds the key with this bit to the set. Refused if the key was read before.
     pub(super) fn note(&mut self, bit: u32, key: &str) -> Result<()> {
         if self.0 & 1 << bit != 0 {
             return Err(given_twice(key));
@@ -36,7 +37,8 @@ pub(super) fn given_twice(key: &str) -> Refusal {
     Refusal::wrong_type(format!("{key} is given twice"))
 }
 
-/// Returns a text of at most [`MAX_TEXT`] bytes unchanged; an error that begins with `what` if it is longer.
+/// Returns a text of at most [`MAX_TEXT`] bytes unchanged. A longer text is refused, with a message that begins with
+/// `what`.
 pub(super) fn check_text<'a>(what: &str, text: Cow<'a, str>) -> Result<Cow<'a, str>> {
     if text.len() <= MAX_TEXT {
         return Ok(text);
@@ -45,7 +47,7 @@ pub(super) fn check_text<'a>(what: &str, text: Cow<'a, str>) -> Result<Cow<'a, s
     Err(Refusal::wrong_type(message))
 }
 
-/// Reads a worker's name from a JSON number or string.
+/// Reads a worker's name, given as a JSON number or string. `what` names the value in error messages.
 pub(super) fn instance_id(reader: &mut Reader<'_>, what: &str) -> Result<String> {
     if !reader.is_string() {
         return Ok(reader.unsigned(what)?.to_string());
@@ -55,7 +57,7 @@ pub(super) fn instance_id(reader: &mut Reader<'_>, what: &str) -> Result<String>
     Ok(name.into_owned())
 }
 
-/// Parses a URL parameter of decimal digits as an integer of 64 bits.
+/// Parses the value of a URL parameter as an unsigned 64-bit integer in decimal digits.
 pub(super) fn unsigned(key: &str, value: &str) -> Result<u64> {
     let is_number = value.bytes().all(|digit| digit.is_ascii_digit());
     value
@@ -65,7 +67,7 @@ pub(super) fn unsigned(key: &str, value: &str) -> Result<u64> {
         .ok_or_else(|| Refusal::wrong_type(format!("{key} must be an integer from 0 to 18446744073709551615")))
 }
 
-/// Parses a URL parameter that is `true`, `1`, `false` or `0`.
+/// Parses the value of a URL parameter as a boolean: `true`, `1`, `false` or `0`.
 pub(super) fn boolean(key: &str, value: &str) -> Result<bool> {
     match value {
         "true" | "1" => Ok(true),
@@ -76,10 +78,11 @@ pub(super) fn boolean(key: &str, value: &str) -> Result<bool> {
 
 const KNOWN: &str = "model_name, routing_group, lora_name, cache_salt, top_k, among, strict, levels and age; for content hashes prompt_tokens, too";
 
-/// Maximum number of characters of an unknown parameter that an error repeats.
+/// Maximum number of characters of an unknown parameter's name that an error message shows.
 const SHOWN: usize = 64;
 
-/// Parses the query string of a URL. An unknown parameter might change the answer's meaning, so it is refused.
+/// Parses the query string of a URL into parameters. An unknown parameter is refused, because it might change the
+/// meaning of the answer.
 pub(super) fn read<'a>(
     query: &'a str,
     scope: &mut scope::PartialScope<'a>,
@@ -100,8 +103,8 @@ pub(super) fn read<'a>(
     Ok(())
 }
 
-/// Decodes a form-encoded text: a plus is a space, and `%XX` a byte of UTF-8. Invalid encodings are refused, since a
-/// wrongly decoded salt would belong to another prompt.
+/// Decodes form-encoded text, where a plus is a space and `%XX` a byte of UTF-8. Invalid encodings are refused, because
+/// a wrongly decoded cache salt would select other blocks.
 fn decoded(text: &str) -> Result<Cow<'_, str>> {
     if !text.bytes().any(|byte| matches!(byte, b'+' | b'%')) {
         return Ok(Cow::Borrowed(text));

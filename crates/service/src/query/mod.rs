@@ -1,4 +1,4 @@
-//! Parsing of single queries and batches, and hashing of their blocks.
+//! Parsing of single queries and batches of queries, and hashing of their blocks.
 
 mod members;
 mod prompt;
@@ -13,31 +13,32 @@ pub(crate) use self::scope::Scope;
 use crate::answer::Refusal;
 use crate::json::Reader;
 
-/// Maximum number of queries in a batch.
+/// Maximum number of prompts in a batch query.
 const MAX_BATCH: usize = 1024;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Parsed queries of one request.
+/// Parsed queries of one HTTP request: one or several prompts with a common scope.
 pub(crate) struct Queries<'a> {
     pub(crate) scope: Scope<'a>,
     prompts: Vec<Prompt<'a>>,
 }
 
 impl Queries<'_> {
-    /// Number of queries in the request.
+    /// Returns the number of prompts in the request.
     pub(crate) fn len(&self) -> usize {
         self.prompts.len()
     }
 
-    /// Number of leading blocks of a query's prompt that an engine can reuse at most: the full ones before the last
-    /// token, which is always computed. `None` if the prompt's length is unknown.
+    /// Returns the maximum number of leading blocks of a prompt that an engine can reuse: the full blocks before the
+    /// last token, which is always computed. `None` if the length of the prompt is unknown.
     pub(crate) fn cap(&self, at: usize, block_size: u32) -> Option<u32> {
         let tokens = self.prompts.get(at)?.tokens?;
         Some(u32::try_from(tokens.saturating_sub(1) / u64::from(block_size)).unwrap_or(u32::MAX))
     }
 
-    /// Sets the adapter of all prompts, which was named as the model; an error if a prompt names another adapter.
+    /// Sets the LoRA adapter of all prompts, because the query named the adapter as its model. Refused if a prompt
+    /// names another adapter.
     pub(crate) fn adapt(&mut self, adapter: &str) -> Result<()> {
         let Self { scope, prompts } = self;
         let several = prompts.len() > 1;
@@ -59,7 +60,8 @@ impl Queries<'_> {
         Ok(())
     }
 
-    /// Tokens of one query, with its adapter and its salt; `None` if the query has content hashes.
+    /// Returns the tokens of one prompt, with its LoRA adapter and cache salt; `None` if the prompt is given by content
+    /// hashes.
     pub(crate) fn tokens<'s>(
         &'s self,
         at: usize,
@@ -69,22 +71,22 @@ impl Queries<'_> {
         (*kind == Kind::Tokens).then(|| (&scratch.tokens[range.clone()], lora.as_deref(), salt.as_deref()))
     }
 
-    /// Number of queries with content hashes instead of tokens.
+    /// Returns the number of prompts that are given by content hashes instead of tokens.
     pub(crate) fn hashed(&self) -> usize {
         self.prompts.iter().filter(|prompt| prompt.kind == Kind::Hashes).count()
     }
 
-    /// Checks that all queries have tokens.
+    /// Checks that all prompts are given by tokens.
     ///
     /// # Errors
-    /// A refusal that names the first query with content hashes.
+    /// A refusal that names the first prompt given by content hashes.
     pub(crate) fn check_tokens(&self) -> Result<()> {
         let Some(at) = self.prompts.iter().position(|prompt| prompt.kind == Kind::Hashes) else { return Ok(()) };
         let refusal = Refusal::keyed_identity("ask with token_ids");
         Err(if self.prompts.len() > 1 { refusal.at(format_args!("queries[{at}]")) } else { refusal })
     }
 
-    /// Content hashes of the blocks of one query.
+    /// Returns the content hashes of one prompt's blocks, computed from its tokens if necessary.
     pub(crate) fn content<'s>(
         &self,
         at: usize,
@@ -105,7 +107,7 @@ impl Queries<'_> {
         }
     }
 
-    /// Calls `f` with the content hashes of each query's blocks.
+    /// Calls `f` with the content hashes of each prompt's blocks.
     pub(crate) fn each(&self, block_size: u32, identity: &Identity, scratch: &mut Scratch, mut f: impl FnMut(&[u64])) {
         for at in 0..self.len() {
             f(self.content(at, block_size, identity, scratch));
@@ -113,16 +115,17 @@ impl Queries<'_> {
     }
 }
 
-/// Body of a single query.
+/// Body of a query for one prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Body<'a> {
-    /// JSON of the whole query.
+    /// Complete query as JSON.
     Json(&'a [u8]),
-    /// Blocks as little-endian integers, with the query's other members as parameters of the URL.
+    /// Prompt as little-endian integers (tokens or content hashes), with the other members of the query as URL
+    /// parameters.
     Bytes { parameters: &'a str, blocks: &'a [u8] },
 }
 
-/// Parses a single query: one of `/query` has tokens, one of `/query_by_hash` content hashes.
+/// Parses a query for one prompt, which is given by tokens (for `/query`) or content hashes (for `/query_by_hash`).
 pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> Result<Queries<'a>> {
     let (mut scope, mut prompt) = (scope::PartialScope::default(), prompt::PartialPrompt::default());
     match body {
@@ -144,7 +147,7 @@ pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> R
     Ok(Queries { scope: scope.finish()?, prompts: vec![prompt.finish(kind.member())?] })
 }
 
-/// Parses a batch of queries.
+/// Parses a query for a batch of prompts.
 pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Queries<'a>> {
     let mut scope = scope::PartialScope::default();
     let mut prompts = None;

@@ -1,4 +1,5 @@
-//! Parsing of one prompt: its tokens or content hashes, its LoRA adapter and its salt; and reusable memory for the numbers.
+//! Parsing of one prompt of a query: its tokens or content hashes, its LoRA adapter and its cache salt; and memory for
+//! the parsed numbers, which is reused by later queries.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -12,10 +13,10 @@ type Result<T> = std::result::Result<T, Refusal>;
 
 const TOKEN_IDS: &str = "token_ids";
 const CONTENT_HASHES: &str = "content_hashes";
-/// Name of [`CONTENT_HASHES`] in the dialect of other routers.
+/// Name of the member [`CONTENT_HASHES`] in the HTTP interface of other routers' indexers.
 const BLOCK_HASHES: &str = "block_hashes";
 
-/// Form in which a query gives its blocks: tokens or content hashes.
+/// Form in which a query gives a prompt: tokens or content hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tokens,
@@ -23,7 +24,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Name of the JSON member that gives the blocks in this form.
+    /// Returns the name of the JSON member that gives a prompt in this form.
     pub(super) fn member(self) -> &'static str {
         match self {
             Self::Tokens => TOKEN_IDS,
@@ -32,23 +33,23 @@ impl Kind {
     }
 }
 
-/// A prompt parsed from a query.
+/// Prompt that was parsed from a query.
 #[derive(Debug)]
 pub(super) struct Prompt<'a> {
     pub(super) kind: Kind,
-    /// Range of the prompt's numbers in the scratch memory for this kind.
+    /// Position of the prompt's tokens or content hashes within the [`Scratch`] memory.
     pub(super) range: Range<usize>,
-    /// Number of tokens of the prompt; `None` if unknown.
+    /// Number of tokens in the prompt; `None` if unknown.
     pub(super) tokens: Option<u64>,
     pub(super) lora: Option<Cow<'a, str>>,
     pub(super) salt: Option<Cow<'a, str>>,
 }
 
-/// A prompt that is being parsed.
+/// Prompt whose members are being parsed.
 #[derive(Default)]
 pub(super) struct PartialPrompt<'a> {
     seen: KeySet,
-    /// Form in which the prompt's blocks were given, and the member that gave them; `None` before they are read.
+    /// Form in which the prompt was given, and the name of the member that gave it; `None` before that member is read.
     named: Option<(Kind, &'static str)>,
     range: Range<usize>,
     prompt_tokens: Option<u64>,
@@ -57,8 +58,8 @@ pub(super) struct PartialPrompt<'a> {
 }
 
 impl<'a> PartialPrompt<'a> {
-    /// Reads a member of a prompt; false if prompts have no such member. `only`: the one form of blocks that is
-    /// allowed; the member of the other counts as unknown.
+    /// Reads a JSON member of a prompt. Returns false if prompts have no member of this name. `only` is the one form of
+    /// prompt (tokens or content hashes) that is allowed; the member for the other form then counts as unknown.
     pub(super) fn member(
         &mut self,
         reader: &mut Reader<'a>,
@@ -99,7 +100,7 @@ impl<'a> PartialPrompt<'a> {
         Ok(true)
     }
 
-    /// Reads a parameter of a URL. Returns the value if the key is not one of a prompt's.
+    /// Reads a URL parameter of a prompt. Returns the value if prompts have no parameter of this name.
     pub(super) fn parameter(&mut self, key: &str, value: Cow<'a, str>, kind: Kind) -> Result<Option<Cow<'a, str>>> {
         match key {
             "lora_name" => {
@@ -119,7 +120,7 @@ impl<'a> PartialPrompt<'a> {
         Ok(None)
     }
 
-    /// Reads a body that consists of the blocks: little-endian integers of 32 bits for tokens, of 64 bits for hashes.
+    /// Reads a body that consists of little-endian integers: of 32 bits for tokens, of 64 bits for content hashes.
     pub(super) fn bytes(&mut self, body: &[u8], kind: Kind, scratch: &mut Scratch) -> Result<()> {
         self.names_blocks(kind, kind.member())?;
         let left = match kind {
@@ -153,7 +154,8 @@ impl<'a> PartialPrompt<'a> {
         Err(Refusal::invalid("wrong_length", message))
     }
 
-    /// Records the member that gives the blocks; an error if another one, or the same, was read before.
+    /// Records the name of the member that gave the prompt's tokens or content hashes. Refused if a member gave them
+    /// before.
     fn names_blocks(&mut self, kind: Kind, key: &'static str) -> Result<()> {
         match self.named.replace((kind, key)) {
             None => Ok(()),
@@ -178,15 +180,15 @@ impl<'a> PartialPrompt<'a> {
     }
 }
 
-/// Maximum number of elements for which a thread keeps memory between queries.
+/// Maximum number of elements for which a thread keeps memory between two queries.
 const KEPT: usize = 1 << 18;
 
-/// Memory for the numbers of a query, reused for the thread's next query.
+/// Memory for the tokens and content hashes of a query, reused for the next query on the same thread.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(super) tokens: Vec<u32>,
     pub(super) hashes: Vec<u64>,
-    /// Content hashes computed from the tokens of one query.
+    /// Content hashes computed from the tokens of one prompt.
     pub(super) content: Vec<u64>,
 }
 
@@ -195,7 +197,7 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Calls `work` with the thread's emptied scratch memory; a nested call gets separate memory.
+    /// Calls `work` with the thread's reusable memory, emptied. A nested call gets separate memory.
     pub(crate) fn with<T>(work: impl FnOnce(&mut Self) -> T) -> T {
         let mut scratch = SCRATCH.take();
         let done = work(&mut scratch);

@@ -1,4 +1,4 @@
-//! Scope of a query: the workers to consider, and the details to return.
+//! Scope of a query: the workers to consider, and the details to include in the answer.
 
 use std::borrow::Cow;
 
@@ -10,22 +10,22 @@ use crate::json::Reader;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Maximum number of workers that a query can name.
+/// Maximum number of workers that a query can list.
 const MOST_NAMES: usize = 1 << 14;
 
-/// Scope of a query: the workers to consider, and the details to return.
+/// Scope of a query: the workers to consider, and the details to include in the answer.
 #[derive(Debug, Default)]
 pub(crate) struct Scope<'a> {
     pub(crate) model: Cow<'a, str>,
     pub(crate) routing_group: Option<Cow<'a, str>>,
     pub(crate) top_k: Option<usize>,
-    /// The only workers to consider; `None` for all.
+    /// Workers to consider; `None` for all workers.
     pub(crate) among: Option<Vec<String>>,
-    /// True to omit unverified ranks from the answer.
+    /// True if the answer must omit unverified ranks: those whose engine may have restarted unnoticed.
     pub(crate) strict: bool,
-    /// True to return workers grouped by depth (levels), the number of leading blocks that they hold.
+    /// True if the answer must also list the workers grouped by the number of leading blocks that they hold (levels).
     pub(crate) levels: bool,
-    /// True to return each worker's lag behind its engine.
+    /// True if the answer must include the time by which each worker's index is behind its engine.
     pub(crate) age: bool,
 }
 
@@ -35,7 +35,7 @@ impl Scope<'_> {
     }
 }
 
-/// A scope that is being parsed.
+/// Scope whose members are being parsed.
 #[derive(Default)]
 pub(super) struct PartialScope<'a> {
     seen: KeySet,
@@ -44,7 +44,7 @@ pub(super) struct PartialScope<'a> {
 }
 
 impl<'a> PartialScope<'a> {
-    /// Reads a member that single queries and batches share; false if the key is not one of these.
+    /// Reads a JSON member that single and batch queries share. Returns false if there is no member of this name.
     pub(super) fn member(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
         let Self { seen, scope, model } = self;
         match key {
@@ -86,7 +86,7 @@ impl<'a> PartialScope<'a> {
         Ok(true)
     }
 
-    /// Reads a member that only single queries have; false if the key is not one of these.
+    /// Reads a JSON member that only single queries have. Returns false if there is no member of this name.
     pub(super) fn detail(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
         match key {
             "levels" => {
@@ -102,7 +102,7 @@ impl<'a> PartialScope<'a> {
         Ok(true)
     }
 
-    /// Reads a parameter of a URL. Returns the value if the key is not one of a scope's.
+    /// Reads a URL parameter of a scope. Returns the value if scopes have no parameter of this name.
     pub(super) fn parameter(&mut self, key: &str, value: Cow<'a, str>) -> Result<Option<Cow<'a, str>>> {
         let Self { seen, scope, model } = self;
         match key {

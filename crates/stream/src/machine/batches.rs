@@ -1,5 +1,5 @@
-//! Treatment of a batch: applied now, kept for later, dropped as known, or the first of another epoch; and replay
-//! requests: which batches are requested, when, and how often.
+//! Treatment of a received batch, which is applied, kept for later, dropped as a duplicate, or begins a new epoch (the
+//! time between two restarts of the engine); and replay requests: which batches are requested, when, and how often.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::inputs::Goal;
 use super::{Effects, Machine, Verdict};
 
-/// A batch that waits for earlier, missing ones.
+/// Batch that waits until missing earlier batches have been applied.
 #[derive(Debug)]
 pub(super) struct StoredBatch<P> {
     pub(super) payload: P,
-    /// True if the batch came over the live connection.
+    /// True if the batch was received over the live connection, and not in a replay.
     pub(super) live: bool,
 }
 
@@ -22,11 +22,12 @@ impl<P: AsRef<[u8]>> AsRef<[u8]> for StoredBatch<P> {
     }
 }
 
-/// Maximum reordering of batches on a live connection, in batches.
+/// Maximum distance, in batches, by which batches on a live connection may arrive out of order.
 const DISORDER: u64 = 16;
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Applies a batch of the live connection, keeps it for later, drops it, or begins another epoch with it.
+    /// Processes a batch of the live connection: applies it, keeps it for later, drops it, or begins a new epoch
+    /// (engine restart) with it.
     pub(super) fn place(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         let new_here = self.highest.is_none_or(|highest| seq > highest);
         if new_here {
@@ -59,8 +60,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         // Else it was given up before it came, and the blocks that it stores may have been removed since.
     }
 
-    /// Begins another epoch with a batch of the live connection that cannot belong to the same life as the applied
-    /// batches.
+    /// Begins a new epoch (time between two restarts of the engine) with a batch of the live connection that the engine
+    /// must have published after a restart.
     fn begin_epoch(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Verify {
             self.note_contradiction(now, true);
@@ -73,7 +74,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.place(now, seq, payload, fx);
     }
 
-    /// Applies the waiting batches that are next in order. Any left over show a gap.
+    /// Applies the waiting batches whose turn has come. If any remain, earlier batches are missing.
     pub(super) fn drain(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while let Some(seq) = self.waiting.first().filter(|seq| *seq <= self.next() || self.open) {
             let Some((_, StoredBatch { payload, live })) = self.waiting.pop_first() else { break };
@@ -90,7 +91,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Begins to fill a gap: an earlier batch is missing, or a batch cannot be read.
+    /// Begins to fill a gap, because an earlier batch is missing or a batch cannot be decoded.
     pub(super) fn missing(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         match self.goal {
             Goal::Live => {
@@ -114,7 +115,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Applies the batch that is next in order.
+    /// Applies the batch that is next in order to the held blocks, and acts on the outcome.
     pub(super) fn apply(&mut self, now: Duration, seq: u64, payload: &P, live: bool, fx: &mut impl Effects<P>) {
         let verdict = fx.apply(seq, payload, live);
         if verdict == Verdict::Refused {
@@ -149,7 +150,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Handles a batch that cannot be read, and may have removed blocks. The replay socket may still have it undamaged.
+    /// Handles a batch that cannot be decoded and may have removed blocks. Requests the batch again if the replay
+    /// socket may still have it undamaged; else clears the held blocks.
     fn refused(&mut self, now: Duration, seq: u64, live: bool, fx: &mut impl Effects<P>) {
         if live && self.last.is_some() && self.can_ask() {
             self.owed = self.owed.max(Some(seq));
@@ -171,20 +173,20 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.owed = self.owed.max(forgotten.highest);
     }
 
-    /// True if a batch may be one of those given up before the first batch that was applied.
+    /// True if a batch may be a late one from before the first applied batch, which was given up as missing.
     fn is_late(&self, seq: u64) -> bool {
         seq < self.first && seq.saturating_add(DISORDER) > self.first
     }
 
-    /// True if only batches are missing that the live connection will still bring. Its engine must be the one whose
-    /// batches are held, and must have skipped none and sent one since the replay request whose answer showed that
-    /// there are more.
+    /// True if the live connection will bring the missing batches, so that no replay is needed. This requires that the
+    /// engine has proved to be the same as before, that no live batch waits for an earlier one, and that a live batch
+    /// has arrived since the last replay request.
     pub(super) fn live_catches_up(&self) -> bool {
         let reads = matches!(self.goal, Goal::Live | Goal::Gap);
         reads && self.waiting.is_empty() && self.live_heard > self.asked && self.life.before().is_none()
     }
 
-    /// True if a batch with this number is the next to be applied.
+    /// True if a batch with this sequence number is the next to be applied.
     pub(super) fn has_turn(&self, seq: u64) -> bool {
         if self.open { seq >= self.floor } else { seq == self.next() }
     }
@@ -197,7 +199,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.recent.hash(seq) == Some(xxh3_64(payload.as_ref()))
     }
 
-    /// Gives up missing batches below `seq`, and clears the holdings.
+    /// Gives up the missing batches below `seq`, and clears the held blocks.
     pub(super) fn lose(&mut self, seq: u64, fx: &mut impl Effects<P>) {
         self.count_lost(seq);
         if self.last.is_some() {
@@ -210,7 +212,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.open, self.floor, self.partial) = (true, seq, true);
     }
 
-    /// Counts batches below `seq` that have not arrived as lost.
+    /// Counts the batches below `seq` that have not arrived as lost.
     fn count_lost(&mut self, seq: u64) {
         if seq > self.accounted {
             self.counts.lost_batches += seq - self.accounted;
@@ -220,36 +222,36 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// A replay request, and the progress of its answer.
+/// Replay request to the engine, with the progress of its answer.
 #[derive(Debug)]
 pub(super) struct Question {
     /// Sequence number of the first requested batch.
     pub(super) from: u64,
-    /// Applied batch, by number and hash, that the answer must contain; `None` if there is none, or once the answer has
-    /// contained it.
+    /// Sequence number and hash of an applied batch that the answer must contain as proof that the engine has not
+    /// restarted; `None` if no proof is required, or once the answer has contained the batch.
     pub(super) past: Option<(u64, u64)>,
-    /// Batch of the live connection, by number and hash, that the answer must contain; `None` if there is none, or once
-    /// the answer has contained it.
+    /// Sequence number and hash of a live batch that the answer must contain as proof that both sockets belong to one
+    /// engine; `None` if no proof is required, or once the answer has contained the batch.
     pub(super) live: Option<(u64, u64)>,
-    /// True if the request is to complete a partial stream, which continues meanwhile.
+    /// True if the request is meant to complete a partial stream, which continues to apply live batches meanwhile.
     pub(super) heal: bool,
     /// True once a batch of the answer has arrived.
     pub(super) answered: bool,
-    /// Highest sequence number known when the request was made.
+    /// Highest sequence number of any received batch when the request was made; `None` if there was none.
     pub(super) known: Option<u64>,
-    /// Highest sequence number of the answer so far; `None` before the first batch.
+    /// Highest sequence number in the answer so far; `None` before the first batch.
     pub(super) highest: Option<u64>,
-    /// True if the answer contained a missing batch.
+    /// True if the answer has contained a missing batch.
     pub(super) useful: bool,
     /// Time by which the next batch of the answer must arrive.
     pub(super) deadline: Duration,
-    /// Time at which waiting for the answer ends, even if batches still arrive.
+    /// Time at which the wait for the answer ends, even if batches still arrive.
     pub(super) limit: Duration,
 }
 
 impl Question {
-    /// True if the complete answer is empty although it must contain a batch. (A full socket may cut a longer answer,
-    /// so only the beginning of an answer is certain.)
+    /// True if the completed answer is empty although it must contain a batch as proof. A longer answer may be cut by a
+    /// full socket, so only the beginning of an answer is certain.
     pub(super) fn lacks_proof(&self) -> bool {
         !self.answered && (self.past.is_some() || self.live.is_some())
     }
@@ -306,8 +308,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Schedules another replay request, or gives up, after a request whose answer had nothing or too little.
-    /// `unheard`: there was no answer.
+    /// Schedules another replay request, or gives up after too many, when the last answer had no batch or too few.
+    /// `unheard` is true if there was no answer at all.
     pub(super) fn try_again(&mut self, now: Duration, ask: &Question, unheard: bool, fx: &mut impl Effects<P>) {
         self.attempts += u32::from(!ask.useful);
         if self.attempts >= self.config.replay_attempts {
@@ -324,7 +326,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Time of the next replay request to an engine of which no batch is known to be missing; `None` if none is due.
+    /// Returns the time of the next periodic replay request, made although no batch is known to be missing; `None` if
+    /// none is due.
     pub(super) fn probe_due(&self) -> Option<Duration> {
         let idle = self.can_replay && self.ask.is_none() && self.ask_at.is_none();
         // A stream that brings batches needs no questions, except to prove its life and that the replay socket answers.
@@ -335,7 +338,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (idle && self.goal != Goal::Connect).then(|| self.silence_due().map_or(due, |silence| due.min(silence)))
     }
 
-    /// Time at which the stream continues without the missing batches; `None` if it does not wait for any.
+    /// Returns the time at which the stream continues without the missing batches; `None` if it does not wait for any.
     pub(super) fn limit_due(&self) -> Option<Duration> {
         self.limit.filter(|_| matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap))
     }

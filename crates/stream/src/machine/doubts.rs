@@ -1,20 +1,21 @@
-//! Reasons to suspend trust in a stream for a while, although all its batches are applied.
+//! Reasons to distrust a stream for a while, although all its batches have been applied.
 //!
-//! * **Contradictions** ([`Doubt`]). An engine behind a proxy may restart and show it by its sequence numbers alone; that
-//!   happens once. Two publishers on one endpoint show it again and again, and the batches applied in between are a mixture.
-//!   So a stream is not trusted for a while after a contradiction, and each further contradiction soon after lengthens the time.
-//! * **Rivals** ([`Rivalry`]): two publishers connected under one name. The second may be the engine, whose old connection is
-//!   dead unnoticed; another engine with the same settings; or an impostor. The first that came is read, and the
-//!   others wait until it is gone (see `Publishers` in `kvatlas-follow`). Only the replay socket can tell which of them is the
-//!   engine, by a batch that came after the second connected. Until then, or without a replay socket, the stream is not trusted.
-//! * **Events of unknown types** ([`UnknownEvents`]). Such an event may have removed anything, so all that was applied before is
-//!   forgotten. But an engine of a newer version may send one each second and mean something harmless; the stream
-//!   would then read and forget without end. So after a few of them nothing is forgotten any more, and the stream is not
-//!   trusted until none has come for as long.
-//! * **Silence of a busy engine** ([`Silence`]). Silence alone says little: most engines are idle now and then. An engine that
-//!   publishes several batches a second and stops without a word either has no work left or hangs. So it is asked
-//!   at once, and not trusted if it does not answer in time, provided that it has answered before over the same connection.
-//!   Its next batch or answer restores the trust: the connection is still the same, so it is the same engine.
+//! * **Contradictions** ([`Doubt`]). Two batches with one sequence number differ. An engine that restarts behind a proxy
+//!   causes a single contradiction. Two publishers on one endpoint cause many, and the applied batches are then a mixture
+//!   of both. So a stream is distrusted for a while after a contradiction, and for longer after each one that soon follows.
+//! * **Rivals** ([`Rivalry`]). Two publishers are connected with one topic. The second may be the same engine, whose old
+//!   connection was lost unnoticed; another engine with the same settings; or an impostor. The first publisher is read,
+//!   and the others wait until it is gone (see `Publishers` in `kvatlas-follow`). The replay socket shows which publisher
+//!   is the engine, by a batch published after the second connected. Until then, or without a replay socket, the stream
+//!   is distrusted.
+//! * **Events of unknown types** ([`UnknownEvents`]). An unknown event may have removed any block, so all held blocks are
+//!   cleared. If an engine of a newer version sends harmless unknown events continually, the stream would be cleared
+//!   without end. So after a few of them nothing is cleared any more, and the stream is distrusted until none has come for
+//!   some time.
+//! * **Silence of a busy engine** ([`Silence`]). Most engines are idle now and then. An engine that publishes several
+//!   batches a second and suddenly stops is either out of work or hangs. A replay request is sent at once, and the stream
+//!   is distrusted if no answer comes in time, provided that the engine has answered before over the same connection. The
+//!   next batch or answer restores trust, because over the same connection it is the same engine.
 
 use std::time::Duration;
 
@@ -22,19 +23,22 @@ use super::batches::Question;
 use super::inputs::Goal;
 use super::{Effects, HEAL_MAX, Machine};
 
-/// Number of contradictions, each soon after the one before, from which on they cannot be explained by restarts.
+/// Minimum number of contradictions, each soon after the one before, that cannot be explained by restarts of the
+/// engine.
 const STRONG: u32 = 3;
-/// Time without a contradiction after which counting starts anew.
+/// Maximum time between two contradictions that are counted together.
 const SOON_AFTER: Duration = Duration::from_secs(60);
 
-/// Contradictions among the batches of a stream, and the end of the doubt that they raise.
+/// Contradictions (different batches with one sequence number) in a stream, and the time until which they make the
+/// stream distrusted.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
-    /// Number of contradictions so far, each soon after the one before.
+    /// Number of recent contradictions, each soon after the one before.
     count: u32,
     at: Duration,
     until: Option<Duration>,
-    /// Sequence number below the last applied one, too old to show by itself whether the engine has restarted.
+    /// Sequence number of a live batch, not above the last applied one, whose hash is no longer remembered. Either the
+    /// engine has restarted, or the batch is another publisher's. `None` if there is no undecided number.
     suspect: Option<u64>,
 }
 
@@ -55,7 +59,8 @@ impl Doubt {
         self.until = self.until.filter(|until| *until > now);
     }
 
-    /// Records the loss of the connection, which explains a single contradiction: the engine has restarted.
+    /// Records the loss of the connection. A single contradiction is then explained by a restart of the engine, and
+    /// forgotten.
     pub(super) fn disconnected(&mut self) {
         self.suspect = None;
         if self.count <= 1 {
@@ -67,8 +72,8 @@ impl Doubt {
         self.suspect = Some(seq);
     }
 
-    /// Records that two batches with the same number differ. `certain`: whether both came over the live connection;
-    /// `pause`: time for which the stream is not trusted after the first certain contradiction.
+    /// Records that two batches with the same sequence number differ. `certain` is true if both came over the live
+    /// connection; `pause` is the time for which the stream is distrusted after the first certain contradiction.
     pub(super) fn contradict(&mut self, now: Duration, certain: bool, pause: Duration) {
         let over = self.until.unwrap_or(self.at) + SOON_AFTER;
         self.count = if now > over { 1 } else { self.count + 1 };
@@ -79,22 +84,23 @@ impl Doubt {
         }
     }
 
-    /// Takes out the suspect sequence number. True if there was one.
+    /// Removes the suspect sequence number (one that may belong to a restarted engine or to another publisher). Returns
+    /// true if there was one.
     pub(super) fn take_suspect(&mut self) -> bool {
         self.suspect.take().is_some()
     }
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Records a contradiction between two batches. `certain`: whether both came over the live connection, as an answer
-    /// of the replay socket may already be the restarted engine's.
+    /// Counts a contradiction (different batches with one sequence number). `certain` is true if both batches came over
+    /// the live connection; a batch from a replay may be that of an engine which has just restarted.
     pub(super) fn note_contradiction(&mut self, now: Duration, certain: bool) {
         self.counts.contradictions += 1;
         self.doubt.contradict(now, certain, self.config.probe_interval);
     }
 
-    /// Counts a suspect sequence number as a contradiction: as the engine has proved to be the same, the number is
-    /// another's.
+    /// Counts the suspect sequence number, if any, as a contradiction. Called when the engine has proved not to have
+    /// restarted, so that the number must come from another publisher.
     pub(super) fn admit_suspect(&mut self, now: Duration) {
         if self.doubt.take_suspect() {
             self.note_contradiction(now, true);
@@ -102,15 +108,15 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// State of a competition between publishers connected under the engine's name.
+/// State of a competition between several publishers that are connected with the same topic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Rivalry {
-    /// There is one publisher, or the first of several has proved to be the engine.
+    /// There is one publisher, or the one that is read has proved to be the engine.
     #[default]
     None,
-    /// A second publisher is connected, and waits.
+    /// A second publisher is connected, and is not read yet.
     Present,
-    /// The second publisher has taken the place of the first, and its batches still have to be proved.
+    /// The second publisher has replaced the first, and has not yet proved to be the engine.
     Over,
 }
 
@@ -121,7 +127,7 @@ impl Rivalry {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Handles the input that another publisher has connected.
+    /// Handles the connection of a further publisher with the same topic.
     pub fn rival(&mut self) {
         self.counts.rivals += 1;
         self.rivalry = Rivalry::Present;
@@ -129,14 +135,15 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.life.doubt();
     }
 
-    /// Handles the input that all publishers but one have disconnected.
+    /// Handles the disconnection of all publishers but one.
     pub fn alone(&mut self) {
         if self.rivalry == Rivalry::Present {
             self.rivalry = Rivalry::None;
         }
     }
 
-    /// True if the live batches may be those of an impostor.
+    /// True if several publishers were connected with one topic, and the live batches are not proved to be the
+    /// engine's.
     pub(super) fn is_contested(&self) -> bool {
         match self.rivalry {
             Rivalry::None => false,
@@ -147,18 +154,20 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// Maximum number of batches with events of unknown types, each soon after the one before, that clear the holdings.
+/// Maximum number of batches with events of unknown types, each soon after the one before, for which the held blocks
+/// are cleared.
 const FORGIVEN: u32 = 3;
-/// Longest time between two batches with events of unknown types for which they are counted together.
+/// Maximum time between two batches with events of unknown types that are counted together.
 const WHILE: Duration = Duration::from_secs(600);
 
-/// Count of batches with events of unknown types, each soon after the one before.
+/// Count of batches that contain events of unknown types, each soon after the one before.
 #[derive(Debug, Default)]
 pub(super) struct UnknownEvents {
     /// Number of batches with events of unknown types, each soon after the one before.
     count: u32,
     at: Duration,
-    /// True if such a batch came after the present holdings, which may therefore be wrong.
+    /// True if an event of an unknown type came after the held blocks were last cleared, so that some of them may have
+    /// been removed.
     open: bool,
 }
 
@@ -167,18 +176,18 @@ impl UnknownEvents {
         self.open
     }
 
-    /// Records that the stream's holdings were cleared.
+    /// Records that the stream's held blocks were cleared.
     pub(super) fn clear(&mut self) {
         self.open = false;
     }
 
-    /// Time at which trust returns, unless another event of an unknown type comes; `None` if the stream is not
-    /// distrusted for this reason.
+    /// Returns the time at which the stream is trusted again, unless another event of an unknown type comes; `None` if
+    /// it is not distrusted for this reason.
     pub(super) fn until(&self) -> Option<Duration> {
         self.open.then(|| self.at + WHILE)
     }
 
-    /// Records a batch with events of unknown types. True if the holdings must be cleared.
+    /// Records a batch with events of unknown types. Returns true if the held blocks must be cleared.
     pub(super) fn add(&mut self, now: Duration) -> bool {
         let again = self.count > 0 && now <= self.at + WHILE;
         (self.count, self.at) = (if again { self.count.saturating_add(1) } else { 1 }, now);
@@ -188,7 +197,7 @@ impl UnknownEvents {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Clears the holdings a last time, once no event of an unknown type has come for the duration [`WHILE`].
+    /// Clears the held blocks a last time, once no event of an unknown type has come for the duration [`WHILE`].
     pub(super) fn end_unknown_events(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if self.unknown_events.until().is_some_and(|at| at <= now) {
             self.lose(self.next(), fx);
@@ -197,17 +206,17 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// Number of batches in a row, without a pause, from which on an engine counts as busy.
+/// Minimum number of batches in a row, without a pause, for an engine to count as busy.
 const BUSY: u32 = 20;
 
-/// State of a live connection for noticing that a busy engine has fallen silent.
+/// State for detecting that a busy engine has stopped sending batches.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
-    /// Number of live batches in a row without a pause.
+    /// Number of live batches received in a row without a pause.
     run: u32,
-    /// True if the replay socket has answered since the live socket was connected.
+    /// True if the replay socket has answered since the live socket connected.
     answers: bool,
-    /// True if the engine fell silent while busy, and does not answer.
+    /// True if the engine stopped sending while busy, and has not answered a replay request.
     open: bool,
 }
 
@@ -224,30 +233,31 @@ impl Silence {
         self.open
     }
 
-    /// Records a live batch. `pauses`: whether a pause preceded the batch.
+    /// Records a live batch. `pauses` is true if a pause preceded the batch.
     pub(super) fn note_batch(&mut self, pauses: bool) {
         self.run = if pauses { 1 } else { self.run.saturating_add(1) };
         self.open = false;
     }
 
-    /// True if the engine was busy, and has answered replay requests since the live socket was connected.
+    /// True if the engine was busy, and has answered replay requests since the live socket connected.
     pub(super) fn was_busy(&self) -> bool {
         self.answers && self.run >= BUSY
     }
 
-    /// Records that a busy engine does not answer. True if this was not known before.
+    /// Records that a busy engine has stopped and does not answer. Returns true if this was not known before.
     pub(super) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.open, true)
     }
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Shortest time without a live batch that counts as a pause.
+    /// Returns the minimum time without a live batch that counts as a pause.
     fn pause(&self) -> Duration {
         self.config.probe_interval / 5
     }
 
-    /// Records a live batch for [`Silence`]. Must be called before `live_heard` is set to the time of this batch.
+    /// Records a live batch for the detection of [`Silence`]. Must be called before `live_heard` is set to the time of
+    /// this batch.
     pub(super) fn note_live_batch(&mut self, now: Duration) {
         let pauses = now.saturating_sub(self.live_heard) > self.pause();
         self.silence.note_batch(pauses);
@@ -257,14 +267,14 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.goal == Goal::Live && self.silence.was_busy()
     }
 
-    /// Time of the replay request to a busy engine that has fallen silent, made once per silence; `None` if none is
-    /// due.
+    /// Returns the time of the replay request to a busy engine that has stopped sending; one request is made per
+    /// silence. `None` if none is due.
     pub(super) fn silence_due(&self) -> Option<Duration> {
         let asked = self.asked >= self.live_heard || self.ask.is_some() || self.ask_at.is_some();
         (self.was_busy() && self.can_ask() && !asked).then(|| self.live_heard + self.pause())
     }
 
-    /// Records that a replay request was not answered in time.
+    /// Records that a replay request was not answered in time, and distrusts the stream if its engine was busy.
     pub(super) fn note_no_answer(&mut self, now: Duration, ask: &Question) {
         if !ask.answered && self.was_busy() && self.asked >= self.live_heard && self.silence.begin() {
             self.probe_at = Some(now + self.pause());

@@ -1,5 +1,5 @@
-//! Inputs of a machine: the events in the life of a connection, in their order; and the goals of a stream, the
-//! transitions between them, and the states that they are reported as.
+//! Inputs of a stream machine (connections, batches, answers and the passing of time), the goals of a stream, the
+//! transitions between goals, and the states reported for them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{Effects, HEAL_MAX, Machine, SOON};
 use crate::{Outcome, State};
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Handles the input that the live socket is connected and subscribed.
+    /// Handles the connection and subscription of the live socket.
     pub fn connected(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Connect {
             return;
@@ -29,8 +29,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Handles the input that the live socket has lost its connection. Batches that wait are dropped, as the replay
-    /// sends them again.
+    /// Handles the loss of the live socket's connection. Waiting batches are dropped, because a replay sends them
+    /// again.
     pub fn disconnected(&mut self, fx: &mut impl Effects<P>) {
         self.waiting.clear();
         self.owed = None;
@@ -43,7 +43,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.goal = Goal::Connect;
     }
 
-    /// Handles a batch of the live connection.
+    /// Handles a batch received over the live connection.
     pub fn live(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         self.connected(now, fx);
         self.note_live_batch(now);
@@ -59,7 +59,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Handles a batch in answer to a replay request.
+    /// Handles a batch received in answer to a replay request.
     pub fn reply(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         let Some(ask) = &mut self.ask else { return };
         self.heard = now;
@@ -124,7 +124,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Handles the input that the answer to a replay request is complete.
+    /// Handles the end of the answer to a replay request.
     pub fn reply_end(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         let Some(ask) = self.ask.take() else { return };
         self.heard = now;
@@ -148,7 +148,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Does what is due at time `now`: ends waiting, makes replay requests, and notices silence.
+    /// Performs all actions that are due at time `now`: ends waits, makes replay requests, and detects silence.
     pub fn tick(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.doubt.pass(now);
         self.end_unknown_events(now, fx);
@@ -184,7 +184,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Time at which [`tick`](Self::tick) is needed next, if no other input comes; `None` if it is not needed.
+    /// Returns the time at which [`tick`](Self::tick) must be called next, if no other input comes before; `None` if no
+    /// call is needed.
     pub fn wake(&self, now: Duration) -> Option<Duration> {
         let can_be_stale = match self.goal {
             Goal::Connect => self.ever_connected,
@@ -199,31 +200,32 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// Goal of a stream: what it needs next.
+/// Goal of a stream: the next thing it needs in order to follow its engine exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// The stream needs a live connection.
+    /// The stream needs a live connection to the engine.
     Connect,
-    /// The stream needs proof that the engine is still the one whose batches were applied.
+    /// The stream needs proof that the engine has not restarted since the applied batches.
     Verify,
-    /// The stream needs all batches that the replay socket has.
+    /// The stream needs all batches that the engine's replay socket has.
     Whole,
-    /// The stream needs the missing batches between the last applied and the waiting ones.
+    /// The stream needs the missing batches between the last applied one and the waiting ones.
     Gap,
-    /// The stream needs nothing: batches are applied as they arrive.
+    /// The stream needs nothing: live batches are applied as they arrive.
     Live,
-    /// The stream needs a sign of life from the engine.
+    /// The stream needs any message from the engine, which has been silent for too long.
     Stale,
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Requests all batches from the beginning, as nothing is held.
+    /// Requests all batches from the first on, because no blocks are held.
     pub(super) fn read_whole(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         (self.goal, self.partial, self.open) = (Goal::Whole, false, false);
         self.begin_asking(now, fx);
     }
 
-    /// Requests proof that the engine is still the same, with the batches published meanwhile.
+    /// Requests proof that the engine has not restarted, together with the batches published since the last applied
+    /// one.
     pub(super) fn verify(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.goal = Goal::Verify;
         self.begin_asking(now, fx);
@@ -238,7 +240,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.goal, self.attempts, self.ask_at, self.limit) = (Goal::Live, 0, None, None);
     }
 
-    /// Handles an answer that shows that the engine has another life than the applied batches'.
+    /// Handles a replay answer which shows that the engine has restarted since the applied batches.
     pub(super) fn other_life(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if matches!(self.goal, Goal::Live | Goal::Gap) {
             self.note_contradiction(now, false);
@@ -246,7 +248,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.begin_other_life(fx);
     }
 
-    /// Begins another epoch over a new connection, as the old one may still bring batches of the old life.
+    /// Begins a new epoch (after a restart of the engine) over a new connection, because the old connection may still
+    /// deliver batches from before the restart.
     pub(super) fn begin_other_life(&mut self, fx: &mut impl Effects<P>) {
         self.new_epoch(fx);
         self.rivalry.disconnected(self.can_replay);
@@ -265,7 +268,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.heal_at, self.partial, self.open, self.dead) = (None, false, false, false);
     }
 
-    /// Reads all batches anew over new connections, so that it is certain which life each belongs to.
+    /// Reads all batches again over new connections, so that all of them certainly belong to the same run of the
+    /// engine.
     pub(super) fn start_over(&mut self, fx: &mut impl Effects<P>) {
         self.forget_all(fx);
         self.forget_ask(fx);
@@ -276,7 +280,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         fx.reconnect();
     }
 
-    /// Continues without the missing batches, after the last retry or without a replay socket.
+    /// Continues without the missing batches, after the last retry or if there is no replay socket.
     pub(super) fn give_up(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.limit = None;
         self.give_restored_up(fx);
@@ -307,14 +311,14 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// True if the engine's replay ends before the missing batches, which the engine must therefore have sent before its last
+    /// True if the engine's replay ends before the missing batches. The engine must then have sent them before its last
     /// restart.
     fn is_behind(&self) -> bool {
         self.short && self.waiting.is_empty() && self.owed.is_some() && self.highest < self.owed
     }
 
-    /// Decides by the next live batch, as no answer came, whether the engine is the same: it counts as the same if the
-    /// batch's number follows the last.
+    /// Decides by the next live batch if the engine is the same as before, after no replay answer came: it counts as
+    /// the same if the batch's sequence number follows the last applied one.
     pub(super) fn go_on_unverified(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while self.goal == Goal::Verify && self.attempts >= self.config.replay_attempts {
             let Some((seq, StoredBatch { payload, .. })) = self.waiting.pop_first() else { return };
@@ -338,18 +342,18 @@ impl<P: AsRef<[u8]>> Machine<P> {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// True if the applied batches are exactly what the engine has announced.
+    /// True if the applied batches are exactly those that the engine has published.
     pub fn trusted(&self) -> bool {
         let is_certain = !self.doubt.is_open() && !self.unknown_events.is_open() && !self.is_contested();
         self.goal == Goal::Live && is_certain && !self.silence.is_open()
     }
 
-    /// True if batches of several lives keep arriving over one connection.
+    /// True if batches of several publishers, or from before and after a restart, keep arriving over one connection.
     pub fn is_mixed(&self) -> bool {
         self.doubt.is_strong()
     }
 
-    /// State in which the stream is reported.
+    /// Returns the state that is reported for the stream.
     pub fn state(&self, now: Duration) -> State {
         match self.goal {
             Goal::Verify | Goal::Whole | Goal::Gap | Goal::Live if self.doubt.is_open() || self.is_contested() => {

@@ -1,4 +1,5 @@
-//! The stream machine: rules for the batches of one stream. It has no sockets, no clock and no decoder; time is an argument.
+//! State machine of one event stream: decides which received batches are applied, and when replays are requested. It
+//! has no sockets, no clock and no decoder; time is an argument.
 //!
 //! ```text
 //!              connected, nothing known               all batches read
@@ -8,25 +9,27 @@
 //!     └──── disconnected (from anywhere)      └──── heard again ── Stale ◀──┘ silent too long
 //! ```
 //!
-//! The rules that keep it right:
+//! The rules that keep the held blocks exact:
 //!
-//! 1. Batches are applied by number, each once, none left out; the next number is `last + 1`. A batch that arrives early
-//!    waits.
-//! 2. A sequence number alone does not show to which life of the engine (epoch) a batch belongs. So every replay request,
-//!    except the one for all batches, starts at `last` and not after it: the answer must begin with the very batch
-//!    applied last. If it does not, the engine has restarted unnoticed: clear, start over. After a new connection, requests
-//!    start at the last batch of the old connection, until an answer contained that batch and one of the new connection.
-//! 3. A gap that cannot be filled costs the holdings: clear, continue with the batches at hand, and report it (`partial`).
-//!    The same applies to a batch that cannot be read and may have removed blocks.
-//! 4. Only `Live` is trusted, and never while a known batch is neither applied nor given up.
-//! 5. Silence never stops a stream: each replay request has a deadline, and so have all requests for one purpose together;
-//!    retries are bounded, and after the last the stream continues without an answer.
-//! 6. One connection brings one life. If its batches contradict each other, the stream is not trusted for a while.
+//! 1. Batches are applied in the order of their sequence numbers, each once and none left out; the next number is
+//!    `last + 1`. A batch that arrives early waits.
+//! 2. A sequence number alone does not show whether a batch was published before or after a restart of the engine. So
+//!    every replay request, except the one for all batches, starts at `last` and not after it: the answer must begin with
+//!    the batch applied last. If it does not, the engine has restarted unnoticed, and the stream is cleared and read anew.
+//!    After a new connection, requests start at the last batch of the old connection, until an answer has contained that
+//!    batch and one of the new connection.
+//! 3. If a gap cannot be filled, the held blocks are cleared, the stream continues with the available batches, and is
+//!    reported as `partial`. The same applies to a batch that cannot be decoded and may have removed blocks.
+//! 4. Only a stream with the goal `Live` is trusted, and never while a known batch is neither applied nor given up.
+//! 5. Silence never blocks a stream: each replay request has a deadline, and so have all requests for one purpose
+//!    together. Retries are bounded, and after the last one the stream continues without an answer.
+//! 6. One connection delivers the batches of one run of the engine. If the batches contradict each other, the stream is
+//!    distrusted for a while.
 //!
 //! This file has the state as a whole, the settings and the actions. `inputs` has the events in a stream's life and the
-//! transitions from one goal to the next, `batches` what is done with a batch and which replays are requested when,
-//! `proofs` how an engine proves to be still the same, and `doubts` reasons to suspend trust: contradictions, a second
-//! publisher, events of unknown types, and silence of a busy engine.
+//! transitions from one goal to the next, `batches` the processing of batches and the replay requests, `proofs` the
+//! ways in which an engine proves not to have restarted, and `doubts` the reasons to distrust a stream: contradictions,
+//! a second publisher, events of unknown types, and silence of a busy engine.
 
 mod batches;
 mod doubts;
@@ -45,151 +48,159 @@ use self::proofs::{Life, RestoreState};
 use crate::limits::SharedCounts;
 use crate::window::{Recent, ReorderWindow};
 
-/// Time from going live until the engine is asked for what was published before the subscription took effect.
+/// Time after becoming live until a replay is requested for batches that the engine published before the subscription
+/// took effect.
 const SOON: Duration = Duration::from_millis(500);
-/// Longest wait between two attempts to complete a partial stream.
+/// Maximum wait between two attempts to complete a partial stream (one with lost batches).
 const HEAL_MAX: Duration = Duration::from_secs(600);
 
-/// Settings of a stream machine, each equal to the field of `StreamConfig` with the same name.
+/// Settings of a stream machine. Each is equal to the field of `StreamConfig` with the same name, unless stated
+/// otherwise.
 #[derive(Debug, Clone)]
 pub struct MachineConfig {
-    /// Silence after which a stream is no longer trusted, if the replay socket does not answer either.
+    /// Time without a message after which a stream is no longer trusted, if the replay socket does not answer either.
     pub stale_after: Duration,
-    /// Silence after which the replay socket is asked for missing batches.
+    /// Time without a message after which the replay socket is asked for batches that may be missing.
     pub probe_interval: Duration,
-    /// Longest wait for the next batch of a replay.
+    /// Maximum wait for the next batch during a replay (the resending of missed batches by an engine).
     pub replay_timeout: Duration,
-    /// Longest total time of all replays for one purpose.
+    /// Maximum total time of all replays for one purpose, such as filling one gap.
     pub replay_total_timeout: Duration,
-    /// Maximum number of replays for one purpose, after which the stream continues without them.
+    /// Maximum number of replay requests for one purpose, after which the stream continues without the missing batches.
     pub replay_attempts: u32,
-    /// Longest wait for a missing batch to arrive by itself, without a replay socket.
+    /// Maximum wait for a missing batch to arrive late, for engines without a replay socket.
     pub reorder_grace: Duration,
-    /// Shortest pause between two attempts to connect or to request a replay.
+    /// Minimum pause between two attempts to connect or to request a replay.
     pub reconnect_min: Duration,
-    /// Longest pause between two attempts to connect or to request a replay.
+    /// Maximum pause between two attempts to connect or to request a replay.
     pub reconnect_max: Duration,
-    /// Maximum number of batches that wait for earlier ones.
+    /// Maximum number of batches that are buffered while earlier ones are missing.
     pub buffer_batches: usize,
-    /// Maximum total size, in bytes, of the batches that wait for earlier ones.
+    /// Maximum total size, in bytes, of batches that are buffered while earlier ones are missing.
     pub buffer_bytes: usize,
-    /// Maximum number of bytes in the buffers of all streams together (`limits.buffer_bytes`).
+    /// Maximum total size, in bytes, of the buffers of all streams together (the setting `limits.buffer_bytes`).
     pub all_buffer_bytes: usize,
 }
 
-/// Outcome of applying a batch to the holdings.
+/// Outcome of applying a batch to the held blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The batch was applied completely.
     Whole,
-    /// The batch was applied, and contained a clear of all blocks, so that batches lost before no longer matter.
+    /// The batch was applied, and contained a clear of all blocks. Batches lost before it no longer matter.
     Cleared,
-    /// The batch was applied, except for stored blocks that cannot be read.
+    /// The batch was applied, except for store events that cannot be decoded.
     Partial,
-    /// The batch was applied, except for events of unknown types, which may have removed anything.
+    /// The batch was applied, except for events of unknown types, which may have removed any blocks.
     UnknownEvents,
-    /// Nothing of the batch was applied: it has a removal that cannot be read.
+    /// No event of the batch was applied, because it has a removal event that cannot be decoded.
     Refused,
 }
 
-/// Actions that a machine takes on its stream, to be done at once and in order.
+/// Actions that a stream machine requests for its stream, to be performed at once and in order.
 pub trait Effects<P> {
-    /// Applies a batch. `live`: whether the batch came over the live connection.
+    /// Applies a batch to the held blocks. `live` is true if the batch was received over the live connection, and not
+    /// in a replay.
     fn apply(&mut self, seq: u64, payload: &P, live: bool) -> Verdict;
-    /// Clears the stream's holdings.
+    /// Removes all blocks held by the stream's ranks.
     fn clear(&mut self);
-    /// Asks the replay socket for all batches from sequence number `from` on. One request is open at a time.
+    /// Requests all batches with sequence numbers of at least `from` from the replay socket. Only one request is open
+    /// at a time.
     fn ask(&mut self, from: u64);
-    /// Cancels the replay request; no further answer to it may reach the machine.
+    /// Cancels the open replay request. No further batch of its answer may reach the machine.
     fn cancel(&mut self);
-    /// Drops the live connection with the batches still on their way, and opens another.
+    /// Closes the live connection, together with batches still in transit, and opens a new one.
     fn reconnect(&mut self);
 }
 
-/// Counts of events on a stream.
+/// Counts of notable events on a stream, such as gaps and replays.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of gaps, each of one or more missing batches.
+    /// Number of gaps; a gap is one or more missing batches between two received ones.
     pub gaps: u64,
     /// Number of missing batches recovered by a replay or a late arrival.
     pub recovered_batches: u64,
-    /// Number of missing batches that could not be recovered, as far as known.
+    /// Number of missing batches that could not be recovered, as far as their number is known.
     pub lost_batches: u64,
-    /// Number of times that the holdings were cleared because a gap could not be filled.
+    /// Number of times that the held blocks were cleared because a gap could not be filled.
     pub resets: u64,
     /// Number of batches received twice.
     pub duplicate_batches: u64,
-    /// Number of live batches that did not fit into the buffer.
+    /// Number of live batches that were dropped because the buffer was full.
     pub overflowed_batches: u64,
-    /// Number of replays requested.
+    /// Number of replays (resendings of past batches) requested from the engine.
     pub replays: u64,
-    /// Number of replays that delivered nothing in time.
+    /// Number of replays that delivered no batch in time.
     pub failed_replays: u64,
     /// Number of replays that started at a later batch than requested.
     pub truncated_replays: u64,
     /// Number of connections re-established after a loss.
     pub reconnects: u64,
-    /// Number of connections re-established without a replay socket to verify that the engine has not restarted.
+    /// Number of connections re-established to an engine whose identity could not be verified by a replay.
     pub unverified_reconnects: u64,
-    /// Number of contradictions between batches of one connection.
+    /// Number of contradictions (different batches with one sequence number) on one connection.
     pub contradictions: u64,
-    /// Number of connections of a publisher with the topic of one that was already connected.
+    /// Number of times that a publisher connected with the same topic as one that was already connected.
     pub rivals: u64,
-    /// Number of restarts of the engine that were noticed.
+    /// Number of detected restarts of the engine.
     pub epochs: u64,
 }
 
-/// State of one stream, and the rules by which it changes. `P` is the type of a batch's payload.
+/// State machine of one event stream. `P` is the type of a batch's payload.
 pub struct Machine<P> {
     config: MachineConfig,
     /// True if the engine has a replay socket.
     can_replay: bool,
-    /// Counts of events on the stream so far.
+    /// Counts of notable events on the stream so far.
     pub counts: Counts,
     goal: Goal,
     ever_connected: bool,
-    /// Number of the last batch applied; `None` before the first.
+    /// Sequence number of the last applied batch; `None` before the first.
     last: Option<u64>,
-    /// Number of the first batch applied since the last clear.
+    /// Sequence number of the first batch applied since the held blocks were last cleared.
     first: u64,
-    /// Number below which all batches of this epoch were applied or counted as lost.
+    /// Sequence number below which all batches since the engine's last restart were applied or counted as lost.
     accounted: u64,
     recent: Recent,
-    /// True if the next batch may have any number from `floor` on, because the batches before are lost anyway.
+    /// True if the next batch to apply may have any sequence number from `floor` on, because the batches before it were
+    /// given up.
     open: bool,
-    /// Lowest sequence number that the next batch may have.
+    /// Minimum sequence number of the next batch to apply.
     floor: u64,
-    /// True if the engine may hold blocks that are not known.
+    /// True if the engine may hold blocks that are not known, because batches were lost.
     partial: bool,
-    /// Highest number received over this live connection. It distinguishes a connection that lags behind the replay
-    /// from an engine that counts anew behind a proxy.
+    /// Highest sequence number received over the present live connection; `None` before the first batch. Distinguishes
+    /// a connection that lags behind the replay from an engine that has restarted behind a proxy and numbers its
+    /// batches anew.
     highest: Option<u64>,
     waiting: ReorderWindow<StoredBatch<P>>,
-    /// Highest known number of a batch that is neither applied nor waiting, as `waiting` had no room for the batch or
-    /// it could not be read, so that the engine must be asked for it.
+    /// Highest known sequence number of a batch that must be requested from the engine, because it was dropped from a
+    /// full buffer or could not be decoded; `None` if there is none.
     owed: Option<u64>,
     life: Life,
-    /// True if only a sequence number shows that the holdings are the connected engine's.
+    /// True if only a matching sequence number indicates that the held blocks are the connected engine's.
     unverified: bool,
     doubt: Doubt,
     rivalry: Rivalry,
     unknown_events: UnknownEvents,
     silence: Silence,
-    /// True if the last complete answer ended before a number that was known when the replay was requested.
+    /// True if the last complete replay answer ended before a batch whose number was known when the replay was
+    /// requested.
     short: bool,
     ask: Option<Question>,
-    /// Number of replay requests in a row without a useful answer.
+    /// Number of consecutive replay requests without a useful answer.
     attempts: u32,
-    /// Time of the next replay request, or, without a replay socket, of giving up a gap; `None` if neither is due.
+    /// Time of the next replay request or, without a replay socket, of giving up a gap; `None` if neither is planned.
     ask_at: Option<Duration>,
-    /// Time at which the stream continues without the missing batches, even if some still arrive.
+    /// Time at which the stream continues without the missing batches, even if some still arrive; `None` if it does not
+    /// wait for any.
     limit: Option<Duration>,
-    /// True if the replay socket has ever sent a batch.
+    /// True if the replay socket has ever sent a batch, so that the engine keeps batches for replays.
     keeps: bool,
-    /// True if replay requests were given up without an answer; no gap waits for the replay socket until it answers
-    /// again.
+    /// True if the last replay requests were given up without an answer. Until the replay socket answers again, the
+    /// stream does not wait for replays to fill gaps.
     dead: bool,
-    /// Time at which the engine last sent a batch or an answer.
+    /// Time at which the engine last sent a live batch or a replay answer.
     heard: Duration,
     /// Time at which the live connection last delivered a batch.
     live_heard: Duration,
@@ -197,12 +208,13 @@ pub struct Machine<P> {
     probe_at: Option<Duration>,
     heal_at: Option<Duration>,
     heal_wait: Duration,
-    /// State of the proof of holdings restored from a snapshot.
+    /// Progress of proving that held blocks restored from a snapshot are still valid.
     restored: RestoreState,
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Creates a machine without a connection. `can_replay`: whether the engine has a replay socket.
+    /// Creates a machine for a stream that is not connected yet. `can_replay` is true if the engine has a replay
+    /// socket.
     pub fn new(
         config: MachineConfig,
         shared: Arc<SharedCounts>,
@@ -250,23 +262,23 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// True if the engine may hold more than is known, because early batches were missed or later ones lost.
+    /// True if the engine may hold more blocks than are known, because early batches were missed or later ones lost.
     pub fn partial(&self) -> bool {
         self.partial
     }
 
-    /// True if the holdings count as the connected engine's only because its next batch had the right number, and no
-    /// answer has proved this yet.
+    /// True if, after a reconnection, the held blocks are taken to be the connected engine's only because its next
+    /// batch had the expected sequence number, without a proof by a replay.
     pub fn unverified(&self) -> bool {
         self.unverified
     }
 
-    /// Number of the last batch applied or given up; `None` if there is none.
+    /// Returns the sequence number of the last batch applied or given up; `None` if there is none.
     pub fn last(&self) -> Option<u64> {
         self.last.or(self.floor.checked_sub(1).filter(|_| self.open))
     }
 
-    /// Number of batches that wait for earlier ones.
+    /// Returns the number of batches that wait for missing earlier ones.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }

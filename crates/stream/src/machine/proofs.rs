@@ -1,13 +1,13 @@
-//! Proofs that the engine is still in the same life as when the held blocks were announced.
+//! Proofs that the engine has not restarted since the held blocks were announced.
 //!
-//! Sequence numbers continue over a new connection, and an engine that has restarted counts like the one before. So
-//! after a connection two things have to be proved: that the engine is the one whose batches are held, by the last
-//! batch before the connection; and that the replay socket belongs to the live connection, by a batch that came over
-//! it. Each is proved once an answer of the replay socket contains that batch.
+//! Over a new connection, sequence numbers continue, and an engine that has restarted numbers its batches like the one
+//! before. So after a connection two facts have to be proved: that the engine is the one whose blocks are held, by the
+//! last batch before the connection; and that the replay socket belongs to the engine on the live connection, by a
+//! batch received over that connection. Each fact is proved when a replay answer contains the batch.
 //!
-//! Holdings restored from a snapshot are proved in the same way: the engine's first answer must begin with the batch at
-//! the snapshot's mark. But the stream was not watched meanwhile, so a sequence number that follows proves nothing:
-//! without an answer, the restored holdings are cleared.
+//! Blocks restored from a snapshot are proved in the same way: the engine's first answer must begin with the last batch
+//! covered by the snapshot. But the stream was not observed since the snapshot, so a matching sequence number proves
+//! nothing; without an answer, the restored blocks are cleared.
 
 use std::time::Duration;
 
@@ -16,14 +16,15 @@ use super::inputs::Goal;
 use super::{Effects, Machine, SOON};
 use crate::{Mark, Outcome, Skip};
 
-/// Proofs, so far, that the engine is the one whose blocks are held.
+/// Proofs so far that the connected engine is the one whose blocks are held.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    /// Last batch before the present connection, by number and hash; `None` once an answer has contained it.
+    /// Sequence number and hash of the last batch before the present connection; `None` once a replay answer has
+    /// contained the batch.
     before: Option<(u64, u64)>,
-    /// Last batch that came over the present connection, by number and hash; `None` before the first.
+    /// Sequence number and hash of the last batch received over the present connection; `None` before the first.
     live: Option<(u64, u64)>,
-    /// True if an answer contained a batch of the present connection.
+    /// True if a replay answer has contained a batch of the present connection.
     same: bool,
 }
 
@@ -32,23 +33,24 @@ impl Life {
         (self.live, self.same) = (None, false);
     }
 
-    /// Demands another proof of the present connection, by a batch that comes from now on.
+    /// Requires a new proof for the present connection, by a batch that is received from now on.
     pub(super) fn doubt(&mut self) {
         (self.live, self.same) = (None, false);
     }
 
-    /// Records the loss of the connection. `last`: last applied batch, by number and hash.
+    /// Records the loss of the connection. `last` is the sequence number and hash of the last applied batch.
     pub(super) fn disconnected(&mut self, last: Option<(u64, u64)>) {
         self.before = self.before.or(last);
         self.connected();
     }
 
-    /// Records that the holdings were restored from a snapshot, whose last batch is `mark`, by number and hash.
+    /// Records that held blocks were restored from a snapshot. `mark` is the sequence number and hash of the last batch
+    /// covered by the snapshot.
     pub(super) fn restore(&mut self, mark: (u64, u64)) {
         self.before = Some(mark);
     }
 
-    /// Records that the stream's holdings were cleared.
+    /// Records that the stream's held blocks were cleared, so that no earlier batch has to be proved.
     pub(super) fn clear(&mut self) {
         self.before = None;
     }
@@ -57,42 +59,43 @@ impl Life {
         self.before
     }
 
-    /// Batch of the present connection, by number and hash, that an answer must contain; `None` once one has.
+    /// Returns the sequence number and hash of a batch of the present connection that a replay answer must contain;
+    /// `None` if there is none, or once an answer has contained one.
     pub(super) fn sample(&self) -> Option<(u64, u64)> {
         self.live.filter(|_| !self.same)
     }
 
-    /// True if an answer contained a batch of the present connection.
+    /// True if a replay answer has contained a batch of the present connection.
     pub(super) fn is_same(&self) -> bool {
         self.same
     }
 
-    /// Records a batch of the present connection. True if it is the first one.
+    /// Records a batch of the present connection as the one to be proved. Returns true if it is the first one.
     pub(super) fn set_live(&mut self, seq: u64, hash: u64) -> bool {
         self.live.replace((seq, hash)).is_none()
     }
 
-    /// Records that an answer contained a batch of the present connection. False if no live batch has come since a new
-    /// proof was demanded.
+    /// Records that a replay answer contained a batch of the present connection. Returns false if no live batch has
+    /// come since a new proof was required.
     pub(super) fn prove_live(&mut self) -> bool {
         self.same |= self.live.is_some();
         self.live.is_some()
     }
 
-    /// Records that an answer contained a batch from before the present connection.
+    /// Records that a replay answer contained the last batch from before the present connection.
     pub(super) fn prove_before(&mut self, seq: u64, hash: u64) {
         self.before = self.before.filter(|before| *before != (seq, hash));
     }
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// True if the engine has not yet proved to be the one whose batches were applied.
+    /// True if the connected engine has not yet proved to be the one whose batches were applied.
     pub fn is_unproven(&self) -> bool {
         self.life.before().is_some() || self.life.sample().is_some()
     }
 
-    /// Records an applied batch of the live connection, by which the replay socket can be proved to belong to the same
-    /// engine.
+    /// Records an applied batch of the live connection. A replay answer that contains this batch proves that the replay
+    /// socket belongs to the same engine.
     pub(super) fn note_sample(&mut self, now: Duration, seq: u64, hash: u64) {
         if !self.can_replay || self.life.is_same() {
             return;
@@ -103,7 +106,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Compares a batch of an answer with the batch of this number that the answer must contain. False if they differ.
+    /// Compares a batch of a replay answer with the batch of this sequence number that the answer must contain as
+    /// proof. Returns false if they differ.
     pub(super) fn is_proof(&mut self, seq: u64, hash: u64) -> bool {
         let Some(ask) = &mut self.ask else { return true };
         for (proof, is_live) in [(&mut ask.past, false), (&mut ask.live, true)] {
@@ -126,7 +130,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         true
     }
 
-    /// True if an answer that begins with batch `seq` begins too late to prove that it follows the applied batches.
+    /// True if a replay answer that begins with batch `seq` begins too late to prove that its batches continue the
+    /// applied ones.
     pub(super) fn begins_late(&self, seq: u64, from: u64, past: Option<(u64, u64)>) -> bool {
         match past {
             Some(_) if self.life.before().is_some() => seq > from,
@@ -144,20 +149,20 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 }
 
-/// State of the proof of holdings restored from a snapshot.
+/// Progress of proving that held blocks restored from a snapshot are still valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum RestoreState {
-    /// Nothing was restored, or the outcome was reported.
+    /// No blocks were restored, or the outcome has been reported.
     #[default]
     Over,
-    /// The restored blocks are held, but not yet proved.
+    /// The restored blocks are held, but not yet proved to be the engine's.
     Proving,
-    /// The proof has ended with this outcome, which is not yet reported.
+    /// The proof has ended with this outcome, which has not been reported yet.
     Ended(Outcome),
 }
 
 impl RestoreState {
-    /// Records the outcome of the proof, unless it has ended already.
+    /// Records the outcome of the proof, if the proof is still in progress.
     pub(super) fn end(&mut self, outcome: Outcome) {
         if *self == Self::Proving {
             *self = Self::Ended(outcome);
@@ -166,8 +171,9 @@ impl RestoreState {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Begins with holdings restored from a snapshot, up to the batch `mark`. `first`: first batch since the last
-    /// clear; `partial`: whether the engine may hold more. Must be called before any input.
+    /// Initializes the machine for held blocks that were restored from a snapshot. `mark` identifies the last batch
+    /// covered by the snapshot, `first` is the number of the first batch since the last clear, and `partial` is true if
+    /// the engine may hold more blocks. Must be called before any input.
     pub fn restore(&mut self, mark: Mark, first: u64, partial: bool) {
         let Mark { seq, hash } = mark;
         self.recent.insert(seq, hash);
@@ -176,7 +182,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.restored = RestoreState::Proving;
     }
 
-    /// Takes the outcome of the restored holdings, once it is known; later calls return `None`.
+    /// Returns the outcome of the blocks restored from a snapshot, once it is known; later calls return `None`.
     pub fn take_restored(&mut self) -> Option<Outcome> {
         let RestoreState::Ended(outcome) = self.restored else { return None };
         self.restored = RestoreState::Over;
@@ -191,7 +197,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.restored.end(outcome);
     }
 
-    /// Clears restored holdings that cannot be proved, and continues as if nothing had been restored.
+    /// Clears restored blocks that cannot be proved, and continues as if none had been restored.
     pub(super) fn give_restored_up(&mut self, fx: &mut impl Effects<P>) {
         if self.is_restoring() && self.goal == Goal::Verify {
             self.end_restored(Outcome::NoAnswer);
@@ -200,8 +206,11 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Last applied batch, if all holdings are proved to belong to the same life of the engine; else the reason to skip
-    /// the stream in a snapshot.
+    /// Returns the number and hash of the last applied batch, for a snapshot, if all held blocks are proved to have
+    /// been announced since the engine's last restart.
+    ///
+    /// # Errors
+    /// Reason to leave the stream out of a snapshot.
     pub fn mark(&self) -> Result<Mark, Skip> {
         let last = self.last.and_then(|seq| Some((seq, self.recent.hash(seq)?))).ok_or(Skip::Nothing)?;
         let is_doubtful = self.doubt.is_open() || self.unknown_events.is_open() || self.unverified;
@@ -212,7 +221,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         Ok(Mark { seq, hash })
     }
 
-    /// Number of the first batch applied since the last clear, and whether the engine may hold more than is known.
+    /// Returns the sequence number of the first batch applied since the last clear, and true if the engine may hold
+    /// more blocks than are known.
     pub fn reach(&self) -> (u64, bool) {
         (self.first, self.partial)
     }

@@ -1,4 +1,4 @@
-//! Connection to a peer: the handshake, then messages, and heartbeats in between.
+//! ZMTP connection to a peer (an engine's ZeroMQ socket): the handshake, then messages, with heartbeats in between.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,29 +14,29 @@ use super::Socket;
 use super::parser::{Budget, Head, Item, Parser};
 use crate::zmtp;
 
-/// Number of bytes read at once, besides the message that is being read.
+/// Number of bytes to read at once, in addition to the rest of a partly received message.
 const READ: usize = 64 << 10;
-/// Longest duration of a handshake.
+/// Maximum duration of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence after which a peer is sent a PING.
+/// Time without received bytes after which a PING is sent to the peer.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Time without an answer to a PING after which the connection is given up.
+/// Maximum wait for an answer to a PING, after which the connection is closed.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time without an answer to a PING after which a connection is given up whose peer is thought to be gone.
+/// Maximum wait for an answer to a PING, after which the connection is closed, if the peer is suspected to be gone.
 const DOUBT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest frame, in bytes; a peer that announces a longer one is disconnected.
+/// Maximum length of a message frame, in bytes. A peer that announces a longer one is disconnected.
 const MAX_FRAME: usize = 16 << 20;
-/// Maximum number of bytes of PONGs and PINGs that wait for a peer that does not read them.
+/// Maximum number of bytes of PING and PONG commands that are queued for a peer that does not read them.
 const MAX_OUTPUT: usize = 4 << 10;
 
 const NO_HANDSHAKE: &str = "no ZMTP handshake: the process there hangs, or its socket is not a ZMQ socket";
 
-/// Event on a connection.
+/// Event on a connection, as returned by [`Connection::poll`].
 #[derive(Debug)]
 pub enum Event {
-    /// The handshake is over, and messages may arrive.
+    /// The handshake is complete, and messages may arrive.
     Open,
-    /// A message: its last frame; the frames before are in [`Connection::head`].
+    /// A message was received. The value is its last frame; the frames before are returned by [`Connection::head`].
     Message(Vec<u8>),
     /// The connection has ended, for the given reason.
     Ended(String),
@@ -49,33 +49,37 @@ enum Stage {
     Open,
 }
 
-/// Connection to a peer that speaks ZMTP: its messages are read when the caller wants them.
+/// Connection to a peer that speaks ZMTP, ZeroMQ's protocol. Messages are read from the socket only when the caller
+/// asks for them.
 pub struct Connection {
     socket: Socket,
     kind: Kind,
     stage: Stage,
-    /// Topic to subscribe to; empty for all topics.
+    /// Topic to subscribe to; empty to subscribe to all topics.
     topic: Box<[u8]>,
     parser: Parser,
-    /// Bytes read from the socket; the first `used` are parsed. Without allocated memory while the peer is silent.
+    /// Bytes read from the socket, of which the first `used` have been parsed. Has no allocated memory while the peer
+    /// is silent.
     input: Vec<u8>,
     used: usize,
     output: BytesMut,
-    /// Last frame of a message that was given back, to be returned once more.
+    /// Last frame of a message that [`give_back`](Self::give_back) returned to the connection; delivered again by the
+    /// next poll.
     again: Option<Vec<u8>>,
-    /// Time at which bytes of the peer last arrived.
+    /// Time at which bytes from the peer last arrived.
     heard: Instant,
     /// Time at which the last PING was sent.
     asked: Instant,
-    /// Time since which the peer is thought to be gone; `None` if it is not.
+    /// Time since which the peer is suspected to be gone; `None` if it is not.
     doubted: Option<Instant>,
     timer: Pin<Box<Sleep>>,
-    /// Permit that counts this connection among those that may be open; `None` if none is needed.
+    /// Semaphore permit that limits the number of open connections; `None` if this connection needs none.
     place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
-    /// Begins an unencrypted connection on a socket. `topic`: topic to subscribe to, for a subscriber.
+    /// Creates an unencrypted connection on a socket, and begins the handshake. `topic` is the topic to subscribe to,
+    /// if `kind` is a subscriber.
     pub fn new(socket: Socket, kind: Kind, topic: &str, budget: Budget) -> Self {
         let now = Instant::now();
         Self {
@@ -96,7 +100,8 @@ impl Connection {
         }
     }
 
-    /// Sends a PING now, as the peer is thought to be gone: without an answer soon, the connection is given up.
+    /// Checks whether a peer that is suspected to be gone still answers: sends a PING, and closes the connection if no
+    /// answer comes within a short time.
     pub fn doubt(&mut self) {
         let now = Instant::now();
         if self.is_open() && self.doubted.is_none() {
@@ -107,38 +112,38 @@ impl Connection {
         }
     }
 
-    /// Holds a permit for as long as the connection lasts.
+    /// Stores a semaphore permit that is released when the connection is dropped.
     pub fn keep(&mut self, place: OwnedSemaphorePermit) {
         self.place = Some(place);
     }
 
-    /// Address of the peer, as text for messages.
+    /// Returns the address of the peer, as text for log messages.
     pub fn peer(&self) -> String {
         self.socket.peer()
     }
 
-    /// True if the handshake is over.
+    /// True if the handshake is complete.
     pub fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }
 
-    /// Frames before the last one of the latest message.
+    /// Returns the frames of the latest message that precede its last frame.
     pub fn head(&self) -> &Head {
         self.parser.head()
     }
 
-    /// Gives back the latest message, so that `poll` returns it once more.
+    /// Returns the latest message to the connection, so that the next call of [`poll`](Self::poll) delivers it again.
     pub fn give_back(&mut self, body: Vec<u8>) {
         self.again = Some(body);
     }
 
-    /// Sends a message of two frames: an empty one, and `bytes`.
+    /// Queues a message of two frames for sending: an empty frame, and `bytes`.
     pub fn send(&mut self, bytes: &[u8]) {
         zmtp::put_frame(&mut self.output, true, b"");
         zmtp::put_frame(&mut self.output, false, bytes);
     }
 
-    /// Returns the next event; `Pending` until there is one.
+    /// Returns the next event on the connection; `Pending` until there is one.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         if let Some(body) = self.again.take() {
             return Poll::Ready(Event::Message(body));
@@ -164,7 +169,7 @@ impl Connection {
         Ok(Poll::Pending)
     }
 
-    /// Next event in the bytes read so far; `None` if more bytes are needed.
+    /// Parses the next event from the bytes read so far; `None` if more bytes are needed.
     fn next(&mut self) -> Result<Option<Event>, String> {
         if self.stage == Stage::Greeting {
             let whole = zmtp::check(&self.input[..self.input.len().min(zmtp::LENGTH)])?;
@@ -248,7 +253,8 @@ impl Connection {
         if self.is_open() { why.to_owned() } else { NO_HANDSHAKE.to_owned() }
     }
 
-    /// Sends a PING to a silent peer, after all available bytes were read. Fails if no answer has arrived in time.
+    /// Sends a PING to a peer that has been silent for some time. Fails if the peer has not answered in time. Called
+    /// after all available bytes have been read.
     fn beat(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         while self.timer.as_mut().poll(cx).is_ready() {
             if !self.is_open() {

@@ -1,14 +1,14 @@
-//! ZMTP 3, the protocol between ZeroMQ's sockets, for the two kinds that follow an engine: a subscriber, and a client
-//! that sends replay requests.
+//! Implementation of ZMTP 3, the protocol between ZeroMQ's sockets, for the two kinds of sockets needed to follow an
+//! engine: a subscriber, and a client that sends replay requests.
 //!
-//! libzmq reads ahead in threads of its own. Its buffers are bounded by a number of messages only, and an endless
-//! message is not bounded at all; and a listening socket of libzmq does not distinguish its peers. So libzmq is not
-//! used here: a connection is read by the task of its stream, as much as that task can use. The rest stays at the
-//! engine.
+//! libzmq is not used, for three reasons: it reads ahead in threads of its own, with buffers that are bounded by a
+//! number of messages only; it does not bound the length of a message; and its listening sockets do not distinguish
+//! their peers. In this implementation, the task of a stream reads a connection only as fast as it processes the
+//! messages. Unread data stays at the engine.
 //!
-//! `parser` makes messages of bytes, and `connection` is a connection from handshake to end. This file has the sockets
-//! of a connection (TCP, or a path in the file system), and greeting and handshake of two sockets before their
-//! messages: the version of the protocol, and the kind of each socket.
+//! `parser` turns bytes into messages, and `connection` has a connection from the handshake to the end. This file has
+//! the sockets (TCP, or a path in the file system), and the greeting and handshake in which two sockets exchange their
+//! protocol version and kind.
 
 mod connection;
 mod parser;
@@ -26,22 +26,23 @@ use tokio::net::{TcpStream, UnixStream};
 pub use self::connection::{Connection, Event};
 pub use self::parser::{Budget, Head, Room};
 
-/// Longest duration of an attempt to connect.
+/// Maximum duration of an attempt to connect.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An attempt to connect, as a future.
+/// Future of an attempt to connect to an address.
 pub type ConnectAttempt = Pin<Box<dyn Future<Output = io::Result<Socket>> + Send>>;
 
-/// A connected socket: TCP, or a path in the file system.
+/// Connected socket: TCP, or a Unix domain socket.
 pub enum Socket {
     /// A TCP connection.
     Tcp(TcpStream),
-    /// A connection to a socket in the file system.
+    /// A connection to a Unix domain socket, which has a path in the file system.
     Path(UnixStream),
 }
 
 impl Socket {
-    /// Connects to an address in ZeroMQ's form, whose host is an IP address and not a name.
+    /// Connects to an address in ZeroMQ's form, such as `tcp://10.0.0.1:5557` or `ipc:///path`. The host must be an IP
+    /// address, not a name.
     pub fn dial(address: String) -> ConnectAttempt {
         Box::pin(async move {
             let connected = tokio::time::timeout(TIMEOUT, connect(&address)).await;
@@ -49,13 +50,13 @@ impl Socket {
         })
     }
 
-    /// Wraps a TCP connection that a peer has made.
+    /// Wraps a TCP connection that was accepted from a peer.
     pub fn of_peer(peer: TcpStream) -> Self {
         let _ = peer.set_nodelay(true);
         Self::Tcp(peer)
     }
 
-    /// Address of the peer, as text for messages.
+    /// Returns the address of the peer, as text for log messages.
     fn peer(&self) -> String {
         match self {
             Self::Tcp(socket) => socket.peer_addr().map_or_else(|_| "gone".to_owned(), |at| at.to_string()),
@@ -63,7 +64,8 @@ impl Socket {
         }
     }
 
-    /// Reads into the spare capacity of `into`. 0 bytes read mean that the connection has ended.
+    /// Reads into the spare capacity of `into`, and returns the number of bytes read; 0 if the peer has closed the
+    /// connection.
     fn poll_read(&self, cx: &mut Context<'_>, into: &mut Vec<u8>) -> Poll<io::Result<usize>> {
         loop {
             let read = match self {
@@ -124,13 +126,13 @@ async fn connect(address: &str) -> io::Result<Socket> {
 const SIGNATURE: [u8; 10] = [0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F];
 /// Length of a ZMTP greeting, in bytes.
 const LENGTH: usize = 64;
-/// Security mechanism in the greeting: none.
+/// Security mechanism named in the greeting: NULL, which means none.
 const MECHANISM: &[u8] = b"NULL";
 
-/// Error of a connection that ended before its messages.
+/// Error message for a connection that failed before its handshake was complete.
 const FAILED: &str = "the ZMTP handshake failed";
 
-/// Kind of this side's ZeroMQ socket.
+/// Kind of the local ZeroMQ socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// SUB: a subscriber.
@@ -155,7 +157,7 @@ impl Kind {
     }
 }
 
-/// Greeting of this side: version 3.0, without security (the mechanism NULL).
+/// Returns the local greeting: version 3.0, without security (the mechanism NULL).
 fn greeting() -> [u8; LENGTH] {
     let mut greeting = [0; LENGTH];
     greeting[..10].copy_from_slice(&SIGNATURE);
@@ -164,7 +166,8 @@ fn greeting() -> [u8; LENGTH] {
     greeting
 }
 
-/// Checks the first bytes of a peer for a greeting that this side can answer. True if the greeting is complete.
+/// Checks that the first bytes received from a peer are a compatible greeting. Returns true if the greeting is
+/// complete.
 fn check(said: &[u8]) -> Result<bool, String> {
     let is = |at: usize, wanted: u8| said.get(at).is_none_or(|byte| *byte == wanted);
     if !is(0, SIGNATURE[0]) || said.get(9).is_some_and(|byte| byte & 1 == 0) {
@@ -197,7 +200,7 @@ fn command(name: &str, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Appends a frame of a message. `more`: whether further frames of the message follow.
+/// Appends a frame of a message. `more` is true if further frames of the message follow.
 fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     let more = u8::from(more);
     match u8::try_from(bytes.len()) {
@@ -210,7 +213,7 @@ fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// READY command of this side, with the kind of its socket.
+/// Encodes the local READY command, which contains the kind of the local socket.
 fn ready(kind: Kind) -> Vec<u8> {
     let mut properties = Vec::new();
     for (name, value) in [("Socket-Type", kind.name()), ("Identity", "")] {
@@ -222,13 +225,13 @@ fn ready(kind: Kind) -> Vec<u8> {
     command("READY", &properties)
 }
 
-/// Name and content of a ZMTP command; `None` if malformed.
+/// Splits a ZMTP command into name and content; `None` if it is malformed.
 fn named(command: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = command.split_first()?;
     rest.split_at_checked(usize::from(*length))
 }
 
-/// Checks the READY command of a peer: its socket must be of a kind that this side can talk to.
+/// Checks that a peer's READY command names a kind of socket that can be connected to the local kind.
 fn check_ready(kind: Kind, command: &[u8]) -> Result<(), String> {
     match named(command) {
         Some((b"READY", properties)) => {

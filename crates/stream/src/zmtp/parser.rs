@@ -1,4 +1,4 @@
-//! Parser of bytes into ZMTP messages and commands, with bounds on both.
+//! Parser that turns received bytes into ZMTP messages and commands, with bounds on the size of both.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,16 +6,17 @@ use std::sync::Arc;
 use super::FAILED;
 use crate::limits::{Limit, SharedCounts};
 
-/// Longest command, in bytes; a peer that announces a longer one is disconnected.
+/// Maximum length of a command, in bytes. A peer that announces a longer one is disconnected.
 const MAX_COMMAND: usize = 4 << 10;
-/// Maximum number of bytes in all frames of a message before the last. No engine sends a message with more.
+/// Maximum total length, in bytes, of the frames of a message before the last one, more than any engine sends.
 const MAX_HEAD: usize = 16 << 10;
-/// Maximum number of frames before the last: an empty one, the topic, the sequence number.
+/// Maximum number of frames of a message before the last one: an empty frame, the topic and the sequence number.
 const MAX_FRAMES: usize = 3;
-/// Minimum growth, in bytes, of the memory for a frame as it arrives, whatever its announced size.
+/// Minimum step, in bytes, by which the memory for a partly received frame grows. The memory grows with the bytes
+/// received and not with the announced size.
 const GROWTH: usize = 64 << 10;
 
-/// Memory budget of all connections for messages that have arrived only in part.
+/// Memory budget for partly received messages, shared by all connections.
 #[derive(Debug, Clone)]
 pub struct Room {
     shared: Arc<SharedCounts>,
@@ -23,25 +24,25 @@ pub struct Room {
 }
 
 impl Room {
-    /// Creates a budget. `most`: maximum number of bytes in all buffers together.
+    /// Creates a budget. `most` is the maximum number of bytes in all buffers together.
     pub fn new(shared: Arc<SharedCounts>, most: usize) -> Self {
         Self { shared, most }
     }
 }
 
-/// Share of one connection in the [`Room`]. Short messages do not count.
+/// Part of the shared memory budget ([`Room`]) that one connection uses. Short messages do not count.
 pub struct Budget {
     room: Room,
     taken: usize,
 }
 
 impl Budget {
-    /// Creates an empty share.
+    /// Creates the budget of a connection, with no memory used yet.
     pub fn new(room: &Room) -> Self {
         Self { room: room.clone(), taken: 0 }
     }
 
-    /// Takes more bytes from the budget. False if they exceed it.
+    /// Reserves more bytes of the budget. Returns false if the budget is exceeded.
     fn take(&mut self, bytes: usize) -> bool {
         let has_room = self.room.shared.add(bytes) <= self.room.most;
         self.taken += bytes;
@@ -62,23 +63,24 @@ impl Drop for Budget {
     }
 }
 
-/// Frames of a message before the last one.
+/// Frames of a message that precede its last frame.
 #[derive(Debug, Default)]
 pub struct Head {
     bytes: Vec<u8>,
     ends: [usize; MAX_FRAMES],
     frames: usize,
-    /// True if frames were dropped because they are too many or too long.
+    /// True if frames were dropped because there are too many or they are too long.
     is_cut: bool,
 }
 
 impl Head {
-    /// Number of the frames; `None` if they are too many or too long for an engine's message.
+    /// Returns the number of frames; `None` if they are more or longer than in any engine's message.
     pub fn frames(&self) -> Option<usize> {
         (!self.is_cut).then_some(self.frames)
     }
 
-    /// Bytes of a frame, counted from the end: 0 is the message's last frame but one. `None` if there is no such frame.
+    /// Returns the bytes of a frame, counted from the end: 0 is the last frame in this list, which is the last but one
+    /// of the message. `None` if there is no such frame.
     pub fn back(&self, at: usize) -> Option<&[u8]> {
         let at = self.frames.checked_sub(at + 1)?;
         self.bytes.get(self.range(at)?)
@@ -110,10 +112,11 @@ impl Head {
     }
 }
 
-/// A parsed message or command.
+/// Parsed message or command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    /// A message: its last frame; the frames before are in [`Parser::head`] until something else is parsed.
+    /// A message. The value is its last frame; the frames before are in [`Parser::head`] until the next message or
+    /// command is parsed.
     Message(Vec<u8>),
     Command(Vec<u8>),
 }
@@ -133,22 +136,22 @@ enum Frame {
 pub(super) struct Parser {
     step: Step,
     head: Head,
-    /// True if the message is complete, so that the next frame begins another.
+    /// True if the current message is complete, so that the next frame begins a new one.
     complete: bool,
-    /// Last frame of the message, or the command, as far as it has arrived.
+    /// Bytes received so far of the last frame of a message, or of a command.
     body: Vec<u8>,
     budget: Budget,
-    /// Maximum length of a message's frame, in bytes; 0 before messages are allowed.
+    /// Maximum length of a message frame, in bytes; 0 until messages are allowed.
     most: usize,
 }
 
 impl Parser {
-    /// Creates a parser that allows no messages before [`open`](Self::open) is called.
+    /// Creates a parser that accepts only commands until [`open`](Self::open) is called.
     pub(super) fn new(budget: Budget) -> Self {
         Self { step: Step::Header, head: Head::default(), complete: false, body: Vec::new(), budget, most: 0 }
     }
 
-    /// Allows messages, with frames of up to `most` bytes.
+    /// Makes the parser accept messages, with frames of up to `most` bytes, after the handshake.
     pub(super) fn open(&mut self, most: usize) {
         self.most = most;
     }
@@ -157,8 +160,8 @@ impl Parser {
         &self.head
     }
 
-    /// Parses the next bytes. Returns the number of bytes used, and the item that they complete, if any. The caller
-    /// must pass the unused bytes again, followed by more.
+    /// Parses the next bytes. Returns the number of bytes used, and the message or command that they complete, if any.
+    /// The caller must pass the unused bytes again, followed by more.
     pub(super) fn parse(&mut self, input: &[u8]) -> Result<(usize, Option<Item>), String> {
         let mut used = 0;
         loop {
@@ -203,7 +206,7 @@ impl Parser {
         }
     }
 
-    /// Allocates memory for `bytes` more bytes of a frame, of which `all` are still to come.
+    /// Allocates memory for the next `bytes` bytes of a frame, of which `all` bytes remain to be received.
     fn grow(&mut self, bytes: usize, all: usize) -> Result<(), String> {
         let room = self.body.capacity() - self.body.len();
         if room >= bytes {
@@ -222,8 +225,8 @@ impl Parser {
     }
 }
 
-/// Kind and size of a frame, and the length of its header; `None` if the header is incomplete. `most`: maximum size of
-/// a message's frame.
+/// Parses the header of a frame. Returns the frame's kind, its size in bytes and the length of the header; `None` if
+/// the header is incomplete. `most` is the maximum size of a message frame.
 fn header(input: &[u8], most: usize) -> Result<Option<(Frame, usize, usize)>, String> {
     let Some((flags, rest)) = input.split_first() else { return Ok(None) };
     let (size, length) = match (flags & 2, rest) {
@@ -268,10 +271,10 @@ mod tests {
         frame
     }
 
-    /// A parsed item, the number of frames before it, and the last of these frames.
+    /// Parsed message or command, the number of frames before its last one, and the last of these frames.
     type ParsedItem = (Item, Option<usize>, Vec<u8>);
 
-    /// Parses a stream of bytes in pieces of `piece` bytes, and returns all items.
+    /// Parses a sequence of bytes in pieces of `piece` bytes, and returns all items.
     fn all(parser: &mut Parser, stream: &[u8], piece: usize) -> Result<Vec<ParsedItem>, String> {
         let (mut found, mut input) = (Vec::new(), Vec::new());
         for piece in stream.chunks(piece) {

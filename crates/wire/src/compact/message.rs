@@ -1,4 +1,5 @@
-//! Messages of a relay, the frames in them, and the changes read from the bytes of a frame.
+//! Messages that a relay (a service that publishes engines' event streams) sends, the frames in a message, and the
+//! decoding of a frame's bytes into changes of an index.
 
 use kvatlas_codec::{Cursor, from_zigzag, put_varint};
 use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
@@ -6,14 +7,15 @@ use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
 use super::recorder::{CHUNK, CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
 use super::{FormatError, name_of};
 
-/// Version of the relay's format, written and read.
+/// Version of the message format that relays (publishers of engines' streams) write and readers accept.
 pub const VERSION: u8 = 1;
 
-/// First byte of a relay's message. No MessagePack value begins with it, so no engine's batch is taken for a message.
+/// First byte of a message of a relay (a publisher of engines' streams). No MessagePack value begins with this byte, so
+/// a message cannot be confused with an engine's batch.
 const MAGIC: u8 = 0xc1;
 
-/// Maximum number of blocks in the changes of a message, beyond one for each byte of the message. A few bytes can stand
-/// for a run of blocks of any length, and a reader has work for each block.
+/// Maximum number of blocks in the changes of a message, in addition to one block for each byte of the message. The
+/// limit bounds the reader's work, because a few bytes can encode any number of consecutive blocks.
 pub const MOST_BLOCKS: u64 = 1 << 18;
 
 const BATCH: u8 = 1;
@@ -25,26 +27,28 @@ const STATE_END: u8 = 6;
 const STATUS: u8 = 7;
 const GONE: u8 = 8;
 
-/// True if a payload claims to be a message of a relay, of whatever version.
+/// True if the payload begins like a message of a relay (a publisher of engines' streams), of any version.
 #[must_use]
 pub fn is_compact(payload: &[u8]) -> bool {
     payload.first() == Some(&MAGIC)
 }
 
-/// Status of the stream that a relay follows, as far as the relay knows it.
+/// Status of an engine's event stream, as reported by the relay (the service that follows the engine and publishes its
+/// stream).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
-    /// True if the published holdings are exactly what the engine announced.
+    /// True if the published blocks are exactly those that the engine announced.
     pub trusted: bool,
-    /// True if the engine may hold more than is known.
+    /// True if the engine may hold more blocks than the publisher of the stream knows.
     pub partial: bool,
-    /// True if depths are only upper bounds.
+    /// True if matched depths for this engine are only upper bounds.
     pub upper_bound: bool,
     /// True if the engine does not announce which blocks have a cache salt.
     pub no_salts: bool,
-    /// True if the message waited at the relay for too long.
+    /// True if the message waited too long in the publisher's queue before it was sent.
     pub late: bool,
-    /// True if only a sequence number shows that the reconnected engine is the same engine whose blocks are held.
+    /// True if, after a reconnection, only the sequence number indicates that the engine is the same process as before,
+    /// so that the held blocks may be outdated.
     pub unverified: bool,
 }
 
@@ -62,62 +66,64 @@ impl Status {
     }
 }
 
-/// One part of a relay's message.
+/// Part of a relay's message: changes of held blocks, or a fact about the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// Changes that one batch of the engine makes to a rank's holdings, to be read by [`Changes`](super::Changes).
+    /// Changes that one batch of the engine's events makes to the blocks held by a rank, to be decoded by
+    /// [`Changes`](super::Changes).
     Batch {
-        /// Rank whose holdings change.
+        /// Data-parallel rank whose held blocks change.
         rank: u32,
-        /// Encoded changes.
+        /// Encoded changes of the held blocks.
         changes: &'a [u8],
     },
-    /// All ranks count as empty, because the relay does not know their holdings.
+    /// All ranks of the stream count as empty, because the publisher no longer knows which blocks they hold.
     Forgotten,
-    /// Start of a full state: all holdings follow, for readers that do not have them; other readers may skip them.
+    /// Start of a full state: the following frames list all held blocks, for readers that do not have them. Other
+    /// readers may skip them.
     StateBegin,
-    /// One part of a rank's holdings, within a full state.
+    /// Part of the blocks held by one rank, within a full state (the list of all held blocks).
     State {
-        /// Rank with these holdings.
+        /// Data-parallel rank that holds the blocks.
         rank: u32,
-        /// Encoded changes that lead from an empty rank to these holdings.
+        /// Encoded changes that add the blocks to a rank which was empty when the full state began.
         changes: &'a [u8],
     },
-    /// End of a rank's holdings within a full state. A reader of the state applies the rank's batches from here on
-    /// only.
+    /// End of the blocks of one rank within a full state. A reader of the state applies only batches of this rank that
+    /// come after this frame.
     StateRankEnd {
-        /// Rank whose holdings are complete.
+        /// Data-parallel rank whose blocks have all been sent.
         rank: u32,
     },
-    /// End of a full state: the holdings of all ranks were sent.
+    /// End of a full state: the blocks of all ranks have been sent.
     StateEnd,
-    /// Status of the stream from this frame on, as far as the relay knows it.
+    /// Status of the stream, valid from this frame on.
     Status(Status),
-    /// The relay no longer follows this stream.
+    /// End of the stream: the relay no longer follows the engine.
     Gone,
 }
 
-/// A relay's message, read up to its frames.
+/// Message of a relay (a publisher of engines' streams), with its header decoded and its frames still encoded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Message<'a> {
-    /// Life of the relay, a number that grows with each restart.
+    /// Number of the relay's life (the time between two restarts of the relay), which grows with each restart.
     pub life: u64,
-    /// Number of the message within the relay's life, consecutive from 0.
+    /// Number of the message, consecutive from 0 at each start of its sender (the relay).
     pub id: u64,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Check value of the key that content hashes depend on; 0 for none.
+    /// Check value that identifies the secret key which content hashes depend on; 0 without a key.
     pub key: u32,
-    /// The engine's timestamp of the last batch in the message, in seconds; 0 if the message has no batch.
+    /// Engine's timestamp of the last batch in the message, in seconds; 0 if the message has no batch.
     pub timestamp: f64,
     frames: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// Reads a message up to its frames.
+    /// Reads the header of a relay's message, without decoding its frames.
     ///
     /// # Errors
-    /// If the payload is no message of a relay, or has an unknown version.
+    /// If the payload is not a relay's message, or has an unknown version.
     pub fn read(payload: &'a [u8]) -> Result<Self, FormatError> {
         let mut cursor = Cursor(payload);
         if cursor.byte()? != MAGIC {
@@ -137,10 +143,10 @@ impl<'a> Message<'a> {
         Ok(Self { life, id, block_size, key, timestamp, frames: cursor.0 })
     }
 
-    /// Checks all frames of the message, before any is applied.
+    /// Checks all frames of the message, so that none has to be applied before the last is known to be valid.
     ///
     /// # Errors
-    /// If a frame or a change cannot be read, or the changes have more than [`MOST_BLOCKS`] blocks.
+    /// If a frame or a change cannot be read, or the changes have more than [`MOST_BLOCKS`] blocks beyond one per byte.
     pub fn check(&self) -> Result<(), FormatError> {
         let mut blocks = 0_u64;
         for frame in self.frames() {
@@ -154,7 +160,8 @@ impl<'a> Message<'a> {
         Ok(())
     }
 
-    /// Frames of the message, in order, up to the first that cannot be read.
+    /// Iterates over the frames of the message, in order; ends after the first frame that cannot be read, which is
+    /// returned as an error.
     pub fn frames(&self) -> impl Iterator<Item = Result<Frame<'a>, FormatError>> + use<'a> {
         let mut cursor = Cursor(self.frames);
         std::iter::from_fn(move || {
@@ -189,20 +196,21 @@ fn frame<'a>(cursor: &mut Cursor<'a>) -> Result<Frame<'a>, FormatError> {
     })
 }
 
-/// Writer of a relay's messages, with the fields that all of them share.
+/// Writer of the messages of a relay (a publisher of engines' streams), with the header fields that are equal in all of
+/// them.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageWriter {
-    /// Life of the relay: see [`Message`].
+    /// Number of the relay's life (the time between two restarts of the relay), which grows with each restart.
     pub life: u64,
-    /// Number of tokens in a block: see [`Message`].
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// Check value of the key that content hashes depend on: see [`Message`].
+    /// Check value that identifies the secret key which content hashes depend on; 0 without a key.
     pub key: u32,
 }
 
 impl MessageWriter {
-    /// Begins a message, to which frames are then added by [`put`](Self::put). `room`: number of bytes to allocate for
-    /// them.
+    /// Begins a message by writing its header. Frames are then added by [`put`](Self::put); `room` is the number of
+    /// bytes to allocate for them.
     #[must_use]
     pub fn begin(&self, id: u64, timestamp: f64, room: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(room + 40);
@@ -215,7 +223,7 @@ impl MessageWriter {
         out
     }
 
-    /// Adds a frame to a message.
+    /// Appends an encoded frame to a message.
     pub fn put(out: &mut Vec<u8>, frame: Frame<'_>) {
         let long = |out: &mut Vec<u8>, tag, rank: u32, changes: &[u8]| {
             out.push(tag);
@@ -244,54 +252,54 @@ const MOST: u64 = 1 << 24;
 /// Maximum number of copies of a block in one change.
 const MOST_COPIES: u64 = 1 << 16;
 
-/// One change of a rank's holdings.
+/// Change of the blocks held by one rank, as a relay (a publisher of engines' streams) publishes it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Consecutive blocks of a chain were stored.
+    /// Consecutive blocks of a chain were stored on a tier.
     Store {
         /// Tier on which the blocks were stored.
         tier: Tier,
-        /// Name of the block before the first; `None` at the start of a prompt.
+        /// Block hash of the block before the first one; `None` at the start of a prompt.
         parent: Option<BlockHash>,
-        /// Names of the blocks.
+        /// Block hashes of the stored blocks, in the order of the chain.
         names: &'a [BlockHash],
-        /// Content hash of each block.
+        /// Content hash of each stored block, in the order of the chain.
         contents: &'a [u64],
-        /// True if a block that is already held gains no further copy.
+        /// True if a stored block that the rank already holds on the tier gains no further copy.
         once: bool,
-        /// Number of copies stored of each block.
+        /// Number of copies stored of each block, on the tier.
         copies: u32,
     },
-    /// Blocks that the rank already holds were stored on another tier too.
+    /// Blocks that the rank already holds were stored on a further tier.
     StoreKnown {
         /// Tier on which the blocks were stored.
         tier: Tier,
-        /// Names of the blocks.
+        /// Block hashes of the stored blocks.
         names: &'a [BlockHash],
     },
     /// One copy of each block was removed.
     Remove {
         /// Tier from which the blocks were removed.
         tier: Tier,
-        /// Names of the blocks.
+        /// Block hashes of the removed blocks.
         names: &'a [BlockHash],
     },
-    /// The rank has lost all blocks.
+    /// The rank has lost all its blocks.
     Clear,
-    /// The engine keeps this many blocks as one on a tier beyond its device.
+    /// Number of blocks in a chunk (the unit of storage) of a tier beyond the device became known.
     Chunk {
-        /// The tier.
+        /// Tier that stores chunks of this size.
         tier: Tier,
-        /// Blocks in a chunk.
+        /// Number of blocks in a chunk.
         blocks: u32,
     },
 }
 
 impl Change<'_> {
-    /// Applies this change to a rank's holdings in an index.
+    /// Applies the change to the blocks that a rank holds in an index.
     ///
     /// # Errors
-    /// If the index can number no more blocks.
+    /// If the index cannot number any more blocks.
     pub fn apply(&self, index: &mut index::Changes<'_>, rank: &impl RankRef) -> Result<(), index::Error> {
         match *self {
             Self::Store { tier, parent, names, contents, once, copies } => {
@@ -314,10 +322,10 @@ impl Change<'_> {
     }
 }
 
-/// Head of an encoded change, with the number of blocks that follow.
+/// Header of an encoded change, including the number of blocks that follow it.
 struct Heading {
     kind: u8,
-    /// Blocks in a chunk, if the change says that.
+    /// Number of blocks in a chunk, if the change is a [`Change::Chunk`]; `None` for other changes.
     chunk: Option<u32>,
     tier: Tier,
     once: bool,
@@ -327,7 +335,8 @@ struct Heading {
 }
 
 impl Heading {
-    /// Reads a head. `last`: number of the last block before, from which the next number is encoded as a difference.
+    /// Reads the header of an encoded change. `last` is the number of the previous block; the next block's number is
+    /// encoded as a difference from it.
     fn read(cursor: &mut Cursor<'_>, last: &mut u64) -> Result<Self, FormatError> {
         let head = cursor.byte()?;
         let (kind, tier) = (head & KIND, Tier::ALL[usize::from(head >> TIER_SHIFT & 3)]);
@@ -359,8 +368,9 @@ impl Heading {
         Ok(Self { kind, chunk: None, tier, once: head & ONCE != 0, copies: copies as u32, parent, blocks })
     }
 
-    /// Reads the numbers of the blocks, and calls `run` for each run of them with its first number, the step to the
-    /// next number, and its length.
+    /// Reads the numbers of a change's blocks, which are encoded as runs of consecutive numbers. Calls `run` for each
+    /// run with its first number, the step between numbers (0 for a single number, 1, or -1 as a wrapping `u64`) and
+    /// its length.
     fn numbers(
         &self,
         cursor: &mut Cursor<'_>,
@@ -387,13 +397,13 @@ impl Heading {
         Ok(())
     }
 
-    /// Content hashes of a store, as encoded bytes that follow the blocks' numbers; empty for other changes.
+    /// Reads the content hashes that follow the block numbers of a store, as encoded bytes; empty for other changes.
     fn contents<'a>(&self, cursor: &mut Cursor<'a>) -> Result<&'a [u8], FormatError> {
         Ok(if self.kind == STORE { cursor.bytes(8 * self.blocks)? } else { &[] })
     }
 }
 
-/// Number of blocks in encoded changes, counted once for each copy. Only reads the bytes.
+/// Counts the blocks in encoded changes, each copy of a block once, without decoding the blocks themselves.
 ///
 /// # Errors
 /// If the bytes are malformed.
@@ -411,7 +421,7 @@ pub fn weight(bytes: &[u8]) -> Result<u64, FormatError> {
     Ok(weight)
 }
 
-/// Decoder of changes, which reuses the same memory for each.
+/// Decoder of encoded changes, which reuses its buffers for all of them.
 #[derive(Debug, Default)]
 pub struct Changes {
     names: Vec<BlockHash>,
@@ -419,11 +429,12 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Decodes changes and calls `change` with each, in order, until a call fails. The bytes should have passed
-    /// [`Message::check`](super::Message::check), which refuses malformed changes and those of too many blocks.
+    /// Decodes changes and calls `change` with each, in order, until a call returns an error. The bytes should have
+    /// passed [`Message::check`](super::Message::check), which refuses malformed changes and too many blocks.
     ///
     /// # Errors
-    /// The error that `change` returns, or the one for malformed bytes; earlier changes have been passed by then.
+    /// The error that `change` returns, or an error for malformed bytes; `change` has already been called for all
+    /// changes before.
     pub fn read<E: From<FormatError>>(
         &mut self,
         bytes: &[u8],

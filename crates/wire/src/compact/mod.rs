@@ -1,17 +1,19 @@
-//! Messages of a relay about an engine's events: what changed in its cache, without token ids, in few bytes.
+//! Compact messages in which a relay (a service that publishes engines' event streams) reports changes of an engine's
+//! cache, without token ids.
 //!
 //! ```text
 //!   engine's batch ──Reader──▶ index
 //!                      └─▶ Recorder ──▶ Frame ──▶ Message ═══▶ Message ──▶ Change ──▶ another index
 //! ```
 //!
-//! A [`Message`] has the relay's life and a number within that life; it contains [`Frame`]s, and these contain
-//! [`Change`]s. Blocks have their content hashes. Instead of the engine's names they have numbers, given by the
-//! [`Recorder`] in the order in which the blocks were first seen: names have eight to 32 bytes that nothing compresses,
-//! and consecutive numbers are encoded by the first of them. A reader needs nothing but the numbers, which name the
-//! same blocks for as long as the engine's names would.
+//! A [`Message`] contains [`Frame`]s, and a frame contains [`Change`]s. Each message has the number of the relay's
+//! life, which grows with each restart, and its own number within that life. A block is described by its content hash
+//! and by a number that replaces the engine's block hash. The [`Recorder`] numbers blocks in the order in which they
+//! were first seen. Block hashes have 8 to 32 bytes that cannot be compressed, whereas consecutive numbers are encoded
+//! by the first of them. A reader needs only the numbers, because each number stands for one block hash for as long as
+//! the block may be held.
 //!
-//! The bytes are described in `docs/reference/relay-format.md`.
+//! The byte format is described in `docs/reference/relay-format.md`.
 
 mod message;
 mod recorder;
@@ -24,7 +26,7 @@ pub use self::message::{
 };
 pub use self::recorder::Recorder;
 
-/// Reason why bytes are not a relay's message.
+/// Reason why bytes are not a valid message of a relay (a publisher of engines' streams).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a message of a relay: {0}")]
 pub struct FormatError(pub(crate) &'static str);
@@ -35,7 +37,8 @@ impl From<ReadError> for FormatError {
     }
 }
 
-/// Name in an index of the block with this number. Different numbers have different names, which are spread evenly.
+/// Returns the block hash that stands for a block number in the reader's index. Different numbers have different
+/// hashes, which are evenly distributed.
 #[must_use]
 pub fn name_of(number: u64) -> BlockHash {
     // The finalizer of SplitMix64; each step can be undone.

@@ -1,11 +1,13 @@
-//! Recorder of the changes that a [`Reader`](crate::Reader) makes to the index, with numbers in place of block names.
+//! Recorder of the changes that a [`Reader`](crate::Reader) makes to the index. Recorded changes contain block numbers
+//! in place of the engine's block hashes.
 //!
-//! # Which names have numbers
+//! # Lifetime of a block's number
 //!
-//! A name keeps its number as long as a reader of the record may hold the block, and for a while after: if the block is
-//! stored again while blocks below it are still held, these must find it. A number is kept until four times as many
-//! other blocks were removed as are held. If a block is stored again even later, the blocks below it count as unlinked,
-//! so that depths are too small but never too large.
+//! A block hash keeps its number for as long as a reader of the recorded changes may hold the block, and for some time
+//! after its removal. If the block is stored again while blocks that continue its chain are still held, these find
+//! their parent by the number. A number is dropped after four times as many other blocks were removed as are held. If
+//! the block is stored again later, the blocks that continue its chain count as unlinked, so matched depths may be too
+//! small but never too large.
 
 use std::collections::VecDeque;
 
@@ -13,9 +15,10 @@ use hashbrown::HashMap;
 use kvatlas_codec::{put_varint, zigzag};
 use kvatlas_index::{BlockHash, RankCopy, Tier};
 
-/// Minimum number of removed blocks whose names keep their numbers.
+/// Minimum number of removed blocks whose hashes keep their numbers.
 const KEPT: usize = 1 << 16;
-/// Maximum number of copies that are counted: a block with as many never counts as removed.
+/// Maximum number of copies that are counted. A block with this many copies counts as held until all copies are removed
+/// at once.
 const MANY: u8 = u8::MAX;
 
 pub(super) const STORE: u8 = 0;
@@ -27,51 +30,53 @@ pub(super) const TIER_SHIFT: u8 = 2;
 pub(super) const PARENT: u8 = 1 << 4;
 pub(super) const ONCE: u8 = 1 << 5;
 pub(super) const COPIES: u8 = 1 << 6;
-/// Head of a change that says how long a tier's chunks are, and nothing of blocks.
+/// Flag in the first byte of a change that marks a change of a tier's chunk size; no blocks follow.
 pub(super) const CHUNK: u8 = 1 << 7;
 
 #[derive(Debug, Clone, Copy)]
 struct BlockNumber {
     number: u64,
-    /// Upper bound of the number of copies that a reader of the record holds, on each tier.
+    /// Upper bound of the number of copies of the block, on each tier, that a reader of the recorded changes holds.
     copies: [u8; Tier::ALL.len()],
 }
 
-/// Recorder of the changes to one rank's holdings.
+/// Recorder of the changes to the blocks held by one rank, in the encoding of a relay's messages (for publishing the
+/// changes to other services).
 #[derive(Debug, Default)]
 pub struct Recorder {
     names: HashMap<BlockHash, BlockNumber>,
     next: u64,
-    /// Names of blocks without copies, in the order in which they lost the last copy.
+    /// Block hashes of blocks without copies, in the order in which the blocks lost their last copies.
     removed: VecDeque<BlockHash>,
-    /// Encoded changes since they were last taken.
+    /// Encoded changes that [`take`](Self::take) has not returned yet.
     out: Vec<u8>,
-    /// Block number that was written last, from which the next is encoded as a difference.
+    /// Block number that was written last; the next one is encoded as a difference from it.
     last: u64,
     scratch: Vec<u64>,
-    /// Blocks in a chunk of each tier beyond the device; 0 where no length is known.
+    /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device; 0 if unknown.
     chunks: [u32; 3],
 }
 
 impl Recorder {
-    /// Makes a recorder of a rank whose chunks of each tier beyond the device have these lengths; 0 for unknown ones.
+    /// Creates a recorder for a rank, with the number of blocks in a chunk (the unit of storage) of each tier beyond
+    /// the device; 0 if unknown.
     pub(crate) fn with_chunks(chunks: [u32; 3]) -> Self {
         Self { chunks, ..Self::default() }
     }
 
-    /// Takes the encoded changes recorded since the last call; empty if nothing changed.
+    /// Removes and returns the encoded changes recorded since the last call; empty if nothing changed.
     pub fn take(&mut self) -> Vec<u8> {
         self.last = 0;
         std::mem::take(&mut self.out)
     }
 
-    /// Number of block names that have numbers.
+    /// Returns the number of block hashes that currently have numbers.
     #[must_use]
     pub fn names(&self) -> usize {
         self.names.len()
     }
 
-    /// Records that blocks were stored.
+    /// Records that consecutive blocks of a chain were stored on a tier.
     pub(crate) fn store(
         &mut self,
         tier: Tier,
@@ -85,7 +90,7 @@ impl Recorder {
         self.contents(contents);
     }
 
-    /// Records that blocks were stored which another tier already holds.
+    /// Records that blocks which the rank already holds were stored on a further tier.
     pub(crate) fn store_known(&mut self, tier: Tier, names: &[BlockHash], once: bool) {
         let known: Vec<BlockHash> = names.iter().copied().filter(|name| self.names.contains_key(name)).collect();
         if !known.is_empty() {
@@ -94,7 +99,7 @@ impl Recorder {
         }
     }
 
-    /// Records that blocks were removed. `once`: whether all copies on the tier were removed.
+    /// Records that one copy of each block was removed from a tier, or all its copies if `once` is true.
     pub(crate) fn remove(&mut self, tier: Tier, names: &[BlockHash], once: bool) {
         let mut numbers = std::mem::take(&mut self.scratch);
         numbers.clear();
@@ -120,7 +125,7 @@ impl Recorder {
         self.forget();
     }
 
-    /// Records how many blocks a chunk of a tier beyond the device has.
+    /// Records the number of blocks in a chunk (the unit of storage) of a tier beyond the device.
     pub(crate) fn chunk(&mut self, tier: Tier, blocks: u32) {
         if let Some(slot) = (tier as usize).checked_sub(1) {
             self.chunks[slot] = blocks;
@@ -142,11 +147,11 @@ impl Recorder {
         (self.next, self.last) = (0, 0);
     }
 
-    /// Encodes all that a rank holds as changes to an empty rank, in pieces of about `bytes` bytes, to be applied in
-    /// order. Recorded changes must have been taken before.
+    /// Encodes all blocks held by a rank as changes to an empty rank. Calls `piece` with pieces of about `bytes` bytes,
+    /// which must be applied in order.
     ///
     /// # Panics
-    /// If recorded changes were not taken.
+    /// If recorded changes have not been fetched with [`take`](Self::take) before.
     pub fn state(&mut self, copy: &RankCopy, bytes: usize, mut piece: impl FnMut(Vec<u8>)) {
         assert!(self.out.is_empty(), "what was written down before is to be taken first");
         for (tier, blocks) in Tier::ALL.into_iter().skip(1).zip(self.chunks).filter(|(_, blocks)| *blocks > 0) {
@@ -182,7 +187,8 @@ impl Recorder {
         flush(self, true);
     }
 
-    /// Encoded changes that remove blocks which turned out not to be held.
+    /// Returns encoded changes that remove blocks from a tier, for blocks that were recorded but turned out not to be
+    /// held.
     pub fn removed(&mut self, tier: Tier, names: &[BlockHash]) -> Vec<u8> {
         self.remove(tier, names, false);
         self.take()
@@ -222,7 +228,8 @@ impl Recorder {
         self.scratch = numbers;
     }
 
-    /// Writes block numbers as runs: the difference from the last number, and whether several ascend or descend by one.
+    /// Writes block numbers as runs of numbers that ascend or descend by one. A run is encoded by the difference of its
+    /// first number from the last number written, its length and its direction.
     fn numbers(&mut self, numbers: &[u64]) {
         put_varint(&mut self.out, numbers.len() as u64);
         let mut rest = numbers;
@@ -249,7 +256,7 @@ impl Recorder {
         contents.iter().for_each(|content| self.out.extend(content.to_le_bytes()));
     }
 
-    /// Drops the numbers of names whose blocks have been without copies for long.
+    /// Drops the numbers of the blocks that were removed longest ago, once there are too many removed blocks.
     fn forget(&mut self) {
         while self.removed.len() > KEPT.max(self.names.len().saturating_sub(self.removed.len()) * 4) {
             let Some(name) = self.removed.pop_front() else { return };

@@ -1,4 +1,4 @@
-//! One event while its fields are read, and the reasons why an event cannot be read.
+//! Decoding of the fields of one event, and the reasons why an event cannot be decoded.
 
 use super::msgpack::{Cursor, MsgpackError, Value};
 use super::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
@@ -7,12 +7,13 @@ use crate::error::Reason;
 use crate::event;
 use crate::event::{BlockName, Cleared, EventOf, RemovedOf, StoredOf};
 
-/// An event while its fields are read, in any order, by key or by position.
+/// Partly decoded event, whose fields may come in any order, by key or by position.
 pub(crate) struct Draft<'a, N> {
     event: EventOf<N>,
-    /// Required fields that were read, one bit each.
+    /// Set of the required fields read so far, one bit each.
     seen: u32,
-    /// Position of the extra keys in the payload, which cannot be read before the LoRA name is known.
+    /// Position of the field `extra_keys` in the payload. The field is decoded last, because its meaning depends on the
+    /// LoRA name.
     extra_keys: Option<Cursor<'a>>,
 }
 
@@ -30,7 +31,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(Self { event, seen: 0, extra_keys: None })
     }
 
-    /// Reads the fields of an event that is a map.
+    /// Reads the fields of an event that is encoded as a map with `entries` entries.
     pub(crate) fn entries(&mut self, cursor: &mut Cursor<'a>, entries: usize) -> Result<(), Fault> {
         for _ in 0..entries {
             match cursor.key()?.and_then(Field::of) {
@@ -41,7 +42,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(())
     }
 
-    /// Reads the fields of an event that is an array, after its tag.
+    /// Reads the fields of an event that is encoded as an array of `elements` elements after its type.
     pub(crate) fn elements(&mut self, cursor: &mut Cursor<'a>, elements: usize) -> Result<(), Fault> {
         let order: &[Field] = match self.event {
             EventOf::Stored(_) => &STORED,
@@ -85,7 +86,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(())
     }
 
-    /// Ends reading and returns the event; an error if a required field is missing.
+    /// Returns the decoded event, or an error if a required field is missing.
     pub(crate) fn finish(self) -> Result<EventOf<N>, Fault> {
         let needed: &[Field] = match self.event {
             EventOf::Stored(_) => &[Field::BlockHashes, Field::Parent, Field::Tokens, Field::BlockSize],
@@ -127,7 +128,7 @@ fn stored<N: BlockName>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<
     Ok(())
 }
 
-/// Reads one field of a removal. Fields that a removal does not have are skipped, whatever their type.
+/// Reads one field of a removal event. Fields that removal events do not have are skipped, whatever their type.
 fn removed<N: BlockName>(it: &mut RemovedOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
     match field {
         Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
@@ -161,7 +162,7 @@ pub(crate) enum Field {
     Origin,
 }
 
-/// Fields of a store event in its positional form, after the tag.
+/// Fields of a store event encoded as an array, in their order after the event's type.
 pub(crate) const STORED: [Field; 13] = [
     Field::BlockHashes,
     Field::Parent,
@@ -180,10 +181,10 @@ pub(crate) const STORED: [Field; 13] = [
 pub(crate) const REMOVED: [Field; 5] =
     [Field::BlockHashes, Field::Medium, Field::Group, Field::Locality, Field::Ownership];
 
-/// Position of the extra keys among the fields of a store event.
+/// Position of the field `extra_keys` among the fields of a store event.
 pub(crate) const EXTRA_KEYS: usize = 7;
 
-/// Position from which on a map may contain further fields by key, as one engine appends them.
+/// Position in an event array after which an element may be a map that has further fields by key, as SGLang sends.
 pub(crate) const OPTIONAL: usize = 5;
 
 impl Field {
@@ -233,12 +234,12 @@ impl Field {
     }
 }
 
-/// Reason why an event cannot be read.
+/// Reason why an event cannot be decoded.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// The event is malformed, so that not even its end can be found.
+    /// Malformed MessagePack, so that the end of the event cannot be found either.
     Broken(MsgpackError),
-    /// The event is well formed but has no meaning, for this reason and with this description.
+    /// Well-formed MessagePack that is not a valid event, with a reason and a description.
     Event(Reason, String),
 }
 

@@ -1,11 +1,12 @@
-//! Decoder of a payload into a batch.
+//! Decoder of an engine's payload (the bytes of one published message) into a batch of events.
 //!
 //! ```text
 //! msgpack (values where they lie) ▶ values, extra (one field) ▶ draft (one event) ▶ decode (the batch)
 //! ```
 //!
-//! What cannot be read costs as little as possible: a wrong field costs its event, since the event's end is still found
-//! by skipping it; a cut or malformed value costs the event and those after it, since their beginnings cannot be found.
+//! Faults cost as few events as possible. An event with an invalid field is refused alone, since its end can be found
+//! by skipping its values. A truncated or malformed value loses the event and all events after it, since their
+//! beginnings cannot be found.
 
 mod draft;
 mod msgpack;
@@ -18,24 +19,24 @@ use self::msgpack::{Cursor, MsgpackError, Value};
 use crate::error::{Error, Reason, RefusedEvent};
 use crate::event::{Batch, BatchOf, BlockName, EventOf, StoredOf};
 
-/// Maximum number of refused events listed one by one. Further ones of a batch are added to the last with the same
-/// reason, so that a payload of nothing but nonsense does not grow in memory.
+/// Maximum number of refused events in a batch that are listed one by one. Further ones only increase the count of the
+/// last listed event with the same reason, so that an invalid payload cannot occupy much memory.
 const TOLD: usize = 32;
 
-/// Decodes a payload: the third frame of an engine's message.
+/// Decodes a payload, the third frame of an engine's ZeroMQ message, into a batch.
 ///
 /// Accepts all forms that vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send: events as maps or as positional arrays, with
-/// fields missing at the end or unknown, integers of any width.
+/// missing trailing fields or unknown fields, and integers of any width.
 ///
 /// # Errors
-/// Only if the payload is no batch at all. Events that cannot be read are in [`Batch::refused`].
+/// If the payload is not a batch. Events that cannot be decoded are not an error but are listed in [`Batch::refused`].
 pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
     let mut batch = Batch::default();
     read(payload, &mut batch, &mut Spare::default())?;
     Ok(batch)
 }
 
-/// Decoder for the index, which reuses its memory for each payload and reads block names in the index's form.
+/// Decoder that reuses its memory for each payload, and converts block hashes to the form that the index uses.
 #[derive(Debug, Default)]
 pub struct Decoder {
     batch: BatchOf<BlockHash>,
@@ -43,7 +44,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Decodes a payload in the way [`decode()`] does.
+    /// Decodes a payload like [`decode()`], into memory that is overwritten by the next call.
     ///
     /// # Errors
     /// Those of [`decode()`].
@@ -54,7 +55,7 @@ impl Decoder {
     }
 }
 
-/// Decodes a payload into an empty batch.
+/// Decodes a payload into an empty batch, with memory taken from `spare`.
 fn read<N: BlockName>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) -> Result<(), Error> {
     let mut cursor = Cursor::new(payload);
     let (elements, timestamp, events) = envelope(&mut cursor).map_err(|wrong| match wrong {
@@ -123,7 +124,7 @@ impl From<MsgpackError> for PayloadError {
     }
 }
 
-/// Reads the head of a batch: its number of elements, its timestamp, and its number of events.
+/// Reads the header of a batch, and returns its number of elements, its timestamp in seconds, and its number of events.
 fn envelope(cursor: &mut Cursor<'_>) -> Result<(usize, f64, usize), PayloadError> {
     let elements = match cursor.value()? {
         Value::Array(elements) if elements >= 2 => elements,
@@ -176,7 +177,7 @@ fn event<N: BlockName>(cursor: &mut Cursor<'_>, spare: &mut Spare<N>) -> Result<
     }
 }
 
-/// True if the event that begins at the cursor claims to store blocks, whatever else is wrong with it.
+/// True if the event that begins at the cursor has the type of a store event, even if it is otherwise invalid.
 fn is_store(mut cursor: Cursor<'_>) -> bool {
     let tag = match cursor.value() {
         Ok(Value::Map(entries)) => map_tag(cursor, entries).ok(),
@@ -189,7 +190,7 @@ fn is_store(mut cursor: Cursor<'_>) -> bool {
     tag == Some(b"BlockStored")
 }
 
-/// Type of an event that is a map. The type usually comes first, but need not.
+/// Finds the type of an event that is encoded as a map. The type is usually the first entry, but may be any.
 fn map_tag<'a>(mut cursor: Cursor<'a>, entries: usize) -> Result<&'a [u8], Fault> {
     for _ in 0..entries {
         if cursor.key()? == Some(b"type".as_slice()) {
@@ -207,7 +208,7 @@ fn not_an_event(what: &str) -> Fault {
     Fault::Event(Reason::NotAnEvent, format!("an event is a map with a type or an array with a tag, found {what}"))
 }
 
-/// Adds an event to the list of refused events.
+/// Adds an event to the list of refused events, or to the count of a similar one if the list is full.
 fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     let is_same = |other: &&mut RefusedEvent| (other.reason, other.may_remove) == (one.reason, one.may_remove);
     let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(is_same) };
@@ -217,7 +218,7 @@ fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     }
 }
 
-/// Records the loss of event number `at` and all after it, whose beginnings cannot be found.
+/// Records that event number `at` and all events after it are lost, because their beginnings cannot be found.
 fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor<'_>, broken: MsgpackError) {
     // The number of events is only as good as the payload: there are not more of them than bytes.
     let lost = (events - at).min(from.left().max(1)) as u64;
@@ -231,15 +232,15 @@ fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor
     refuse(refused, RefusedEvent { at, events: lost, reason, may_remove: true, detail });
 }
 
-/// Maximum number of store events, and of lists of names, whose memory is kept for reuse.
+/// Maximum number of store events, and of lists of block hashes, whose memory is kept for reuse.
 const EVENTS: usize = 64;
-/// Maximum number of block names in an event for which memory is kept. Longer lists are rare, and their memory is
+/// Maximum length of a list of block hashes whose memory is kept for reuse. Longer lists are rare, and their memory is
 /// freed.
 const NAMES: usize = 1 << 11;
-/// Maximum number of tokens in an event for which memory is kept. Longer lists are rare, and their memory is freed.
+/// Maximum length of a token list whose memory is kept for reuse. Longer lists are rare, and their memory is freed.
 const TOKENS: usize = 1 << 14;
 
-/// Memory of decoded events that is reused for later ones.
+/// Memory of decoded events that is kept for reuse by later events.
 #[derive(Debug)]
 pub(crate) struct Spare<N> {
     stored: Vec<Box<StoredOf<N>>>,
@@ -253,17 +254,17 @@ impl<N> Default for Spare<N> {
 }
 
 impl<N> Spare<N> {
-    /// An empty store event, with reused memory if there is any.
+    /// Returns an empty store event, with reused memory if available.
     fn stored(&mut self) -> Box<StoredOf<N>> {
         self.stored.pop().unwrap_or_default()
     }
 
-    /// An empty list of names, with reused memory if there is any.
+    /// Returns an empty list of block hashes, with reused memory if available.
     fn names(&mut self) -> Vec<N> {
         self.names.pop().unwrap_or_default()
     }
 
-    /// Empties a batch, and keeps its memory for reuse.
+    /// Empties a batch, and keeps the memory of its events for reuse.
     fn take(&mut self, batch: &mut BatchOf<N>) {
         for event in batch.events.drain(..) {
             match event {

@@ -1,11 +1,11 @@
-//! Reader of MessagePack in place: one header at a time, nothing copied, nothing believed.
+//! Reader of MessagePack that decodes one header at a time, copies no data, and does not trust lengths in headers.
 //!
-//! Lengths are compared with the number of bytes left before memory is allocated, and skipping a value counts what is
-//! still to come instead of descending, so that neither huge lengths nor deep nesting cost anything: whatever the
-//! headers say, each byte is read once. General crates decode each token through a result of its own; token lists are
-//! nearly all of a payload, so `u32s` reads them in a loop that the processor can predict.
+//! A length is compared with the number of remaining bytes before memory is allocated. Skipping a value counts the
+//! values still to be skipped instead of recursing. So neither huge lengths nor deep nesting are costly: each byte is
+//! read once. Token lists are nearly all of a payload; `u32s` reads them in a simple loop, which is faster than the
+//! per-value results of general MessagePack crates.
 
-/// Fault in MessagePack after which nothing more can be read.
+/// Fault in MessagePack data after which no further value can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MsgpackError {
     /// The bytes end inside a value.
@@ -14,7 +14,7 @@ pub(crate) enum MsgpackError {
     Reserved,
 }
 
-/// One value; for an array or a map only the header, after which the items follow.
+/// MessagePack value. For an array or a map only the header has been read, and the items follow in the payload.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Value<'a> {
     Nil,
@@ -31,7 +31,7 @@ pub(crate) enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// Kind of the value, for error messages.
+    /// Returns the kind of the value, such as a map, as text for error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Nil => "nil",
@@ -47,7 +47,7 @@ impl Value<'_> {
     }
 }
 
-/// Cursor over a payload. A copy of the cursor remembers the position.
+/// Cursor over a payload. A copy of a cursor can be used to return to its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor<'a> {
     rest: &'a [u8],
@@ -58,12 +58,12 @@ impl<'a> Cursor<'a> {
         Self { rest: bytes }
     }
 
-    /// Number of bytes not read yet.
+    /// Returns the number of bytes not read yet.
     pub(crate) fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// Bytes from this position to the position of a later cursor over the same payload.
+    /// Returns the bytes between this cursor and a cursor further on in the same payload.
     pub(crate) fn until(&self, later: &Self) -> &'a [u8] {
         &self.rest[..self.rest.len() - later.rest.len()]
     }
@@ -139,7 +139,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Reads a map's key; `None` if it is not a string.
+    /// Reads the key of a map entry; `None` if the key is not a string.
     pub(crate) fn key(&mut self) -> Result<Option<&'a [u8]>, MsgpackError> {
         let start = *self;
         if let Value::Text(key) = self.value()? {
@@ -150,7 +150,7 @@ impl<'a> Cursor<'a> {
         Ok(None)
     }
 
-    /// Skips one whole value.
+    /// Skips one value, including all items of an array or a map.
     pub(crate) fn skip(&mut self) -> Result<(), MsgpackError> {
         let mut values = 1_u64;
         while values > 0 {
@@ -164,8 +164,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads 32-bit integers in their usual forms into `slots`, up to the first value that is not one. Returns their
-    /// number.
+    /// Reads unsigned 32-bit integers into `slots` until a value has another form. Returns the number of integers read.
     #[inline]
     pub(crate) fn u32s(&mut self, slots: &mut [u32]) -> usize {
         let mut rest = self.rest;

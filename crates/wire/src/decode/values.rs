@@ -1,22 +1,22 @@
-//! Values of fields, each read with its own types and limits; a refusal describes the value found instead. The hardest
-//! field is `extra_keys`: for each block a list in which LoRA name, items, salt and embeddings follow each other
-//! without a tag.
+//! Decoding of event fields, with the types and limits of each. A field that cannot be decoded is reported with a
+//! description of the value found.
 //!
-//! In vLLM's order the LoRA name comes first, if there is one, and the salt is in a prompt's first block only. So a
-//! string is the LoRA name if it equals that name and comes first, and the salt in the first block otherwise; any other
-//! string is kept as a key of unknown meaning. Tagged tuples, as the engine hashes them, are accepted too: their shapes
-//! are different.
+//! The field `extra_keys` has for each block a list in which LoRA name, multimodal items, salt and embeddings follow
+//! each other without tags. In vLLM's order the LoRA name comes first, if there is one, and only the first block of a
+//! prompt has the salt. So a string is taken for the LoRA name if it equals that name and comes first, and for the salt
+//! if it is in the first block; any other string is kept as a key of unknown meaning. Tagged tuples, as the engine
+//! hashes them, are accepted too, because their shapes are different.
 //!
 //! # Digests of adapters
 //!
-//! Two adapters of one name, loaded one after the other, have different blocks. An open proposal
-//! (vllm-project/vllm#48352, seen in November 2026) puts a digest of the adapter's weights beside its name, in every
-//! block; how events would contain it is not settled. So a string after the name is taken for a digest
-//! - under the tag `lora_identity`;
-//! - if it is in a block that cannot have a salt: after the first, or after a parent;
-//! - if it looks like one and the event has one block only: it may be a salt, and is marked as unsure.
+//! Two LoRA adapters that are loaded one after the other under one name have different blocks. An open proposal
+//! (vllm-project/vllm#48352, seen in November 2026) adds a digest of the adapter's weights after its name in every
+//! block; its form in events is not settled. So a string after the name is taken for a digest in three cases:
+//! - it has the tag `lora_identity`;
+//! - it is in a block that cannot have a salt: one after the first, or one with a parent;
+//! - it looks like a digest and the event has one block only: it may be a salt, so it is marked as unsure.
 //!
-//! A digest is not part of a block's contents here, as clients know adapters by name.
+//! A digest does not enter the content hash of a block, because clients know adapters by name only.
 
 use std::borrow::Cow;
 
@@ -60,7 +60,8 @@ pub(crate) fn names<N: BlockName>(cursor: &mut Cursor<'_>, into: &mut Vec<N>) ->
     Ok(())
 }
 
-/// Reads token ids into `into`, or pairs of token ids, whose second ids are returned; `None` without pairs.
+/// Reads token ids into `into`. For pairs of token ids (bigrams), the first ids go into `into` and the second ids are
+/// returned; `None` without pairs.
 pub(crate) fn tokens(cursor: &mut Cursor<'_>, into: &mut Vec<u32>) -> Result<Option<Vec<u32>>, Fault> {
     into.clear();
     let count = match cursor.value()? {
@@ -173,7 +174,7 @@ pub(crate) fn integer(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<i6
     }
 }
 
-/// Shared text for the kind of a cache group, so that no event needs its own copy.
+/// Returns a shared text for the kind of a cache group, so that events do not each allocate a copy.
 pub(crate) fn kind(kind: &str) -> Cow<'static, str> {
     const USUAL: [&str; 10] = [
         "full_attention",
@@ -191,19 +192,19 @@ pub(crate) fn kind(kind: &str) -> Cow<'static, str> {
     usual.map_or_else(|| Cow::Owned(kind.to_owned()), |&usual| Cow::Borrowed(usual))
 }
 
-/// Prefix that one integration puts before the salts that it passes to the engine.
+/// Prefix that Dynamo's integration adds to the cache salts that it passes to engines.
 const PREFIX: &str = "dynamo-cache-salt:";
 
-/// The client's salt in the salt that an engine publishes; `None` if empty.
+/// Returns the client's cache salt from the salt in an event, without an integration's prefix; `None` if empty.
 pub(crate) fn salt(shown: &str) -> Option<&str> {
     let salt = shown.strip_prefix(PREFIX).unwrap_or(shown);
     (!salt.is_empty()).then_some(salt)
 }
 
-/// Minimum number of hexadecimal digits of a digest.
+/// Minimum number of hexadecimal digits for a text to count as a digest.
 const DIGITS: usize = 32;
 
-/// One extra key as sent, before its meaning in the event is decided.
+/// Extra key as sent, before its meaning within the event is decided.
 enum RawKey<'a> {
     Text(&'a str),
     Lora(&'a str),
@@ -212,7 +213,8 @@ enum RawKey<'a> {
     Key(Key),
 }
 
-/// Reads the extra keys of all blocks into the event, whose other fields are known.
+/// Reads the extra keys of all blocks (keys besides tokens, such as a salt or an image's hash) into a store event whose
+/// other fields have been read.
 pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Result<(), Fault> {
     let blocks = match cursor.value()? {
         Value::Nil => return Ok(()),
@@ -279,13 +281,13 @@ pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Resu
     Ok(())
 }
 
-/// True if a string is a tag of the next one, as in engines' own tuples.
+/// True if a string is a tag that names the meaning of the string after it, as in the tuples that engines hash.
 fn is_tag<N>(text: &str, at: usize, keys: usize, stored: &StoredOf<N>) -> bool {
     let is_known = text == "lora" && at == 0 || text == "lora_identity" && at > 0;
     is_known && at + 1 < keys && stored.lora.as_deref().is_some_and(|name| name != text)
 }
 
-/// Extra key made of a tag and the string after it.
+/// Makes an extra key of a block (a key besides tokens) from a tag and the string after the tag.
 fn tagged<'a>(tag: Option<&str>, text: &'a str) -> RawKey<'a> {
     match tag {
         Some("lora") => RawKey::Lora(text),
@@ -341,7 +343,8 @@ fn sent<'a>(cursor: &mut Cursor<'a>) -> Result<RawKey<'a>, Fault> {
     Ok(plain.unwrap_or_else(|| RawKey::Key(Key::Other(start.until(cursor).into()))))
 }
 
-/// Extra key of several parts: an item as published, or a tagged tuple. `None` if it is neither.
+/// Reads an extra key of a block (a key besides tokens) that has several parts: a multimodal item as published, or a
+/// tagged tuple. `None` if it is neither.
 fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<RawKey<'a>>, Fault> {
     let Some(first) = plain_text(inside.value()?) else { return Ok(None) };
     let second = inside.value()?;

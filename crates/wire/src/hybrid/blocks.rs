@@ -1,61 +1,62 @@
-//! Blocks of a hybrid model, the cache groups that hold them, and the blocks that a group needs to serve a prompt.
+//! Blocks of a hybrid model, the cache groups that hold them, and the blocks that a group needs to serve a prompt. A
+//! cache group is a set of layers whose blocks are kept together.
 //!
-//! Groups with blocks of the same length give a block the same name, and a group with longer blocks names each by the
-//! short block that ends at the same token. So the group whose events have the tokens of its blocks shows for all
-//! groups which beginning of a prompt ends with a block: the block's *prefix*, a hash.
+//! Cache groups with blocks of the same length use the same block hash for a block. A group with longer blocks uses,
+//! for each of them, the hash of the short block that ends at the same token. So one group whose events contain tokens
+//! shows for all groups which prefix of a prompt ends with a given block; the prefix is stored as its hash.
 
 use std::num::NonZeroU64;
 
 use hashbrown::HashMap;
 use kvatlas_index::{BlockHash, Tier, hash};
 
-/// Set of cache groups that hold a block, each with the tiers that hold it, as bits.
+/// Set of pairs of a cache group and a tier that hold a block, one bit per pair.
 pub(super) type Holders = u64;
 
-/// Maximum number of cache groups that can be told apart.
+/// Maximum number of cache groups that [`Holders`] can represent.
 pub(super) const HOLDERS: usize = Holders::BITS as usize / Tier::ALL.len();
 
-/// Bit of a cache group (`holder`) and a tier.
+/// Returns the bit for a cache group (`holder`) and a tier.
 pub(super) fn bit(holder: usize, tier: Tier) -> Holders {
     1 << (holder * Tier::ALL.len() + tier as usize)
 }
 
 #[derive(Debug, Default)]
 struct Block {
-    /// Hash of the prompt's beginning that ends with the block; `None` until known.
+    /// Hash of the prompt's prefix that ends with the block; `None` while unknown.
     prefix: Option<NonZeroU64>,
     holders: Holders,
 }
 
-/// A block whose parent's prefix is not known.
+/// Block whose prefix hash is unknown, because its parent's prefix hash is unknown.
 #[derive(Debug, PartialEq)]
 struct Orphan {
     parent: BlockHash,
     content: u64,
 }
 
-/// Blocks of one rank of a hybrid model, by name and by prefix, with the groups that hold them.
+/// Blocks of one rank of a hybrid model, by block hash and by prefix hash, with the cache groups that hold them.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     names: HashMap<BlockHash, Block>,
     prefixes: HashMap<NonZeroU64, Holders>,
-    /// Number of copies beyond the first, by block, group and tier.
+    /// Number of copies beyond the first, by block hash and by cache group with tier.
     copies: HashMap<(BlockHash, Holders), u32>,
     orphans: HashMap<BlockHash, Orphan>,
-    /// Orphans by their parent's name.
+    /// Block hashes of orphans (blocks with an unknown prefix), by the block hash of their parent.
     waiting: HashMap<BlockHash, Vec<BlockHash>>,
-    /// True if one name was used for two prefixes, or two names for one, so that a prefix does not show which groups
-    /// hold it.
+    /// True if one block hash was used for two prefixes, or two block hashes for one prefix, so that a prefix hash no
+    /// longer determines which groups hold the block.
     pub(super) ambiguous: bool,
 }
 
 impl Blocks {
-    /// Number of blocks that any group holds.
+    /// Returns the number of blocks that any cache group holds.
     pub(super) fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Groups that hold the block with which a prompt's beginning ends. `prefix`: hash of that beginning.
+    /// Returns the cache groups that hold the last block of a prefix, given by its prefix hash.
     pub(super) fn holders(&self, prefix: u64) -> Holders {
         self.prefixes.get(&key(prefix)).copied().unwrap_or(0)
     }
@@ -74,7 +75,7 @@ impl Blocks {
         }
     }
 
-    /// Removes one copy of a block. Nothing changes if the group does not hold the block.
+    /// Removes one copy of a block from a cache group and tier. Does nothing if they do not hold the block.
     pub(super) fn remove(&mut self, name: BlockHash, holder: Holders) {
         let Some(block) = self.names.get_mut(&name).filter(|block| block.holders & holder != 0) else { return };
         if !self.copies.is_empty()
@@ -100,8 +101,8 @@ impl Blocks {
         }
     }
 
-    /// Sets the contents of consecutive blocks, all of them held, as announced for a tier. Announcements for other
-    /// tiers than the device may lack salts, so these only affect names whose contents were not announced before.
+    /// Sets the content hashes of consecutive held blocks, as announced for a tier. Announcements for tiers other than
+    /// the device may lack salts, so they only affect blocks whose contents were not announced before.
     pub(super) fn link(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], tier: Tier) {
         let mut parent = parent;
         for (&name, &content) in names.iter().zip(contents) {
@@ -123,7 +124,7 @@ impl Blocks {
         }
     }
 
-    /// True if the contents of a block were announced before.
+    /// True if the contents of a block have been announced.
     fn is_said(&self, name: BlockHash) -> bool {
         self.names.get(&name).is_some_and(|block| block.prefix.is_some()) || self.orphans.contains_key(&name)
     }
@@ -136,7 +137,8 @@ impl Blocks {
         }
     }
 
-    /// Removes a block from the orphans, as its prefix is known now, or the block is gone.
+    /// Removes a block from the orphans (blocks with an unknown prefix), because its prefix is now known or the block
+    /// was removed.
     fn adopt(&mut self, name: BlockHash) -> Option<Orphan> {
         let orphan = self.orphans.remove(&name)?;
         if let Some(children) = self.waiting.get_mut(&orphan.parent) {
@@ -148,7 +150,7 @@ impl Blocks {
         Some(orphan)
     }
 
-    /// Sets the prefix of a block, and the prefixes of the blocks that wait for it.
+    /// Sets the prefix hash of a block, and then the prefix hashes of all blocks that continue its chain.
     fn resolve(&mut self, name: BlockHash, prefix: NonZeroU64) {
         self.adopt(name);
         let mut known = vec![(name, prefix)];
@@ -197,7 +199,7 @@ impl Blocks {
         shrink(&mut self.waiting);
     }
 
-    /// Checks that the maps are consistent, for tests.
+    /// Checks that the maps are consistent with each other, for tests.
     #[cfg(test)]
     pub(super) fn check(&self) {
         assert!(!self.ambiguous);
@@ -218,32 +220,33 @@ fn key(prefix: u64) -> NonZeroU64 {
     NonZeroU64::new(prefix).unwrap_or(NonZeroU64::MIN)
 }
 
-/// Prefix hash of a block's child, whose content hash is `content`.
+/// Computes the prefix hash of the block with content hash `content` that follows the given prefix.
 fn after(prefix: NonZeroU64, content: u64) -> NonZeroU64 {
     key(hash::next_prefix_hash(prefix.get(), content))
 }
 
-/// Blocks that a cache group must hold for a prompt to be continued at a depth.
+/// Blocks that a cache group must hold so that the engine can continue a prompt at a depth (a number of leading
+/// blocks).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Need {
-    /// All blocks before the depth, each as long as `step` blocks of the index.
+    /// All blocks up to the depth, as for full attention.
     Whole {
-        /// Length of a block of the group, in blocks of the index.
+        /// Length of one block of the group, as a number of blocks of the index.
         step: usize,
     },
-    /// The last `blocks` blocks before the depth, or all if there are fewer, each as long as `step` blocks of the
-    /// index.
+    /// The last `blocks` blocks up to the depth, or all if there are fewer, as for a sliding window.
     Last {
-        /// Number of blocks needed, at least 1.
+        /// Number of the group's blocks needed, at least 1.
         blocks: usize,
-        /// Length of a block of the group, in blocks of the index.
+        /// Length of one block of the group, as a number of blocks of the index.
         step: usize,
     },
 }
 
 impl Need {
-    /// Need of a group of this kind. `block_size`: tokens in a block of the group; `of_index`: tokens in a block of the
-    /// index. `None` if the need is unknown, or cannot be expressed in blocks of the index.
+    /// Returns the need of a cache group of this kind of attention. `block_size` is the number of tokens in a block of
+    /// the group, `of_index` in a block of the index. `None` if the need is unknown, or cannot be expressed in blocks
+    /// of the index.
     pub(super) fn of(kind: &str, window: Option<u64>, block_size: u32, of_index: u32) -> Option<Self> {
         // One state, where the prompt is continued. It has a name there or nowhere, however long the group's blocks are.
         if kind == "mamba" {
@@ -264,8 +267,8 @@ impl Need {
         }
     }
 
-    /// Greatest depth up to `limit` that the group can serve, in blocks of the index. `held`: whether the group holds
-    /// the block that ends at a depth.
+    /// Computes the greatest depth up to `limit` that the cache group can serve, in blocks of the index. `held` returns
+    /// true if the group holds the block that ends at a depth.
     pub(super) fn reach(self, limit: usize, held: impl Fn(usize) -> bool) -> usize {
         match self {
             Self::Whole { step } => {

@@ -1,9 +1,10 @@
-//! Depths to which the engine of a hybrid model can serve a prompt.
+//! Depths (numbers of leading blocks of a prompt) that the engine of a hybrid model can serve from its cache.
 //!
-//! Hybrid models have several groups of layers, each with blocks and events of its own. A prompt can be continued at a
-//! depth that every group can serve: a group with full attention needs all blocks before that depth, one with a sliding
-//! window the last few, one with a state the last. The index knows one group with full attention; this module has the
-//! blocks of the others, and the greatest depth up to the index's that they can serve too.
+//! A hybrid model has several cache groups, sets of layers with blocks and events of their own. A prompt can be
+//! continued at a depth that every group can serve: a group with full attention needs all blocks before that depth, one
+//! with a sliding window the last few, one with a recurrent state the last. The index knows one group with full
+//! attention. This module keeps the blocks of the other groups, and computes the greatest depth, up to the index's,
+//! that they can serve too.
 //!
 //! ```text
 //! need     how far one group reaches, given which blocks it holds
@@ -20,16 +21,16 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use self::blocks::{Blocks, HOLDERS, Need, bit};
 use crate::event::StoredOf;
 
-/// Number of the indexed cache group, among all that hold blocks.
+/// Number of the cache group whose blocks the index has, among the groups that hold blocks.
 const INDEXED: usize = 0;
-/// Number under which connectors are kept like one more cache group: they announce blocks without naming a group, and
-/// keep the blocks of all groups.
+/// Number of a pseudo cache group for offloading connectors, which keep the blocks of all groups and announce them
+/// without naming a group.
 const ALL_GROUPS: usize = 1;
-/// Number of the first cache group that is not the indexed one.
+/// Number of the first cache group whose blocks the index does not have, among the groups that hold blocks.
 const OTHERS: usize = 2;
 
-/// Blocks that one rank of a hybrid model holds, by cache group. A [`Reader`](crate::Reader) writes it, queries read
-/// it.
+/// Blocks that one rank of a hybrid model holds, by cache group (layers whose blocks are kept together). Written by a
+/// [`Reader`](crate::Reader), and read by queries.
 #[derive(Debug)]
 pub struct Hybrid {
     inner: RwLock<Inner>,
@@ -37,17 +38,18 @@ pub struct Hybrid {
 
 #[derive(Debug)]
 struct Inner {
-    /// Number of tokens in a block of the index.
+    /// Number of tokens in a block of the index. Cache groups may have other block sizes.
     block_size: u32,
     groups: Vec<Group>,
     blocks: Blocks,
-    /// True if any block was ever stored on another tier than the device.
+    /// True if any block was ever stored on a tier other than the device.
     offloaded: bool,
-    /// True if there were groups that cannot be followed, as they are too many or have no number.
+    /// True if some cache groups cannot be followed, because there are too many or they have no number.
     lost: bool,
-    /// True if the index knows one of the groups. Models with windows alone have no such group.
+    /// True if the index has the blocks of one of the cache groups. Models with only sliding windows have no such
+    /// group.
     indexed: bool,
-    /// True if no group is indexed, and not all events had the contents of their blocks.
+    /// True if no cache group is indexed, and some events lacked the contents of their blocks.
     sparse: bool,
 }
 
@@ -55,7 +57,8 @@ struct Inner {
 struct Group {
     number: u32,
     block_size: u32,
-    /// Blocks that the group needs; `None` until known, and for kinds whose events do not show it.
+    /// Blocks that the cache group must hold to serve a depth; `None` while unknown, and for kinds of attention whose
+    /// needs cannot be derived from events.
     need: Option<Need>,
 }
 
@@ -73,28 +76,31 @@ impl Hybrid {
         Self { inner: RwLock::new(inner) }
     }
 
-    /// True if the needs of all groups are known, so that [`depths`](Self::depths) are what the engine can serve.
+    /// True if the needs of all cache groups are known, so that [`depths`](Self::depths) returns exactly the depths
+    /// that the engine can serve.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.read().is_exact()
     }
 
-    /// True if nothing is known of what the engine serves, as no group publishes the contents of all its blocks.
+    /// True if nothing is known about the depths that the engine can serve, because no cache group publishes the
+    /// contents of all its blocks.
     #[must_use]
     pub fn is_blind(&self) -> bool {
         self.read().is_blind()
     }
 
-    /// Number of different blocks that any group holds, including the indexed group.
+    /// Returns the number of different blocks that any cache group holds, including the group in the index.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.read().blocks.len()
     }
 
-    /// Depths that all groups can serve, up to those of the index: on the device; there or in host memory; there or on
-    /// local disks; on any tier. `prefixes`: prefix hashes of the prompt's blocks.
+    /// Computes the depths, up to `depths` from the index, that all cache groups can serve: from the device; from
+    /// device or host memory; from these or local disks; from any tier. `prefixes` are the prefix hashes of the
+    /// prompt's blocks.
     ///
-    /// Returns `depths` unchanged where nothing better is known: see [`is_exact`](Self::is_exact).
+    /// Returns `depths` unchanged if the needs of the groups are not known: see [`is_exact`](Self::is_exact).
     #[must_use]
     pub fn depths(&self, prefixes: &[u64], depths: [u32; 4]) -> [u32; 4] {
         let it = self.read();
@@ -111,17 +117,19 @@ impl Hybrid {
         served
     }
 
-    /// Greatest depth up to `limit` that all groups can serve from the device; `limit` where nothing better is known.
-    /// With a smaller limit the result may be much smaller, as the blocks of a window are needed right before the
-    /// depth.
+    /// Computes the greatest depth up to `limit` that all cache groups can serve from the device; returns `limit` if
+    /// the needs of the groups are not known.
+    ///
+    /// A slightly smaller limit may give a much smaller depth, because a sliding window needs the blocks right before
+    /// the depth.
     #[must_use]
     pub fn reach(&self, prefixes: &[u64], limit: u32) -> u32 {
         let it = self.read();
         if it.is_exact() { it.serve(prefixes, limit, 0) } else { limit }
     }
 
-    /// Depths, in the form of [`depths`](Self::depths), for a model none of whose groups the index knows; `None` for
-    /// other models, or if they are not certain.
+    /// Computes the depths, in the form of [`depths`](Self::depths), for a model without an indexed cache group. `None`
+    /// for other models, or if the depths are not certain.
     #[must_use]
     pub fn depths_alone(&self, prefixes: &[u64]) -> Option<[u32; 4]> {
         {
@@ -133,8 +141,8 @@ impl Hybrid {
         Some(self.depths(prefixes, [u32::try_from(prefixes.len()).unwrap_or(u32::MAX); 4]))
     }
 
-    /// Records that the indexed group has stored blocks. `all_groups`: whether a connector announced them for all
-    /// groups.
+    /// Records that the cache group in the index has stored blocks. `all_groups` is true if an offloading connector
+    /// announced the blocks for all cache groups at once.
     pub(crate) fn store(
         &self,
         parent: Option<BlockHash>,
@@ -153,7 +161,7 @@ impl Hybrid {
         it.blocks.link(parent, names, contents, tier);
     }
 
-    /// Records that a group that is not indexed has stored blocks.
+    /// Records that a cache group whose blocks the index does not have has stored blocks.
     pub(crate) fn store_other<N>(&self, event: &StoredOf<N>, names: &[BlockHash], tier: Tier, count_copies: bool) {
         let mut it = self.write();
         let Some(group) = event.group.and_then(|number| it.group(number)) else {
@@ -164,8 +172,8 @@ impl Hybrid {
         it.hold(OTHERS + group, names, tier, count_copies);
     }
 
-    /// Sets the contents of blocks that a group holds which is not indexed. `contents`: `None` if the event does not
-    /// have them.
+    /// Sets the content hashes of blocks held by a cache group whose blocks the index does not have. `contents` is
+    /// `None` if the event lacks the blocks' tokens.
     pub(crate) fn link_other(
         &self,
         parent: Option<BlockHash>,
@@ -227,7 +235,8 @@ impl Inner {
         self.groups.iter().position(|group| group.number == number)
     }
 
-    /// Position of the group with this number, which is added if new; `None` if there are too many groups.
+    /// Finds the cache group with this number, or adds it if new, and returns its position in the list of groups;
+    /// `None` if there are too many groups.
     fn group(&mut self, number: u32) -> Option<usize> {
         self.find(number).or_else(|| {
             let room = OTHERS + self.groups.len() < HOLDERS;
@@ -238,8 +247,8 @@ impl Inner {
         })
     }
 
-    /// Determines what a group needs from a store event. Placeholders of offloaded blocks do not have the block size;
-    /// entries for a part of a block have a smaller one.
+    /// Determines from a store event which blocks a cache group needs. The largest block size seen is used, because
+    /// placeholders of offloaded blocks have size 0, and entries for partial blocks a smaller size.
     fn describe<N>(&mut self, group: usize, event: &StoredOf<N>) {
         let of_index = self.block_size;
         let group = &mut self.groups[group];
@@ -263,8 +272,8 @@ impl Inner {
         }
     }
 
-    /// Greatest depth up to `limit` that all groups can serve from the first `view` + 1 tiers. Each group only ever
-    /// reduces the depth, so the search ends once none does.
+    /// Computes the greatest depth up to `limit` that all cache groups can serve from the first `view` + 1 tiers.
+    /// Repeats over the groups until none of them reduces the depth further.
     fn serve(&self, prefixes: &[u64], limit: u32, view: usize) -> u32 {
         let mut depth = prefixes.len().min(limit as usize);
         let tiers = |holder| Tier::ALL[..=view].iter().fold(0, |bits, &tier| bits | bit(holder, tier));

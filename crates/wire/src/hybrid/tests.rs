@@ -1,4 +1,5 @@
-//! Tests with streams of an engine with groups, compared block by block with what the groups hold.
+//! Tests with event streams of an engine that has several cache groups, compared block by block with a model of the
+//! engine's cache.
 
 use kvatlas_fake_engine::GroupCache;
 use kvatlas_fake_engine::groups::BLOCK;
@@ -8,7 +9,7 @@ use kvatlas_testing::seeds;
 
 use crate::{Batch, Cleared, Event, Name, Reader, Removed, Stored, Tally, decode};
 
-/// An index that follows the events of one engine.
+/// Index and reader that follow the events of one engine.
 struct Bench {
     index: BlockIndex,
     reader: Reader,
@@ -30,7 +31,8 @@ impl Bench {
         assert_eq!((tally.refused_total(), batch.refused.len()), (0, 0));
     }
 
-    /// Checks the depths of a prompt. True if a group other than the indexed one reduced a depth, but not to 0.
+    /// Checks the depths found for a prompt against the engine's cache. Returns true if a cache group other than the
+    /// indexed one reduced the depth, but not to 0.
     fn check(&self, cache: &mut GroupCache) -> bool {
         let contents = content_hashes(&cache.prompt(), BLOCK as usize, None, None);
         let prefixes = prefix_hashes(&contents);
@@ -71,7 +73,7 @@ fn depths_are_what_all_groups_can_serve() {
     assert!(cut > seeds(300), "{cut}");
 }
 
-/// A store event of a group.
+/// Makes a store event of a cache group.
 fn stored(group: u32, kind: &'static str, window: Option<u64>, block_size: u32, names: &[u64]) -> Event {
     Event::from(Stored {
         block_hashes: names.iter().map(|&name| Name::from(name)).collect(),
@@ -90,14 +92,14 @@ fn engine() -> Bench {
     engine
 }
 
-/// Depth found for the prompt whose blocks `stored` stores.
+/// Returns the depth found for the prompt whose blocks [`stored`] stores.
 fn depth(engine: &Bench) -> u32 {
     let contents = content_hashes(&[1; 4], BLOCK as usize, None, None);
     let found = View::ALL.map(|view| engine.index.find(&contents).depth(view));
     engine.reader.hybrid().map_or(found, |hybrid| hybrid.depths(&prefix_hashes(&contents), found))[0]
 }
 
-/// Within one batch, the reader sees the changes made to the index by the events before.
+/// Checks that an event of a batch sees the changes that earlier events of the same batch made to the index.
 #[test]
 fn a_batch_may_tell_of_several_groups() {
     let (mut at_once, mut apart) = (engine(), engine());
@@ -151,7 +153,7 @@ fn a_name_with_two_meanings_leaves_an_upper_bound() {
     assert!(!engine.reader.upper_bound());
 }
 
-/// Connectors announce copies without the salt that belongs to the blocks.
+/// Checks copies announced by offloading connectors, whose events lack the salt that belongs to the blocks.
 #[test]
 fn copies_elsewhere_do_not_say_what_a_name_of_the_device_means() {
     for group in [Some(0), None] {
@@ -182,7 +184,8 @@ fn more_groups_than_can_be_told_apart_leave_an_upper_bound() {
     assert!(engine.reader.upper_bound());
 }
 
-/// Removals only have the number of the group; the indexed group need not be the first.
+/// Checks removal events, which have only the number of a cache group, before the indexed group is known; it need not
+/// be the first group.
 #[test]
 fn a_group_that_has_only_removed_may_be_the_indexed_one() {
     let mut engine = Bench::new();

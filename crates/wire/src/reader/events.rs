@@ -1,10 +1,11 @@
-//! Application of a batch's events, one by one: what a store, a removal and a store of another cache group change.
+//! Application of the events in a batch to the index: stores, removals and clears of the indexed cache group, and
+//! events of a model's other cache groups.
 //!
-//! An engine's clear concerns its device, and may or may not have emptied what it has offloaded: the index has the
-//! operator's setting for that ([`Changes::reset`]). One of vLLM's connectors, which keeps blocks in host memory or on
-//! disk and marks its events as local, announces clears of its own. They come after the device's events of the batch:
-//! after an event of the connector's, or at the end of a batch in which the device was cleared and has stored something
-//! since.
+//! A clear concerns the engine's device memory, and may or may not have deleted the blocks that the engine has
+//! offloaded; the index has the operator's setting for this ([`Changes::reset`]). A vLLM connector that keeps blocks in
+//! host memory or on disk, and marks its events as local, announces clears of its own. The connector's clear comes
+//! after the device's events in a batch. It is recognized by an event of another tier before it, or by being the last
+//! event of a batch in which the device was cleared and has stored something since.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -86,8 +87,9 @@ impl Reader {
         if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
     }
 
-    /// Reason to refuse a store of blocks of another size than the index's: a part of a block, as engines whose hashes
-    /// are finer than their blocks store at the end of a prompt, or blocks that cannot be used.
+    /// Returns the reason to refuse a store event whose block size differs from the index's. The event has either a
+    /// part of a block, which engines with hashes finer than their blocks store at the end of a prompt, or blocks of an
+    /// unsupported size.
     fn refuse_size<N: BlockName>(&mut self, it: &StoredOf<N>) -> Reason {
         let may_be_part = (1..self.block_size).contains(&it.block_size) && it.block_hashes.len() == 1;
         if !may_be_part || !self.has_stored {
@@ -96,9 +98,9 @@ impl Reader {
         if may_be_part { Reason::PartialBlock } else { Reason::BlockSize }
     }
 
-    /// Applies a store that announces blocks on another tier by name alone, as vLLM's offloading connectors do by
-    /// default. The contents are those that the rank holds under these names; names under which it holds nothing yet count
-    /// when it does.
+    /// Applies a store event that announces blocks on a tier other than the device by block hash alone, as vLLM's
+    /// offloading connectors do by default. The contents are taken from blocks that the rank already holds under these
+    /// hashes. A block with an unknown hash waits, and counts once the engine has announced its contents.
     fn store_by_name<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
@@ -129,7 +131,8 @@ impl Reader {
         if wait == 0 { Ok(()) } else { Err(Reason::NoContent) }
     }
 
-    /// Counts copies that were announced by name alone, of blocks that have been described now.
+    /// Adds copies on other tiers to the index that were announced by block hash alone, for blocks whose contents have
+    /// now been announced.
     #[cold]
     fn count_described(
         &mut self,
@@ -151,7 +154,8 @@ impl Reader {
         }
     }
 
-    /// Notes that blocks, which the index knows by name, were stored on a tier. `is_sole`: the engine names no cache groups.
+    /// Records that blocks with known contents were stored on a tier: in the salts, in the state of a hybrid model, in
+    /// the recorder and in the tally. `is_sole` is true if the engine does not number its cache groups.
     fn note_known(&mut self, tier: Tier, names: &[BlockHash], is_sole: bool, index: &Changes<'_>, tally: &mut Tally) {
         let count_copies = self.count_copies && index.config().count_copies;
         if let Some(recorder) = &mut self.recorder {
@@ -210,7 +214,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Applies a store of blocks of a cache group that is not indexed.
+    /// Applies a store event of a cache group that is not indexed: passes it to the state of the hybrid model, or
+    /// refuses it if other groups are not followed.
     fn store_other<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
@@ -235,8 +240,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Passes the contents of blocks of a group that is not indexed to the hybrid state. Only models without full
-    /// attention need this.
+    /// Passes the contents of blocks of a cache group that the index does not have to the state of the hybrid model.
+    /// Needed only for models without full attention.
     fn link_other<N: BlockName>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool, tally: &mut Tally) {
         let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
         let parent = it.parent.as_ref().map(N::block_hash);
@@ -254,7 +259,7 @@ impl Reader {
     }
 }
 
-/// Salt of an event's blocks: the one in the event, or the one inherited from the parent block.
+/// Returns the cache salt of an event's blocks: the salt in the event, or the one inherited from the parent block.
 fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names: &[BlockHash]) -> Option<Arc<str>> {
     match (shown, parent) {
         (Some(shown), _) => Some(shown.into()),
@@ -264,8 +269,8 @@ fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names:
     }
 }
 
-/// Creates the state of a rank that turns out to have a hybrid model, with the rank's blocks that the index already
-/// has.
+/// Creates the state of a hybrid model for a rank, and fills it with the rank's blocks that the index already has.
+/// Called at the first store event of a cache group whose blocks the index does not have.
 fn seeded(index: &mut Changes<'_>, rank: &RankHandle) -> Arc<Hybrid> {
     let hybrid = Hybrid::new(index.config().block_size);
     for event in index.dump_rank(rank.worker(), rank.rank()) {
@@ -276,8 +281,8 @@ fn seeded(index: &mut Changes<'_>, rank: &RankHandle) -> Arc<Hybrid> {
     Arc::new(hybrid)
 }
 
-/// Computes the names of an event's blocks, which its tokens fill exactly. Returns the number of blocks whose names
-/// were seen for other blocks.
+/// Computes the hashes by which the index identifies an event's blocks. The event's tokens must fill the blocks
+/// exactly. Returns the number of blocks whose hash was seen before for other contents.
 fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) -> u64 {
     let lora = it.adapter();
     let space = Space { lora: lora.as_deref(), salt };
@@ -285,11 +290,11 @@ fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, con
     identity.words_of(&it.tokens[..contents.len() * size], size, space, &it.extra_keys, contents)
 }
 
-/// Tiers on which a connector that announces its own clears keeps blocks.
+/// Tiers on which vLLM's offloading connectors that announce clears of their own keep blocks.
 const CONNECTORS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
 
 impl Reader {
-    /// Applies the clear at position `at` of a batch.
+    /// Applies the clear event at position `at` of a batch.
     pub(super) fn clear<N>(&mut self, events: &[EventOf<N>], at: usize, index: &mut Changes<'_>, rank: &RankHandle) {
         if self.clears_host && is_connectors(events, at) {
             for tier in CONNECTORS {
@@ -315,7 +320,8 @@ impl Reader {
         }
     }
 
-    /// Forgets what was announced by name alone on tiers that were cleared; what is in a pool stays.
+    /// Drops the blocks that were announced by block hash alone on tiers that have been cleared. Blocks on a tier that
+    /// is a shared pool are kept.
     fn forget_undescribed(&mut self, cleared: &[Tier], index: &Changes<'_>, rank: &RankHandle) {
         if !self.undescribed.is_empty() {
             let own = cleared.iter().filter(|tier| !index.is_in_pool(rank.worker(), **tier));
@@ -323,14 +329,16 @@ impl Reader {
         }
     }
 
-    /// Notes whether an event comes from a connector that announces clears of its own.
+    /// Records that the engine has a connector that announces clears of its own, if an event shows this: an event
+    /// marked as local, for host memory or disk.
     pub(super) fn note_connector(&mut self, tier: Tier, locality: Option<&str>) {
         let is_local = locality.is_some_and(|locality| locality.eq_ignore_ascii_case("local"));
         self.clears_host |= is_local && CONNECTORS.contains(&tier);
     }
 
-    /// Updates the number of blocks in a chunk of a tier: each store has whole chunks, so it is the greatest common
-    /// divisor of their numbers of blocks, unless it was registered.
+    /// Updates the number of blocks in a chunk (the unit of storage of a tier) after a store of `blocks` blocks. A
+    /// store has whole chunks, so the number is the greatest common divisor of all stores' numbers of blocks, unless it
+    /// was registered.
     #[inline]
     pub(super) fn learn_chunk(&mut self, tier: Tier, blocks: usize, index: &Changes<'_>, rank: &RankHandle) {
         let Some(slot) = (tier as usize).checked_sub(1) else { return };
@@ -339,8 +347,8 @@ impl Reader {
         self.set_chunk(slot, chunk, index, rank);
     }
 
-    /// Takes a tier's chunks, which come by the names of their last blocks, to be as long as was told, unless stores have
-    /// shown it.
+    /// Sets the number of blocks in a chunk of a tier to the number registered for host memory, unless store events
+    /// have shown the tier's own. Used for chunks that are announced by the hash of their last block only.
     pub(super) fn take_chunk(&mut self, tier: Tier, index: &Changes<'_>, rank: &RankHandle) {
         if let Some(slot) = (tier as usize).checked_sub(1)
             && self.chunks[slot] == 0
@@ -362,7 +370,7 @@ impl Reader {
         }
     }
 
-    /// Records the removal of all blocks on a tier, block by block, as a record has no clears of one tier.
+    /// Records the removal of each block of a rank on a tier, as the recorder has no change that clears one tier.
     fn record_tier(&mut self, index: &mut Changes<'_>, rank: &RankHandle, cleared: Tier) {
         let Some(recorder) = &mut self.recorder else { return };
         for event in index.dump_rank(rank.worker(), rank.rank()) {
@@ -379,7 +387,8 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// True if the clear at position `at` of a batch comes from a connector, given that there is one that announces clears.
+/// True if the clear event at position `at` of a batch comes from the engine's offloading connector rather than from
+/// the device. To be called only for engines with a connector that announces clears.
 fn is_connectors<N>(events: &[EventOf<N>], at: usize) -> bool {
     let tier = |event: &EventOf<N>| match event {
         EventOf::Stored(stored) => Some(stored.tier()),

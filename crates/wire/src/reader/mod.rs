@@ -1,4 +1,5 @@
-//! Reader of one rank's batches: what is remembered between them, and their application to the index.
+//! Reader of the event batches of one rank (data-parallel instance of an engine): applies the batches to the index, and
+//! keeps the state that is needed between batches.
 
 mod events;
 mod salts;
@@ -19,49 +20,52 @@ use crate::event::{BatchOf, BlockName, EventOf};
 use crate::hybrid::Hybrid;
 use crate::identity::Identity;
 
-/// Reader of one stream (one rank of a worker), which applies batches to an index. It remembers between batches the
-/// salts of held blocks, which events do not repeat, and the kinds of cache groups, which removals do not name.
+/// Reader of one stream (one rank of a worker), which applies batches of events to an index. Between batches, the
+/// reader remembers the cache salts of held blocks, which events do not repeat, and the kinds of a model's cache
+/// groups, which removal events do not name.
 #[derive(Debug)]
 pub struct Reader {
     block_size: u32,
-    /// Scheme by which blocks are named in the index.
+    /// Scheme that computes the hashes by which the index identifies blocks.
     identity: Arc<Identity>,
-    /// True if a block that is announced again gains another copy.
+    /// True if a repeated announcement of a block adds a copy of the block.
     count_copies: bool,
     salts: Salts,
     groups: Groups,
-    /// True if events of cache groups that are not indexed are followed.
+    /// True if events are applied for all cache groups of a hybrid model, and not only for the one in the index.
     follow_groups: bool,
-    /// Blocks of the groups that are not indexed; `None` until there are any.
+    /// Blocks of a hybrid model's cache groups that are not in the index; `None` before the first event of one.
     hybrid: Option<Arc<Hybrid>>,
-    /// True if the engine's block names depend on the tokens after a block.
+    /// True if the engine's block hashes depend on the tokens after a block.
     looks_ahead: bool,
-    /// True if the engine's events have a place for salts; `None` until known.
+    /// True if the engine's events have a field for cache salts; `None` before the first store event.
     shows_salts: Option<bool>,
-    /// Digests of adapters' weights, as far as the engine publishes them.
+    /// Digests of LoRA adapters' weights, if the engine publishes them.
     adapters: Adapters,
-    /// Block sizes, in tokens, of blocks refused because the size differs from the index's.
+    /// Counts of blocks, by block size in tokens, that were refused because their size differs from the index's.
     other_sizes: OtherSizes,
-    /// True if a block of the index's block size was ever stored.
+    /// True if a block of the index's block size has ever been stored.
     has_stored: bool,
     /// Recorder of the changes to the index; `None` if they are not recorded.
     recorder: Option<Box<Recorder>>,
-    /// True if a connector that keeps blocks in host memory, and announces clears of its own, has announced any block.
+    /// True if any block was announced by an offloading connector that keeps blocks in host memory or on disk and
+    /// announces clears of its own.
     clears_host: bool,
-    /// Number of blocks in a chunk of host memory, as registered; none if it was not.
+    /// Number of blocks in a chunk (the unit of storage) of host memory, as registered; `None` if it was not
+    /// registered.
     host_chunk: Option<NonZeroU32>,
-    /// Number of blocks in a chunk, for each tier beyond the device, as registered or seen in store events; 0 before the
-    /// first.
+    /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device, as registered or as seen in
+    /// store events; 0 before the tier's first store.
     chunks: [u32; 3],
-    /// Blocks beyond the device whose contents the engine has not said yet.
+    /// Blocks on tiers beyond the device that were announced by block hash alone, and whose contents are not known yet.
     undescribed: NameOnlyBlocks,
-    /// Handle of the rank that the last batch was applied to.
+    /// Index handle of the rank that the last batch was applied to.
     rank: Option<RankHandle>,
-    /// Scratch space, kept so that its memory is reused.
+    /// Buffers for one event's blocks, kept between events so that their memory is reused.
     scratch: Scratch,
 }
 
-/// Maximum number of blocks of an event for which memory is kept.
+/// Maximum capacity of the reused buffers, in blocks. Memory for larger events is freed after use.
 const KEPT: usize = 1 << 14;
 
 #[derive(Debug, Default)]
@@ -71,7 +75,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Frees memory beyond the usual, so that one large event does not occupy memory for ever.
+    /// Frees the buffers' memory beyond [`KEPT`] blocks, so that one large event does not occupy memory forever.
     fn shrink(&mut self) {
         self.names.shrink_to(KEPT.max(self.names.len()));
         self.contents.shrink_to(KEPT.max(self.contents.len()));
@@ -105,49 +109,51 @@ impl Reader {
         }
     }
 
-    /// Sets the scheme by which blocks are named in the index, which also notices two blocks with one name. By default,
-    /// names are content hashes.
+    /// Sets the scheme that computes the hashes by which the index identifies blocks, and that also notices two
+    /// different blocks with equal hashes. By default, blocks are identified by content hashes.
     #[must_use]
     pub fn calling(self, identity: Arc<Identity>) -> Self {
         Self { identity, ..self }
     }
 
-    /// Sets whether a block that is announced again gains another copy, if the index counts copies; true by default.
+    /// Sets whether a repeated announcement of a block adds a copy of the block, if the index counts copies. True by
+    /// default.
     #[must_use]
     pub fn counting(self, count_copies: bool) -> Self {
         Self { count_copies, ..self }
     }
 
-    /// Sets whether events of cache groups that are not indexed are kept in a [`Hybrid`], by which depths from the
-    /// index must then be corrected. By default they are left out.
+    /// Sets whether events of a hybrid model's cache groups other than the indexed one are applied to a [`Hybrid`],
+    /// which must then be used to correct depths from the index. By default, the events are skipped.
     #[must_use]
     pub fn following_groups(self, follow_groups: bool) -> Self {
         Self { follow_groups, ..self }
     }
 
-    /// Sets how many blocks the engine has in a chunk of host memory; none, as by default, to learn it from stores. Stores
-    /// of chunks by the name of their last block do not show it. Where the engine announces chunks of its other tiers so,
-    /// they are taken to be as long.
+    /// Sets the number of blocks in a chunk (the unit of storage) of the engine's host memory. With `None`, the
+    /// default, the number is learned from store events; these do not show it if they name only a chunk's last block.
+    /// The number is also used for other tiers whose chunks are announced by their last block only.
     #[must_use]
     pub fn chunking(self, host_chunk: Option<NonZeroU32>) -> Self {
         Self { host_chunk, ..self }
     }
 
-    /// Makes the reader record its changes to the index from now on.
+    /// Makes the reader record each change that it makes to the index from now on.
     #[must_use]
     pub fn recording(self) -> Self {
         Self { recorder: Some(Box::new(Recorder::with_chunks(self.chunks))), ..self }
     }
 
-    /// Recorder of the reader's changes; `None` if they are not recorded.
+    /// Returns the recorder of the changes made to the index; `None` if changes are not recorded.
     pub fn recorder(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_deref_mut()
     }
 
-    /// Applies a batch, event by event in order, to the holdings of `rank` of `worker`. Events that cannot be applied,
-    /// and those that could not be decoded, are counted by reason; nothing fails as a whole.
+    /// Applies a batch of events to the index, in order, as changes of the blocks held by rank number `rank` of
+    /// `worker`. Events that cannot be decoded or applied are counted in `tally` by reason; the batch as a whole never
+    /// fails.
     ///
-    /// The rank that the batch itself names is ignored: the caller knows which stream it came from.
+    /// The rank named in the batch is ignored, because the caller knows which stream the batch came from.
     pub fn apply<N: BlockName>(
         &mut self,
         batch: &BatchOf<N>,
@@ -183,7 +189,8 @@ impl Reader {
         self.rank = Some(rank);
     }
 
-    /// Resets the reader, after the stream's holdings were cleared.
+    /// Resets the reader to its initial state, after all blocks held by the stream's rank were removed from the index.
+    /// Settings are kept.
     pub fn reset(&mut self) {
         let (recorder, rank) = (self.recorder.is_some(), self.rank.take());
         *self = Self::new(self.block_size)
@@ -195,7 +202,7 @@ impl Reader {
         self.rank = rank;
     }
 
-    /// Drops what is remembered of one tier, after that tier was cleared.
+    /// Drops the state that concerns one tier, after that tier was cleared in the index.
     pub fn reset_tier(&mut self, tier: Tier) {
         self.undescribed.clear(tier);
         self.note_cleared(tier);
@@ -208,20 +215,21 @@ impl Reader {
         }
     }
 
-    /// Blocks of a hybrid model's groups that are not indexed; `None` for other models, and if groups are not followed.
+    /// Returns the blocks of a hybrid model's cache groups that are not in the index; `None` for other models, and if
+    /// only the group in the index is followed.
     #[must_use]
     pub fn hybrid(&self) -> Option<&Arc<Hybrid>> {
         self.hybrid.as_ref()
     }
 
-    /// True if answers about this stream are only an upper bound.
+    /// True if the depths that the index returns for the stream's rank are only an upper bound. There are three cases:
     ///
-    /// This is so for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window,
-    /// Mamba, a second group with full attention), unless groups are followed and the needs of all of them are known;
-    /// and for speculative decoding with lookahead, where the engine tells apart blocks of equal tokens by the tokens
-    /// after them: there the last block of an answer may be one that the engine has only before other tokens. And for
-    /// an adapter that was loaded anew under its name: blocks of the adapter before count as the new one's, as long as
-    /// they are held.
+    /// * Hybrid models, where a cache group that is not indexed (sliding window, Mamba, a second group with full attention)
+    ///   may make the reusable prefix shorter; unless all groups are followed and the needs of each are known.
+    /// * Speculative decoding with lookahead, where the engine distinguishes blocks of equal tokens by the tokens after
+    ///   them. The engine may then hold the last matched block only with other tokens after it.
+    /// * LoRA adapters that were reloaded with other weights under the same name: blocks of the old adapter count as
+    ///   blocks of the new one for as long as they are held.
     #[must_use]
     pub fn upper_bound(&self) -> bool {
         // Of what nothing is known is no bound.
@@ -229,8 +237,8 @@ impl Reader {
         self.looks_ahead || self.adapters.has_changed() || self.groups.several && !known
     }
 
-    /// True if the engine publishes blocks' salts and other keys besides tokens and adapter; false if its store events
-    /// have no place for them. `None` before the first store.
+    /// True if the engine's store events contain the cache salt and other keys that distinguish blocks besides tokens
+    /// and adapter; false if the events have no field for them; `None` before the first store event.
     ///
     /// If false, blocks of a salted prompt look like those of the same prompt without a salt.
     #[must_use]
@@ -238,59 +246,60 @@ impl Reader {
         self.shows_salts
     }
 
-    /// Sets the salt of blocks held on the device whose events did not have it, so that blocks that continue them
-    /// inherit it.
+    /// Sets the cache salt of blocks held on the device whose store events did not contain it, so that blocks that
+    /// continue their chains inherit the salt.
     pub fn learn_salt(&mut self, names: &[BlockHash], salt: &Arc<str>) {
         self.salts.store(names, Some(salt), Tier::Gpu, false);
     }
 
-    /// Number of blocks in a chunk of host memory, local disks and external stores, as registered or seen in store events;
-    /// 0 before the first.
+    /// Returns the number of blocks in a chunk (the unit of storage) of host memory, local disks and external stores,
+    /// in this order; as registered or as seen in store events, 0 before the first.
     #[must_use]
     pub fn chunks(&self) -> [u32; 3] {
         self.chunks
     }
 
-    /// Number of blocks that were announced by name on tiers beyond the device, and whose contents the engine has not said
-    /// yet. They count from when it does.
+    /// Returns the number of blocks on tiers beyond the device that were announced by block hash alone, and whose
+    /// contents are not known yet. The index does not count them as held until their contents are announced.
     #[must_use]
     pub fn undescribed(&self) -> usize {
         self.undescribed.len()
     }
 
-    /// Most frequent size, in tokens, of blocks refused for their size, and the number of blocks of that size; `None`
-    /// if none were.
+    /// Returns the most frequent size, in tokens, among the blocks refused because of their size, and the number of
+    /// blocks of that size; `None` if no block was refused for that reason.
     #[must_use]
     pub fn other_size(&self) -> Option<(u32, u64)> {
         self.other_sizes.most()
     }
 }
 
-/// Default naming of blocks, by content hashes: shared by the process, so that a reader needs no memory of its own for
-/// it.
+/// Returns the default scheme for identifying blocks, by content hashes. One instance is shared by all readers of the
+/// process to save memory.
 fn plain() -> Arc<Identity> {
     static PLAIN: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
     PLAIN.clone()
 }
 
-/// Cache groups of a stream, as far as known. Store events have a group's kind; removals only its number.
+/// Cache groups of a stream's model (layers whose blocks are kept together), as known so far. Store events contain a
+/// group's number and its kind of attention, removal events only its number.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     pub(crate) decides: Option<u32>,
-    /// Numbers of groups that cannot be the indexed one.
+    /// Numbers of cache groups (layers whose blocks are kept together) whose blocks the index does not have.
     pub(crate) others: Vec<u32>,
-    /// True if a group that is not indexed may make the reusable prefix shorter.
+    /// True if a cache group whose blocks the index does not have may make the reusable prefix shorter.
     pub(crate) several: bool,
 }
 
-/// Kinds of groups whose layers attend to the whole prefix.
+/// Kinds of cache groups whose layers attend to the whole prefix, as named in events.
 const WHOLE_PREFIX: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
-/// Maximum number of groups remembered, more than any model has.
+/// Maximum number of cache groups remembered, more than any model has.
 const MOST: usize = 64;
 
 impl Groups {
-    /// Records the group of a store event. True if it is the indexed group.
+    /// Records the cache group of a store event. Returns true if it is the cache group whose blocks the index has.
     pub(crate) fn store(&mut self, group: Option<u32>, kind: Option<&str>) -> bool {
         let kind = kind.filter(|&kind| kind != "unknown");
         let whole = kind.map(|kind| WHOLE_PREFIX.contains(&kind));
@@ -311,12 +320,12 @@ impl Groups {
         false
     }
 
-    /// True if no group was seen yet that could be the indexed one.
+    /// True if no cache group whose blocks could be in the index has been seen yet.
     pub(crate) fn only_others(&self) -> bool {
         self.decides.is_none()
     }
 
-    /// True if a removal concerns the indexed group.
+    /// True if a removal event with this cache group concerns blocks in the index.
     pub(crate) fn remove(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };
         self.decides.map_or(group == 0 && !self.others.contains(&group), |decides| decides == group)
@@ -326,40 +335,43 @@ impl Groups {
 /// A block that is held under a cache salt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaltedBlock {
-    /// The engine's name of the block.
+    /// Block hash, the engine's identifier of the block.
     pub name: BlockHash,
     /// Cache salt of the block.
     pub salt: Arc<str>,
-    /// Number of copies on each tier, in the order of [`Tier::ALL`].
+    /// Number of copies of the block on each tier, in the order of [`Tier::ALL`].
     pub copies: [u32; Tier::ALL.len()],
 }
 
-/// State of a [`Reader`] besides what the index holds.
+/// State of a [`Reader`] that is not in the index, for snapshots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReaderState {
-    /// Number of the cache group that is indexed; `None` if unknown.
+    /// Number of the cache group (layers whose blocks are kept together) whose blocks the index has; `None` if unknown.
     pub decides: Option<u32>,
-    /// Numbers of cache groups that are not indexed.
+    /// Numbers of cache groups (layers whose blocks are kept together) whose blocks the index does not have.
     pub others: Vec<u32>,
-    /// True if a group that is not indexed may make the reusable prefix shorter.
+    /// True if a cache group whose blocks the index does not have may make the reusable prefix shorter.
     pub several: bool,
-    /// True if the engine's block names depend on the tokens after a block.
+    /// True if the engine's block hashes depend on the tokens after a block.
     pub looks_ahead: bool,
-    /// True if the engine's events have a place for salts; `None` until known.
+    /// True if the engine's events have a field for cache salts; `None` before the first store event.
     pub shows_salts: Option<bool>,
-    /// True if a connector that keeps blocks in host memory has announced any: it announces clears of its own.
+    /// True if any block was announced by an offloading connector that keeps blocks in host memory or on disk and
+    /// announces clears of its own.
     pub clears_host: bool,
-    /// Blocks in a chunk of each tier beyond the device, as told or as stores show; 0 before the first.
+    /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device, as registered or as seen in
+    /// store events; 0 before the tier's first store.
     pub chunks: [u32; 3],
-    /// Blocks that were announced by name on tiers beyond the device, with their copies on each, and whose contents the
-    /// engine has not said yet; in the order of their announcements.
+    /// Blocks on tiers beyond the device that were announced by block hash alone and whose contents are not known yet,
+    /// each with its number of copies on each tier; in the order of their first announcements.
     pub undescribed: Vec<(BlockHash, [u32; Tier::ALL.len() - 1])>,
-    /// Salted blocks held, in any order.
+    /// Blocks with a cache salt that are held, in any order.
     pub salts: Vec<SaltedBlock>,
 }
 
 impl Reader {
-    /// State of the reader, to be continued by another; `None` for a hybrid model, which has more state.
+    /// Returns the reader's state, from which another reader can continue; `None` for a hybrid model, whose further
+    /// state cannot be saved.
     #[must_use]
     pub fn state(&self) -> Option<ReaderState> {
         if self.hybrid.is_some() {
@@ -379,7 +391,7 @@ impl Reader {
         })
     }
 
-    /// Continues from the state of another reader, of a rank that holds the same. Settings stay.
+    /// Replaces the reader's state by the state of another reader, whose rank held the same blocks. The settings are kept.
     #[must_use]
     pub fn with_state(self, state: ReaderState) -> Self {
         let ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts } =

@@ -1,9 +1,11 @@
-//! Salts of the blocks held, by block name, and digests of adapters' weights, which engines publish in the same place.
+//! Cache salts of held blocks, by block hash, and digests of LoRA adapters' weights, which engines publish in the same
+//! field of an event.
 //!
-//! vLLM publishes a salt on a chain's first block only, and the blocks that continue the chain inherit it. Only salted
-//! blocks are kept here, each with the copies held on each tier, so that the memory is freed when the blocks are
-//! removed. For an engine without salts this costs one comparison per event. Whether an engine publishes digests of
-//! adapters at all is remembered: that distinguishes a digest from a salt where one event cannot.
+//! vLLM publishes a salt with the first block of a chain only, and the blocks that continue the chain inherit it. Only
+//! salted blocks are kept, each with its number of copies on each tier, so that memory is freed when all copies are
+//! removed. For an engine without salts the cost is one comparison per event. A single event may not show if a key is a
+//! salt or a digest of an adapter; in that case the decision depends on earlier events, which show if the engine
+//! publishes digests.
 
 use std::sync::Arc;
 
@@ -26,7 +28,7 @@ struct SaltedBlock {
 }
 
 impl Salts {
-    /// Salt of a held block; `None` without one.
+    /// Returns the cache salt of a held block; `None` if it has none.
     pub(crate) fn of(&self, block: BlockHash) -> Option<Arc<str>> {
         if self.blocks.is_empty() {
             return None;
@@ -34,8 +36,8 @@ impl Salts {
         self.blocks.get(&block).map(|salted| salted.salt.clone())
     }
 
-    /// Records that blocks were stored, with this salt or without one. On the device this replaces the known salts of
-    /// these names. Copies on other tiers are announced without their salts, so there known salts stay.
+    /// Records that blocks were stored on a tier with the given salt, or without one. A store on the device replaces
+    /// the blocks' known salts; a store on another tier keeps them, because events of other tiers do not contain salts.
     pub(crate) fn store(&mut self, names: &[BlockHash], salt: Option<&Arc<str>>, tier: Tier, count_copies: bool) {
         if salt.is_none() && self.blocks.is_empty() {
             return;
@@ -65,7 +67,7 @@ impl Salts {
         }
     }
 
-    /// Records that a copy of each block was removed.
+    /// Records that one copy of each block was removed from a tier.
     pub(crate) fn remove(&mut self, names: &[BlockHash], tier: Tier) {
         if self.blocks.is_empty() {
             return;
@@ -83,7 +85,7 @@ impl Salts {
         }
     }
 
-    /// Drops the copies on a tier.
+    /// Records that all copies on a tier were removed.
     pub(crate) fn clear(&mut self, tier: Tier) {
         self.blocks.retain(|_, salted| {
             salted.copies[tier as usize] = 0;
@@ -91,32 +93,33 @@ impl Salts {
         });
     }
 
-    /// All salted blocks, each with its salt and its copies on each tier, in any order.
+    /// Iterates over all salted blocks, each with its salt and its number of copies on each tier, in any order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockHash, &Arc<str>, [u32; Tier::ALL.len()])> {
         self.blocks.iter().map(|(name, salted)| (*name, &salted.salt, salted.copies))
     }
 
-    /// Adds a block in the form in which [`iter`](Self::iter) returns it.
+    /// Adds a salted block with its number of copies on each tier.
     pub(crate) fn put(&mut self, name: BlockHash, salt: Arc<str>, copies: [u32; Tier::ALL.len()]) {
         self.blocks.insert(name, SaltedBlock { salt, copies });
     }
 }
 
-/// Maximum number of adapters whose digests are remembered.
+/// Maximum number of LoRA adapters for which a digest of the weights is remembered.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Adapters {
-    /// True if the engine publishes digests of adapters; `None` until an event with an adapter has shown it.
+    /// True if the engine publishes digests of LoRA adapters' weights; `None` before an event with an adapter.
     shows_digests: Option<bool>,
-    /// Digest of each adapter's weights, by the adapter's name.
+    /// Digest of each LoRA adapter's weights, by the adapter's name.
     digests: HashMap<Box<str>, Box<str>>,
-    /// True if the digest of any adapter has changed.
+    /// True if the digest of any LoRA adapter has changed, because its weights were replaced under the same name.
     changed: bool,
 }
 
 impl Adapters {
-    /// Salt in a store event. Also records the digest of the event's adapter.
+    /// Returns the cache salt in a store event; `None` if it has none. Also records the digest of the weights of the
+    /// event's LoRA adapter.
     pub(crate) fn salt_of<'a, N>(&mut self, it: &'a StoredOf<N>, tally: &mut Tally) -> Option<&'a str> {
         let salt = it.salt.as_deref();
         let Some(name) = it.lora.as_deref() else { return salt };
@@ -144,8 +147,8 @@ impl Adapters {
         salt
     }
 
-    /// True if an adapter was loaded anew under its name, so that blocks of the old one look like blocks of the new
-    /// one.
+    /// True if any LoRA adapter was reloaded with other weights under the same name, so that blocks of the old weights
+    /// cannot be distinguished from blocks of the new ones.
     pub(crate) fn has_changed(&self) -> bool {
         self.changed
     }

@@ -1,4 +1,4 @@
-//! Counts of events and blocks, applied or left out.
+//! Counts of events and blocks that were applied to the index or refused.
 
 use std::ops::AddAssign;
 
@@ -7,51 +7,51 @@ use kvatlas_index::Tier;
 use crate::compact::Change;
 use crate::error::Reason;
 
-/// Counts of events and blocks, applied or left out. Tallies can be added.
+/// Counts of events and blocks that were applied to the index or refused. Two tallies can be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
     /// Number of events applied.
     pub events: u64,
-    /// Number of blocks in applied store events.
+    /// Number of blocks in applied store events, on all tiers.
     pub stored_blocks: u64,
-    /// Number of blocks in applied removal events, held or not.
+    /// Number of blocks in applied removal events, including blocks that were not held.
     pub removed_blocks: u64,
-    /// Number of clears applied.
+    /// Number of clear events applied.
     pub clears: u64,
-    /// Number of applied events of a hybrid model's cache groups besides the indexed one, if these are followed.
+    /// Number of applied events of a hybrid model's cache groups whose blocks the index does not have.
     pub group_events: u64,
-    /// Number of blocks in store events of cache groups besides the indexed one.
+    /// Number of blocks in applied store events of a hybrid model's cache groups whose blocks the index does not have.
     pub group_blocks: u64,
-    /// Number of blocks in applied store events that were hit, not written.
+    /// Number of blocks in applied store events that report a reuse of a cached block instead of a new one.
     pub reused_blocks: u64,
-    /// Number of blocks in applied store events that were announced by their names alone.
+    /// Number of blocks in applied store events that contain block hashes without tokens.
     pub named_blocks: u64,
-    /// Number of blocks in applied store events, in host memory, on local disks, and external.
+    /// Number of blocks in applied store events for host memory, local disks and external stores, in this order.
     pub offloaded_blocks: [u64; 3],
-    /// Number of applied store events that have a digest of their adapter.
+    /// Number of applied store events that contain a digest of their LoRA adapter's weights.
     pub adapter_digests: u64,
-    /// Number of digests of adapters that may be salts instead.
+    /// Number of keys in store events that were taken for digests of adapters' weights, but may be cache salts.
     pub unsure_keys: u64,
-    /// Number of stored blocks whose hash another block with other contents has, as far as noticed.
+    /// Number of detected collisions: stored blocks with the hash of another block that has other contents.
     pub collisions: u64,
-    /// Number of events left out, by reason in the order of [`Reason::ALL`].
+    /// Number of refused events for each reason, in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::COUNT],
 }
 
 impl Tally {
-    /// Number of events left out for this reason.
+    /// Returns the number of events refused for the given reason.
     #[must_use]
     pub fn refused_for(&self, reason: Reason) -> u64 {
         self.refused[reason as usize]
     }
 
-    /// Number of events left out, for any reason.
+    /// Returns the number of events refused for any reason.
     #[must_use]
     pub fn refused_total(&self) -> u64 {
         self.refused.iter().sum()
     }
 
-    /// Counts blocks that were stored on a tier.
+    /// Counts `blocks` blocks stored on a tier.
     pub(super) fn store(&mut self, tier: Tier, blocks: usize) {
         self.stored_blocks += blocks as u64;
         if let Some(slot) = (tier as usize).checked_sub(1) {
@@ -59,7 +59,8 @@ impl Tally {
         }
     }
 
-    /// Counts a change received from a relay.
+    /// Counts a change that was received from a relay (a service that publishes engines' streams) instead of from an
+    /// engine.
     pub fn note(&mut self, change: &Change<'_>) {
         self.events += 1;
         match change {
@@ -72,7 +73,7 @@ impl Tally {
         }
     }
 
-    /// Counts events that were left out for this reason.
+    /// Counts `events` events as refused for the given reason.
     pub fn refuse(&mut self, reason: Reason, events: u64) {
         self.refused[reason as usize] += events;
     }
@@ -100,18 +101,18 @@ impl AddAssign for Tally {
     }
 }
 
-/// Number of block sizes counted separately: an engine has one, or one for each of its cache groups.
+/// Maximum number of block sizes that are counted separately. An engine has one block size, or one per cache group.
 const SIZES: usize = 4;
 
-/// Counts of announced blocks by block size, for sizes other than the index's.
+/// Counts of announced blocks whose size differs from the index's block size, by size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OtherSizes {
-    /// Pairs of a block size in tokens and the number of blocks of that size; 0 blocks in an unused pair.
+    /// Pairs of a block size in tokens and the number of blocks of that size. The number is 0 in an unused pair.
     sizes: [(u32, u64); SIZES],
 }
 
 impl OtherSizes {
-    /// Counts blocks of a size.
+    /// Counts `blocks` blocks of a size given in tokens.
     pub(crate) fn add(&mut self, size: u32, blocks: u64) {
         let place = self.sizes.iter().position(|its| its.0 == size && its.1 > 0);
         // Where there is no room, the rarest makes it.
@@ -122,8 +123,8 @@ impl OtherSizes {
         }
     }
 
-    /// Most frequent block size, and its number of blocks; of equally frequent ones the larger, as entries for parts of
-    /// a block have smaller sizes. `None` if no block was counted.
+    /// Returns the most frequent block size, in tokens, and its number of blocks; `None` if no block was counted. Of
+    /// equally frequent sizes the larger one is returned, because partial blocks are reported with smaller sizes.
     pub(crate) fn most(&self) -> Option<(u32, u64)> {
         self.sizes.iter().copied().filter(|its| its.1 > 0).max_by_key(|its| (its.1, its.0))
     }

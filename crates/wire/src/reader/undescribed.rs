@@ -1,28 +1,31 @@
-//! Blocks that were announced by name on tiers beyond the device before the engine has said what they contain.
+//! Blocks on tiers beyond the device that were announced by block hash alone, and whose contents the engine has not
+//! announced yet.
 //!
-//! Blocks that an engine pulls, or loads from a pool, reach its host memory first, and connectors that announce names alone
-//! do so before the device's events describe the blocks. Until then nothing can be counted; from then on the copies are
-//! there too. So they wait here, and leave as they were announced: by a removal, or by a clear of their tier.
+//! Blocks that an engine copies from another engine or loads from a pool reach its host memory before its device, and
+//! connectors that announce block hashes alone do so before the device's events contain the blocks' tokens. A block
+//! waits in this module until its contents are known, and is then added to the index with all its copies; or until a
+//! removal of the block or a clear of its tier.
 
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 use kvatlas_index::{BlockHash, Tier};
 
-/// Number of names that may wait: what engines pull at once is less. Of more, those that have waited longest are dropped.
+/// Maximum number of waiting block hashes, more than engines load at once. Beyond it, the block that has waited longest
+/// is dropped.
 const MOST: usize = 1 << 16;
 
-/// Copies of a block on each tier beyond the device.
+/// Number of copies of a block on each tier beyond the device.
 pub(super) type Copies = [u32; Tier::ALL.len() - 1];
 
 #[derive(Debug)]
 struct NameOnlyBlock {
     copies: Copies,
-    /// Place in the order of first announcements.
+    /// Position of the block in the order of first announcements, counted from 0.
     place: u64,
 }
 
-/// Names of blocks that are held somewhere beyond the device, and whose contents are not known.
+/// Blocks held on tiers beyond the device whose contents are not known, by block hash.
 #[derive(Debug, Default)]
 pub(super) struct NameOnlyBlocks {
     names: HashMap<BlockHash, NameOnlyBlock>,
@@ -45,8 +48,8 @@ impl NameOnlyBlocks {
         self.names.len()
     }
 
-    /// Notes that a block was announced on a tier. Returns false if another one was dropped for want of room, or if the tier
-    /// is the device.
+    /// Records that a block was announced on a tier by block hash alone. Returns false if the oldest waiting block was
+    /// dropped because there were too many, or if the tier is the device.
     pub(super) fn add(&mut self, name: BlockHash, tier: Tier, count_copies: bool) -> bool {
         let Some(slot) = slot(tier) else { return false };
         let mut copies = Copies::default();
@@ -59,21 +62,23 @@ impl NameOnlyBlocks {
         self.names.len() <= MOST || self.order.pop_first().is_none_or(|(_, first)| self.names.remove(&first).is_none())
     }
 
-    /// Notes a block with copies, announced after all that are there.
+    /// Adds a block with its number of copies on each tier, as the most recently announced one.
     pub(super) fn put(&mut self, name: BlockHash, copies: Copies) {
         self.order.insert(self.next, name);
         self.names.insert(name, NameOnlyBlock { copies, place: self.next });
         self.next += 1;
     }
 
-    /// Takes out a block that has been described.
+    /// Removes a block whose contents are now known, and returns its number of copies on each tier; `None` if it was
+    /// not waiting.
     pub(super) fn take(&mut self, name: BlockHash) -> Option<Copies> {
         let NameOnlyBlock { copies, place } = self.names.remove(&name)?;
         self.order.remove(&place);
         Some(copies)
     }
 
-    /// Notes that a copy of a block is gone from a tier. Returns false if it does not wait there.
+    /// Records that one copy of a waiting block was removed from a tier. Returns false if the block is not waiting on
+    /// that tier.
     pub(super) fn remove(&mut self, name: BlockHash, tier: Tier) -> bool {
         let Some((known, slot)) = self.names.get_mut(&name).zip(slot(tier)) else { return false };
         if known.copies[slot] == 0 {
@@ -86,7 +91,7 @@ impl NameOnlyBlocks {
         true
     }
 
-    /// Forgets what was on a tier.
+    /// Drops all copies of waiting blocks on a tier.
     pub(super) fn clear(&mut self, tier: Tier) {
         let Some(slot) = slot(tier) else { return };
         let Self { names, order, .. } = self;
@@ -101,7 +106,8 @@ impl NameOnlyBlocks {
         names.shrink_to(2 * names.len());
     }
 
-    /// All of them with their copies, in the order of their first announcements.
+    /// Iterates over all waiting blocks with their number of copies on each tier, in the order of their first
+    /// announcements.
     pub(super) fn iter(&self) -> impl Iterator<Item = (BlockHash, Copies)> {
         self.order.values().filter_map(|name| Some((*name, self.names.get(name)?.copies)))
     }

@@ -15,6 +15,7 @@
 
 mod aibrix_prefix_cache;
 mod dynamo;
+mod kvrouting;
 mod llm_d;
 mod parts;
 mod preble;
@@ -30,6 +31,7 @@ mod vllm;
 use aibrix_prefix_cache::AibrixPrefixCache;
 use dynamo::{DynamoKv, DynamoTwoTier};
 use kvatlas_routing::{PolicyEntry, boxed};
+use kvrouting::KvRouting;
 use llm_d::{LlmDScorers, LlmDTokenLoad};
 use preble::Preble;
 use prefix_hash::{DualMap, PrefixHash};
@@ -56,5 +58,6 @@ pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry { name: "dynamo-two-tier", make: |options, seed| boxed(DynamoTwoTier::new(options, seed)) },
     PolicyEntry { name: "lmetric", make: |options, seed| boxed(LMetric::new(options, seed)) },
     PolicyEntry { name: "gorgo", make: |options, seed| boxed(Gorgo::new(options, seed)) },
+    PolicyEntry { name: "kvrouting", make: |options, seed| boxed(KvRouting::new(options, seed)) },
     PolicyEntry { name: "dualmap", make: |options, seed| boxed(DualMap::new(options, seed)) },
 ];

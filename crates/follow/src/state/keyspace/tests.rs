@@ -1,4 +1,4 @@
-//! Tests of which streams are trusted in the answers of a keyspace.
+//! Tests of the trust in streams while queries read the index of a keyspace (model and routing group).
 
 use super::*;
 
@@ -8,7 +8,8 @@ fn set(keyspace: &Keyspace, untrusted: &[u32]) {
     }
 }
 
-/// Untrusted ranks that each call inside `steady` saw, if the set changes to `meanwhile` during the calls.
+/// Returns the untrusted ranks that each call inside `steady` saw, if the set of untrusted ranks changes from `before`
+/// to the elements of `meanwhile` during the calls.
 fn told(before: &[u32], meanwhile: &[&[u32]]) -> Vec<Vec<u32>> {
     let keyspace = Keyspace::new("m", "g", 4).expect("a block size");
     for rank in 0..9 {

@@ -1,4 +1,5 @@
-//! The log of a relay as the source of a stream: messages, and the rules that decide about them.
+//! Stream that is read from a NATS log, to which a relay publishes it: the log's messages, and the rules that decide
+//! which are applied.
 
 mod rules;
 #[cfg(test)]
@@ -26,7 +27,7 @@ use crate::relay::{Delivery, Inbox, LinkState, Relay};
 use crate::state::{Keyspace, State, Stream};
 use kvatlas_stream::Outcome;
 
-/// Follows a stream that is read from the log, until stopped.
+/// Follows a stream that is read from the NATS log, until stopped.
 pub(super) async fn follow(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
@@ -39,7 +40,7 @@ pub(super) async fn follow(
     task::follow(keyspace.clone(), stream.clone(), context.clone(), source, stop).await;
 }
 
-/// Future of the next change of the state of the connection to the log.
+/// Future that completes when the state of the connection to the NATS log changes.
 type LinkChange = Pin<Box<dyn Future<Output = watch::Receiver<LinkState>> + Send>>;
 
 fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
@@ -50,7 +51,7 @@ fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
     })
 }
 
-/// The log as the source of one stream: the stream's messages, and the rules for them.
+/// Messages of one stream in the NATS log, with the rules that decide which are applied.
 struct LogSource {
     stream: Arc<Stream>,
     relay: Arc<Relay>,
@@ -59,14 +60,15 @@ struct LogSource {
     start: Instant,
     link: LinkState,
     link_change: LinkChange,
-    /// Number of clears when the holdings were restored; `None` once they are proved or dropped.
+    /// Number of clears at the time when blocks were restored from a snapshot; `None` once the blocks are proved to be
+    /// still held, or dropped.
     restored: Option<u64>,
 }
 
-/// Event of the log: a message, or a change of the connection.
+/// Event of the NATS log: a message, or a change of the connection.
 enum LogEvent {
     Message(Delivery),
-    /// The state of the connection to the log has changed.
+    /// The state of the connection to the NATS log has changed.
     Link(watch::Receiver<LinkState>),
 }
 
@@ -216,7 +218,8 @@ impl LogSource {
     }
 }
 
-/// Actions of the rules: on the holdings, and requests to the relay.
+/// Executor of the actions that the rules for a relay's messages take: changes of the held blocks, and requests to the
+/// relay.
 struct LogActions<'a> {
     holdings: &'a mut Holdings,
     relay: &'a Relay,

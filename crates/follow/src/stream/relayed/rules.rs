@@ -1,11 +1,12 @@
-//! Rules for a relay's messages about one stream, without log or clock.
+//! Rules for the messages of a relay about one stream. They use no connection and no clock. A relay is a service that
+//! follows an engine and publishes its stream to a NATS log.
 //!
-//! The numbers of messages are consecutive in one life of the relay; then the holdings are the relay's. If a number is
-//! missing, later messages wait for a moment, as the missing one may be sent again. Then the holdings are cleared, and
-//! the relay is asked for a full state.
+//! Messages are numbered consecutively from each start of the relay. If none is missing, the held blocks equal the
+//! relay's. If a number is missing, later messages wait for a moment, as the missing one may be sent again. Then the
+//! held blocks are cleared, and the relay is asked for a full state.
 //!
-//! If two relays publish the same engine, the one with the later life counts. Messages of the other are left out,
-//! unless the first has been silent for long.
+//! If two relays publish the same engine's stream, the one that was started last counts. Messages of the other one are
+//! skipped, unless the first has been silent for a long time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,22 +17,23 @@ use kvatlas_wire::compact::{FormatError, Frame, Message, Status};
 use crate::stream::copier::Moment;
 use kvatlas_stream::{Mark, Skip};
 
-/// Longest wait for a missing message that may still arrive.
+/// Maximum wait for a missing message that may still arrive.
 const GRACE: Duration = Duration::from_millis(2500);
 /// Maximum number of messages that wait for a missing one.
 const MOST_WAITING: usize = 256;
 /// Maximum total size, in bytes, of the messages that wait for a missing one.
 const MOST_WAITING_BYTES: usize = 64 << 20;
-/// Wait before a relay is asked again for a full state, if none has come.
+/// Wait before the relay (the publisher of the stream) is asked again to publish all held blocks, if they have not
+/// arrived.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Actions that the rules can take on their stream.
+/// Actions that the rules for a relay's messages take on their stream.
 pub(super) trait LogEffects {
-    /// Applies the changes in message `id` to the holdings of a rank.
+    /// Applies the changes in message number `id` to the blocks held by a rank.
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
-    /// Clears the stream's holdings.
+    /// Removes all blocks held by the stream's ranks.
     fn clear(&mut self);
-    /// Asks the relay to publish a full state of the stream.
+    /// Asks the relay to publish the stream's full state (all held blocks).
     fn ask(&mut self);
     /// Records the engine's timestamp of the last batch in a message, in seconds since 1970.
     fn timestamp(&mut self, timestamp: f64);
@@ -39,16 +41,16 @@ pub(super) trait LogEffects {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Phase {
-    /// The relay's holdings are not known.
+    /// The blocks that the stream holds are not known, because the relay (its publisher) has not sent them all yet.
     #[default]
     Unknown,
-    /// The relay is sending a full state; the ranks given here are complete.
+    /// The relay (the publisher of the stream) is sending all held blocks; those of the given ranks have been received.
     Told(BTreeSet<u32>),
-    /// The stream's holdings equal the relay's.
+    /// The held blocks equal those that the relay (the publisher of the stream) knows.
     Whole,
 }
 
-/// Counts of events on a stream that is read from the log.
+/// Counts of notable events on a stream that is read from the NATS log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) epochs: u64,
@@ -61,7 +63,7 @@ pub(super) struct Counts {
     pub(super) malformed: u64,
 }
 
-/// Rules for the messages of one stream, with their state.
+/// State of one stream that is read from the NATS log, with the rules that decide which messages are applied.
 #[derive(Debug)]
 pub(super) struct LogRules {
     block_size: u32,
@@ -71,7 +73,8 @@ pub(super) struct LogRules {
     next: u64,
     phase: Phase,
     told: Status,
-    /// True if restored holdings still have to be proved by a message of the same life.
+    /// True if blocks restored from a snapshot must still be proved to be held, by a message that the relay (the
+    /// publisher of the stream) has sent since its last restart.
     unproved: bool,
     waiting: BTreeMap<u64, (Bytes, u64)>,
     /// Total size of the waiting messages, in bytes.
@@ -79,7 +82,7 @@ pub(super) struct LogRules {
     gap_until: Option<Duration>,
     heard: Option<Duration>,
     asked: Option<Duration>,
-    /// Sequence number, in the log, of the last applied message.
+    /// Sequence number of the last applied message in the NATS log.
     sequence: u64,
     first: u64,
     gone: bool,
@@ -111,17 +114,19 @@ impl LogRules {
         }
     }
 
-    /// Begins with restored holdings, up to `mark`. `first`: first message since the last clear; `sequence`: sequence
-    /// number in the log.
+    /// Initializes the rules for held blocks that were restored from a snapshot, up to message `mark`. `first` is the
+    /// number of the first message since the last clear, and `sequence` the sequence number of the last message in the
+    /// NATS log.
     pub(super) fn restore(&mut self, mark: Mark, first: u64, sequence: Option<u64>) {
         (self.life, self.next, self.first) = (Some(mark.hash), mark.seq + 1, first);
         (self.phase, self.unproved, self.sequence) = (Phase::Whole, true, sequence.unwrap_or(0));
     }
 
-    /// Handles a message. `heard`: time at which the message was read, if it was published just before.
+    /// Handles a message. `heard` is the time at which it was received, or `None` if it was not published just before.
     ///
-    /// A message with a wrong head changes nothing, as any client of NATS may have published it: if it was the relay's,
-    /// the number of the next message shows a gap, and if no other comes, the relay counts as silent.
+    /// A message with an invalid header is ignored, because any NATS client may have published it. If it was the
+    /// relay's, the number of the next message shows a gap; if no other message follows, the relay is found to be
+    /// silent.
     pub(super) fn message(
         &mut self,
         now: Duration,
@@ -191,7 +196,8 @@ impl LogRules {
         self.ask_if_needed(now, fx);
     }
 
-    /// Does what is due at time `now`: gives up missing messages, and asks for a full state if needed.
+    /// Performs all actions that are due at time `now`: gives up missing messages, and asks the relay for all held
+    /// blocks if needed.
     pub(super) fn tick(&mut self, now: Duration, fx: &mut impl LogEffects) {
         if self.gap_until.is_some_and(|until| until <= now) {
             self.lose(now, fx);
@@ -199,14 +205,14 @@ impl LogRules {
         self.ask_if_needed(now, fx);
     }
 
-    /// Time at which [`tick`](Self::tick) is needed next, if no message comes.
+    /// Returns the time at which [`tick`](Self::tick) must be called next, if no message comes before.
     pub(super) fn wake(&self, now: Duration) -> Duration {
         let stale = self.heard.filter(|_| !self.is_stale(now)).map(|heard| heard + self.silence);
         let ask = self.needs().then(|| self.asked.map_or(now, |asked| asked + ASK_AGAIN));
         [self.gap_until, stale, ask].into_iter().flatten().min().unwrap_or(now + Duration::from_secs(3600))
     }
 
-    /// True if the known holdings are exactly what the engine has announced.
+    /// True if the held blocks are exactly those that the engine has announced.
     pub(super) fn trusted(&self, now: Duration) -> bool {
         let is_now = self.told.trusted && !self.told.late && !self.is_stale(now) && self.heard.is_some() && !self.gone;
         is_now && self.phase == Phase::Whole && !self.unproved && self.waiting.is_empty()
@@ -232,12 +238,13 @@ impl LogRules {
         self.waiting.len()
     }
 
-    /// True if the relay has been silent for so long that the stream is not trusted.
+    /// True if the relay (the publisher of the stream) has been silent for so long that the stream is no longer
+    /// trusted.
     pub(super) fn is_stale(&self, now: Duration) -> bool {
         self.silent(now, self.silence)
     }
 
-    /// True if the relay has been silent for `limit` or longer.
+    /// True if the relay (the publisher of the stream) has been silent for `limit` or longer.
     pub(super) fn silent(&self, now: Duration, limit: Duration) -> bool {
         now.saturating_sub(self.heard.unwrap_or_default()) >= limit
     }
@@ -327,7 +334,7 @@ impl LogRules {
         self.gap_until = if self.waiting.is_empty() { None } else { self.gap_until.or(Some(now + GRACE)) };
     }
 
-    /// Gives up missing messages, clears the holdings, and continues with the waiting messages.
+    /// Gives up missing messages, clears the held blocks, and continues with the waiting messages.
     fn lose(&mut self, now: Duration, fx: &mut impl LogEffects) {
         self.gap_until = None;
         let Some(first) = self.waiting.keys().next().copied() else { return };
@@ -342,7 +349,7 @@ impl LogRules {
         self.drain(now, fx);
     }
 
-    /// Clears the holdings, and drops the waiting messages.
+    /// Clears the held blocks, and drops the waiting messages.
     fn forget(&mut self, fx: &mut impl LogEffects) {
         fx.clear();
         self.waiting.clear();

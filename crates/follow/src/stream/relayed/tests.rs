@@ -1,4 +1,4 @@
-//! Tests of the rules for messages in and out of order, and for two relays.
+//! Tests of the rules for a relay's messages: in order, out of order, and from two relays.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use kvatlas_stream::Mark;
 
 const SILENCE: Duration = Duration::from_secs(7);
 
-/// Holdings for tests: the changes applied to each rank, in order, as letters, with `C` and a number for a clear.
+/// Stand-in for held blocks: the changes applied to each rank, in order, as letters, with `C` and a number for a clear.
 #[derive(Default)]
 struct Model {
     applied: Vec<(u32, u8)>,
@@ -43,14 +43,14 @@ impl Test {
         Self { rules: LogRules::new(16, 0, SILENCE), held: Model::default(), now: Duration::from_secs(1) }
     }
 
-    /// Passes a just published message with these frames to the rules, with a status at its end that says that the
-    /// engine is trusted.
+    /// Passes a message with these frames to the rules under test, as just published. The message ends with a status
+    /// that trusts the engine.
     fn message(&mut self, life: u64, id: u64, frames: &[Frame<'_>]) {
         self.message_of(Some(self.now), life, id, frames);
     }
 
-    /// Passes a message with these frames and a good status to the rules. `heard`: when it was published, or `None` for
-    /// long ago.
+    /// Passes a message with these frames to the rules. The message ends with a status that trusts the engine. `heard`
+    /// is the time at which the message was published; `None` for long ago.
     fn message_of(&mut self, heard: Option<Duration>, life: u64, id: u64, frames: &[Frame<'_>]) {
         let mut bytes = MessageWriter { life, block_size: 16, key: 0 }.begin(id, 1.0, 0);
         frames.iter().for_each(|frame| MessageWriter::put(&mut bytes, *frame));
@@ -58,7 +58,7 @@ impl Test {
         self.rules.message(self.now, heard, &Bytes::from(bytes), id + 100, &mut self.held);
     }
 
-    /// Passes a message that has only a head to the rules, as any client may publish one.
+    /// Passes a message without frames to the rules under test, as any NATS client may publish one.
     fn made_up(&mut self, head: MessageWriter) {
         let bytes = Bytes::from(head.begin(1, 0.0, 0));
         self.rules.message(self.now, Some(self.now), &bytes, 100, &mut self.held);

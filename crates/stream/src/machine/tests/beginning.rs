@@ -1,5 +1,5 @@
-//! Tests of how a stream begins, and that holdings from a snapshot are proved before they are trusted, and cleared if
-//! they are not.
+//! Tests of the beginning of a stream, and of blocks restored from a snapshot, which are proved before they are trusted
+//! and cleared if they cannot be proved.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -151,7 +151,8 @@ fn a_replay_that_stays_broken_off_is_gone_on_with_only_if_the_next_number_comes(
     bench.connected().replies(0..4, a).pass(20.0).lives([6], a).is(State::Live).partial(true).holds([6]);
 }
 
-/// Creates a machine that is not connected, with batches 0 to 9 of the engine's first life restored from a snapshot.
+/// Creates a machine that is not connected, with batches 0 to 9 restored from a snapshot; these are from before the
+/// engine's first restart.
 fn restored() -> Bench {
     let mut bench = Bench::new(true);
     bench.log.held = (0..10).collect();

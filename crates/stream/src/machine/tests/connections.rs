@@ -1,5 +1,4 @@
-//! Tests of lost connections, of two publishers that are connected under one name, of missing batches, and of a live
-//! stream.
+//! Tests of lost connections, of two publishers connected with one topic, of missing batches, and of a live stream.
 
 use super::Bench;
 use super::a;

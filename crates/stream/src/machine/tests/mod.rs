@@ -1,5 +1,5 @@
-//! Tests of each transition of the machine by itself, and of engines that restart; `model` tests the machine against a
-//! model of an engine.
+//! Tests of each transition of the stream machine by itself, and of engines that restart. The module `model` tests the
+//! machine against a model of an engine.
 
 mod beginning;
 mod connections;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{Effects, Machine, MachineConfig, Verdict};
 use crate::State;
 
-/// Record of the machine's actions, as text, and of the batches that are held.
+/// Record of the machine's requested actions, as text, and of the batches whose blocks are held.
 #[derive(Default)]
 struct Log {
     did: Vec<String>,
@@ -45,39 +45,39 @@ impl Effects<Vec<u8>> for Log {
     }
 }
 
-/// A machine under test, with its clock and the record of its actions.
+/// Stream machine under test, with its clock and the record of its actions.
 struct Bench {
     machine: Machine<Vec<u8>>,
     log: Log,
     now: Duration,
 }
 
-/// A batch of the first life of an engine.
+/// Makes a batch that an engine publishes before its first restart.
 fn a(seq: u64) -> Vec<u8> {
     format!("a{seq}").into_bytes()
 }
 
-/// A batch of the second life of an engine.
+/// Makes a batch that an engine publishes after its first restart.
 fn b(seq: u64) -> Vec<u8> {
     format!("b{seq}").into_bytes()
 }
 
-/// A batch that cannot be read and may have removed blocks.
+/// Makes a batch that cannot be decoded and may have removed blocks.
 fn unreadable(seq: u64) -> Vec<u8> {
     format!("x{seq}").into_bytes()
 }
 
-/// A batch with a store event that cannot be read.
+/// Makes a batch with a store event that cannot be decoded.
 fn with_unreadable_store(seq: u64) -> Vec<u8> {
     format!("p{seq}").into_bytes()
 }
 
-/// A batch that clears all blocks.
+/// Makes a batch that clears all blocks.
 fn clearing(seq: u64) -> Vec<u8> {
     format!("c{seq}").into_bytes()
 }
 
-/// The service's default settings, but with buffers for few batches.
+/// Returns the service's default settings, but with buffers for few batches.
 fn config() -> MachineConfig {
     MachineConfig {
         stale_after: Duration::from_secs(30),
@@ -100,8 +100,7 @@ impl Bench {
         Self { machine, log: Log::default(), now: Duration::ZERO }
     }
 
-    /// A connected machine that has read batches 0 to 8 from the replay socket, and batch 9 live and from the replay
-    /// socket.
+    /// Creates a connected machine that has read batches 0 to 8 in a replay, and batch 9 both live and in a replay.
     fn at_nine() -> Self {
         let mut bench = Self::new(true);
         bench.connected().replies(0..9, a).end().lives([9], a);
@@ -109,7 +108,7 @@ impl Bench {
         bench
     }
 
-    /// A connected machine without a replay socket, with batches 0 to 9.
+    /// Creates a connected machine for an engine without a replay socket, with batches 0 to 9 applied.
     fn at_nine_without_replay() -> Self {
         let mut bench = Self::new(false);
         bench.connected().lives(0..10, a);
@@ -117,7 +116,7 @@ impl Bench {
         bench
     }
 
-    /// Answers the replay request that follows soon after going live.
+    /// Answers the replay request that the machine makes soon after becoming live.
     fn settled(&mut self) {
         self.pass(0.5).replies([9], a).end();
         assert!(self.machine.trusted() && !self.machine.is_unproven());
@@ -153,7 +152,7 @@ impl Bench {
         self
     }
 
-    /// Lets time pass, and calls the machine whenever it asks for that.
+    /// Advances the clock by some seconds, and calls the machine's `tick` whenever it is due.
     fn pass(&mut self, seconds: f64) -> &mut Self {
         let until = self.now + Duration::from_secs_f64(seconds);
         let mut calls = 0;

@@ -1,25 +1,25 @@
-//! Tests of the machine against a model of an engine and its sockets, with random faults.
+//! Tests of the stream machine against a model of an engine and its sockets, with random faults.
 //!
-//! The model knows what each life of the engine published. So it can tell at every step, and not only when all is
-//! quiet, whether what the machine calls trusted is right: see `check_always`.
+//! The model records which batches the engine published between any two restarts. So the tests check at every step, and
+//! not only at rest, that a stream which the machine trusts is exact: see `check_always`.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::super::{Effects, Machine, MachineConfig, Verdict};
 
-/// Identity of a batch: the engine's life and the sequence number.
+/// Identity of a batch: number of the engine's restarts so far, and sequence number.
 type Batch = (u32, u64);
 
-/// Kind of a batch, as it appears to the machine.
+/// Kind of a batch, by the effect that it has on the stream machine.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Plain,
     /// The batch clears all blocks.
     Clears,
-    /// The batch cannot be read as published, only as replayed.
+    /// The batch cannot be decoded as published, only as replayed.
     Garbled,
-    /// The batch cannot be read at all.
+    /// The batch cannot be decoded at all.
     Unreadable,
     /// The batch has an event of an unknown type.
     UnknownEvents,
@@ -44,7 +44,7 @@ fn payload(batch: Batch, published: bool) -> Vec<u8> {
     format!("{}/{}/{readable}", batch.0, batch.1).into_bytes()
 }
 
-/// Identity of the batch in a payload, and whether it can be read.
+/// Returns the identity of the batch in a payload, and true if it can be decoded.
 fn batch(payload: &[u8]) -> (Batch, bool) {
     let text = std::str::from_utf8(payload).unwrap();
     let parts: Vec<_> = text.split('/').collect();
@@ -70,14 +70,14 @@ impl Dice {
     }
 }
 
-/// Record of the machine's requests, and of the batches that it holds.
+/// Record of the machine's requested actions, and of the batches whose blocks are held.
 #[derive(Default)]
 struct Reader {
     held: Vec<Batch>,
     /// True if the held batches are complete although they do not begin with batch 0, because the engine cleared all
     /// blocks.
     cleared: bool,
-    /// True if something that is held may have been removed by an event of an unknown type.
+    /// True if an event of an unknown type may have removed some of the held blocks.
     strange: bool,
     question: Option<u64>,
     questions: u32,
@@ -142,19 +142,22 @@ struct World {
     // The replay socket.
     replay: bool,
     replay_alive: bool,
-    /// Batches of an answer that are on their way; `None` marks its end.
+    /// Batches of a replay answer in transit; `None` marks the end of the answer.
     answers: VecDeque<Option<Batch>>,
-    /// Life of the engine that gave the complete answer that is on its way; `None` if a part of it was lost.
+    /// Number of the engine's restarts before it gave the replay answer that is in transit; `None` if a part of the
+    /// answer was lost.
     answering: Option<u32>,
-    /// Highest sequence number that the machine has received since it last connected, by the engine's life.
+    /// Highest sequence number that the machine has received since it last connected, by the number of the engine's
+    /// restarts before.
     told: HashMap<u32, u64>,
-    /// Number of replay requests so far, and the time since which there was no new one.
+    /// Number of replay requests so far, and the time of the last one.
     asked: (u32, Duration),
-    /// Number of complete answers in a row after which it was still open whether the engine is the same.
+    /// Number of complete replay answers in a row after which the machine had still not decided if the engine has
+    /// restarted.
     unresolved: u32,
-    /// Number of complete answers in a row after which batches of another life were still held.
+    /// Number of complete replay answers in a row after which batches from before a restart were still held.
     wrong: u32,
-    /// True if faults occur.
+    /// True if the model produces random faults.
     faults: bool,
 }
 
@@ -246,7 +249,7 @@ impl World {
         self.after();
     }
 
-    /// Does to the model's sockets what the machine requested.
+    /// Performs the actions that the machine has requested on the model's sockets.
     fn after(&mut self) {
         if std::mem::take(&mut self.reader.cancelled) {
             self.answers.clear();
@@ -312,7 +315,8 @@ impl World {
         }
     }
 
-    /// Checks what must hold at every step: that trusted holdings are a right reading of one life.
+    /// Checks the conditions that must hold at every step: a trusted stream holds exactly what the engine published
+    /// since one restart.
     fn check_always(&mut self) {
         if self.asked.0 != self.reader.questions || self.reader.question.is_some() {
             self.asked = (self.reader.questions, self.now);
@@ -340,7 +344,7 @@ impl World {
         }
     }
 
-    /// Checks the machine's state after the engine's present life has answered a replay request.
+    /// Checks the machine's state after the running engine has answered a replay request.
     fn check_answered(&mut self) {
         let open = self.machine.trusted() && self.machine.is_unproven() && self.keeps > self.published;
         self.unresolved = if open { self.unresolved + 1 } else { 0 };
@@ -352,7 +356,7 @@ impl World {
         assert!(self.wrong < 2, "holds {held:?} in life {}", self.life);
     }
 
-    /// Lets batches keep coming while the replay socket does not answer.
+    /// Delivers live batches while the replay socket does not answer.
     fn busy(&mut self) {
         for round in 0..40 {
             if round % 4 == 0 {
@@ -364,7 +368,8 @@ impl World {
         }
     }
 
-    /// Restarts the engine unnoticed, with numbers that continue those of the first life, and a slow replay socket.
+    /// Restarts the engine unnoticed, with sequence numbers that continue those from before the restart, and a slow
+    /// replay socket.
     fn restart_unheard(&mut self) {
         self.restart();
         while self.connected {
@@ -402,7 +407,7 @@ impl World {
         }
     }
 
-    /// Lets everything arrive from now on, without faults.
+    /// Delivers everything from now on, without faults.
     fn quiet(&mut self) {
         (self.faults, self.replay_alive) = (false, true);
         for round in 0..900 {

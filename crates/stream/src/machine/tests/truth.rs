@@ -1,4 +1,4 @@
-//! Tests of cases in which wrong holdings could be trusted unnoticed.
+//! Tests of cases in which a stream with wrong held blocks could be trusted by mistake.
 
 use super::{Bench, a, b, clearing, unreadable, with_unreadable_store};
 use crate::State;
@@ -259,7 +259,7 @@ fn a_clear_or_a_restart_ends_what_unknown_events_left_open() {
     bench.disconnected().connected().lives([0], b).is(State::Live).holds([0]).partial(false);
 }
 
-/// A machine whose engine was busy, has fallen silent, and was asked at once.
+/// Creates a machine whose engine was busy and has stopped sending, and which has therefore requested a replay.
 fn silent() -> Bench {
     let mut bench = Bench::at_nine();
     for seq in 10..40 {

@@ -299,7 +299,7 @@ class Drive:
 
     def _without(self, life: _Life, now: float) -> frozenset[int]:
         """Engines excluded for a request: those that failed it, and those that are avoided."""
-        without = self._trouble.avoided(now) | life.failed
+        without = self._trouble.avoided(self.engines, now) | life.failed
         return without if len(without) < len(self.engines) else life.failed
 
     def _choose(self, life: _Life, now: float, look: Look | None = None) -> None:
@@ -321,7 +321,7 @@ class Drive:
 
     def _tell_who_waits(self, now: float) -> None:
         """Let requests that wait avoid what is avoided now, and nothing else."""
-        avoided = self._trouble.avoided(now)
+        avoided = self._trouble.avoided(self.engines, now)
         if avoided != self._avoided:
             self._avoided = avoided
             for request in self.placer.waiting:

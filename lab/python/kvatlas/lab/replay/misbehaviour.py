@@ -73,10 +73,11 @@ class Misbehaviour:
         self._failures.pop(engine, None)
         self._open_until.pop(engine, None)
 
-    def avoided(self, now: float) -> frozenset[int]:
-        """Engines that get no new requests while others can: failing, late with health checks, or gone."""
+    def avoided(self, engines: Sequence[SteppedEngine], now: float) -> frozenset[int]:
+        """Engines that get no new requests while others can: failing, gone, or late with health checks and silent."""
         left = {engine for engine, until in self._open_until.items() if now < until}
-        return frozenset(left.union(self._now.get("busy", ()), self._now.get("restarts", ())))
+        silent = {engine for engine in self._now.get("busy", ()) if not engines[engine].decoding}
+        return frozenset(left.union(silent, self._now.get("restarts", ())))
 
     def reports(self, engines: Sequence[SteppedEngine]) -> Sequence[SteppedEngine | EngineReport]:
         """The engines' reports on themselves."""
