@@ -146,7 +146,7 @@ impl<'a> Request<'a> {
         Self { counts, model: OnceLock::new(), status: None, refusal: None, arrived, span }
     }
 
-    /// Sets the model to whose counters the request is added.
+    /// Sets the model in whose counters the request is counted.
     pub(crate) fn is_for(&self, model: &Arc<ModelCounts>) {
         let _ = self.model.set(model.clone());
     }

@@ -25,7 +25,7 @@ pub(crate) const OUTCOMES: [&str; 5] = ["tokens", "refused", "rejected", "failed
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Tokens,
-    /// The engine lacks the route, refuses access, or answers with something other than tokens.
+    /// The engine does not have the route, refuses access, or answers with something other than tokens.
     Refused,
     /// The engine rejects the particular request, which is no evidence against the route.
     Rejected,

@@ -55,7 +55,7 @@ pub(crate) struct EngineWait<'a> {
     pub(super) number: u64,
     pub(super) turn: Arc<Notify>,
     pub(super) started: Instant,
-    /// Outcome of the wait that is counted when the place is dropped.
+    /// Outcome of the wait, which is counted when the request gives up its place in the queue.
     pub(super) outcome: usize,
 }
 

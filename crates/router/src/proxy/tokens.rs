@@ -56,7 +56,8 @@ impl Tokens {
         self.proofs.lock().retain(|(name, _), _| *name != engine.name);
     }
 
-    /// Counts a completion whose prompt is computed by a prefill engine; both engines then get the prompt as text.
+    /// Counts a completion that is sent as text because a prefill engine computes its prompt, and decode gets the same
+    /// text.
     pub(crate) fn goes_apart(&self) {
         self.counts[5].fetch_add(1, Relaxed);
     }

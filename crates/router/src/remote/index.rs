@@ -27,7 +27,7 @@ pub(crate) struct RemoteIndex {
     /// HTTP server of the index, with a pool of connections.
     at: Engine,
     routing_group: String,
-    /// Number of the pool of connections used by tasks that serve no requests.
+    /// Number of the connection pool that is used by tasks without a client's request.
     pub(crate) own_shard: usize,
     /// Number of lookups that the index answered in time.
     pub(crate) answered: AtomicU64,
@@ -197,7 +197,7 @@ impl ExternalIndex {
         })
     }
 
-    /// Returns the number of the pool of connections that tasks without a request use.
+    /// Returns the number of the connection pool that is used by tasks without a client's request.
     pub(crate) fn own_shard(&self) -> usize {
         match self {
             Self::Index(remote) => remote.own_shard,

@@ -159,7 +159,7 @@ pub(crate) fn run(peers: &Arc<Peers>, requests: &Arc<impl SharedRequests>, confi
     }
 }
 
-/// Sends reports to all addresses of a host name, which is resolved again periodically.
+/// Sends reports about this router's requests to all addresses of a host name, which is resolved again periodically.
 async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: Arc<Config>, name: Name) {
     let mut told: HashMap<SocketAddr, tokio::task::AbortHandle> = HashMap::new();
     loop {

@@ -58,7 +58,7 @@ pub(crate) struct SitesService {
     at: Arc<Engine>,
     routing_group: String,
     patience: Duration,
-    /// Number of the pool of connections used by tasks that serve no requests.
+    /// Number of the connection pool that is used by tasks without a client's request.
     pub(crate) own_shard: usize,
     /// Number of lookups in the service, by the outcome ([`ANSWERS`]).
     pub(crate) questions: [AtomicU64; ANSWERS.len()],
