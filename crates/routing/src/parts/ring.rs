@@ -2,7 +2,8 @@
 
 use crate::parts::draw::mix;
 
-/// Workers at several points each on a circle of 64-bit numbers. Workers that come or go move only their own share.
+/// Ring of workers for consistent hashing: each worker has several points on a circle of 64-bit numbers. A worker that
+/// is added or removed changes the assignment only of its own share of the keys.
 ///
 /// A point depends only on the worker's number, so two routers with the same numbers agree.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ impl Ring {
         self.workers.is_empty()
     }
 
-    /// Adds those of `workers` that are not on the ring yet.
+    /// Adds all given workers that are not on the ring yet.
     pub fn put(&mut self, workers: &[u32]) {
         let before = self.places.len();
         for &worker in workers {
@@ -52,7 +53,8 @@ impl Ring {
         }
     }
 
-    /// First row of `workers` that `takes` accepts, in the order of the ring from `key` on; `None` if it accepts none.
+    /// First row of `workers` that the predicate `takes` accepts, in the order of the ring from `key` on; None if there
+    /// is none.
     pub fn first(&self, key: u64, workers: &[u32], mut takes: impl FnMut(usize) -> bool) -> Option<usize> {
         let start = self.places.partition_point(|&(place, _)| place < key);
         let sorted = workers.is_sorted();
