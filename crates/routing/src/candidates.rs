@@ -63,8 +63,8 @@ pub struct Candidates {
     pub age: Vec<f64>,
     /// Number of requests sent to the worker since it joined.
     pub sent: Vec<u64>,
-    /// Time at which the worker last received a request of which no worker held any block, in seconds of the caller's
-    /// clock; `-inf` if never.
+    /// Time at which the worker last received a request without a cached block on any worker, in seconds of the
+    /// caller's clock; `-inf` if never.
     pub last_cold: Vec<f64>,
     /// Number of blocks that the worker holds, according to the index.
     pub held_blocks: Vec<f64>,

@@ -80,8 +80,8 @@ pub trait Policy: Send {
         None
     }
 
-    /// Picks a row like [`Policy::choose`], for a request of which candidates may load or pull blocks. Called instead
-    /// of `choose` if the policy weighs transfers and any are possible.
+    /// Picks a row like [`Policy::choose`], for a request whose blocks candidates may load or pull. Called instead of
+    /// `choose` if the policy weighs transfers and any are possible.
     fn choose_way(&mut self, request: &Request<'_>, candidates: &Candidates, ways: &Ways<'_>, now: f64) -> Choice {
         let _ = ways;
         self.choose(request, candidates, now)

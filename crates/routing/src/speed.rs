@@ -102,7 +102,7 @@ impl FleetSpeed {
         Self { rate: RunningMean::new(rate), step: RunningMean::new(step), fresh: 0, left_out: 0 }
     }
 
-    /// True if there are so many samples that one more changes the estimates only a little.
+    /// True if one more sample changes the estimates only a little, because there are many samples already.
     pub(crate) fn is_settled(&self) -> bool {
         [&self.rate, &self.step].iter().all(|it| it.samples == 0.0 || it.samples > 1.0 / SLOWEST)
     }

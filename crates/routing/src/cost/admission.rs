@@ -2,8 +2,8 @@
 //!
 //! An engine serves prompts in the order of their arrival: a prompt starts when the prompt before it is computed and
 //! the cache has room for its blocks. A running request frees its blocks when it ends, after the expected rest of its
-//! answer. Blocks shared by several requests become free with the last of them; to approximate this, each request
-//! counts for a fraction of its blocks, such that the fractions add up to the number of blocks in use.
+//! answer. Blocks shared by several requests become free with the last of them. To approximate this, each request
+//! counts for the same fraction of its blocks, chosen so that all together count for the number of blocks in use.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

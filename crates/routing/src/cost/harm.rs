@@ -54,8 +54,8 @@ pub(super) const NAMES: [&str; 9] = [
 pub(super) struct Scene {
     /// Weight of a second of prefill as a delay of future requests.
     later: f64,
-    /// Mean age, over the candidates, of each one's last cold prompt (a prompt of which no engine held any block), in
-    /// seconds. NaN if the present prompt is not cold.
+    /// Mean age, over the candidates, of each one's last cold prompt, in seconds; no engine held any block of a cold
+    /// prompt. NaN if the present prompt is not cold.
     cold: f64,
     now: f64,
     block_size: f64,
@@ -269,7 +269,7 @@ pub(super) fn least_queue(all: &Candidates, row: usize, token: f64) -> f64 {
 }
 
 /// Estimated seconds to compute the prompts that an engine reports as waiting and that this router did not send. Their
-/// mean length is taken to be that of this router's waiting prompts.
+/// mean length is taken to be the mean of this router's waiting prompts.
 #[inline(always)]
 pub(super) fn foreign(all: &Candidates, row: usize) -> f64 {
     let foreign = all.reported_waiting[row] - f64::from(all.waiting[row]);

@@ -13,8 +13,8 @@
 //!      + settling           a new session and the sessions at that engine will delay each other
 //! ```
 //!
-//! A request of which no engine holds any block gets a small extra cost at the engine that received the last request of
-//! this kind. While every candidate has more than `hold` seconds queued, requests wait in the router.
+//! A request without a cached block at any engine gets a small extra cost at the engine that received the last request
+//! of this kind. While every candidate has more than `hold` seconds queued, requests wait in the router.
 //!
 //!  file | content |
 //! ---|---|

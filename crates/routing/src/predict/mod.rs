@@ -11,9 +11,9 @@ use crate::time::Time;
 pub(crate) use sent_prompts::{Insertion, Leaf, SentPrompts};
 pub use unheard::{PredictedIndex, Retention};
 
-/// Priority queue of numbers by due time. Most numbers are added in the order of their times, or in one of two such
-/// orders, as their delay is constant. They are kept in two lines; only the others are in a heap, which has slower
-/// memory access.
+/// Priority queue of numbers by due time. Most numbers are added in the order of their times, or in one of two orders,
+/// as their delay is constant. They are kept in two lines; only the others are in a heap, which has slower memory
+/// access.
 #[derive(Debug, Default)]
 struct DueNumbers {
     lines: [VecDeque<(Time, u32)>; 2],

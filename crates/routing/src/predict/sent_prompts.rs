@@ -3,8 +3,8 @@
 //!
 //! Each node of the trie is a run, a list of consecutive content hashes that is never split. A prompt that diverges
 //! after `fork` blocks of a run continues in another run, found by (run, fork, next hash). An entry of a run says that
-//! a worker will hold the run's first `end` blocks, because of which request, and until when. An entry is removed when
-//! its request fails, when the index shows as many blocks, or when it expires, whichever comes first.
+//! a worker will hold the run's first `end` blocks, for a given request, and until when. An entry is removed when its
+//! request fails, when the index shows as many blocks, or when it expires, whichever comes first.
 //!
 //! The same runs count the blocks that each worker's requests use until they end. Blocks that several requests use
 //! count once, and cannot be evicted from the worker's cache meanwhile.

@@ -104,7 +104,8 @@ impl Costs {
         self.own_lines.get(worker as usize).and_then(|own| own[kind as usize]).unwrap_or(self.of_fleet(kind))
     }
 
-    /// Cost of pulls by a pair of workers: `line`, its own cost if it has enough samples, or else that of the fleet.
+    /// Cost of pulls by a pair of workers: `line`, its own cost if it has enough samples, or else the cost in the
+    /// fleet.
     #[inline]
     pub(crate) fn of_pair(&self, line: Option<Line>) -> Line {
         line.unwrap_or(self.of_fleet(Kind::Pull))
