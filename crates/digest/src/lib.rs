@@ -12,14 +12,14 @@
 //!                     (of a rank)   (differences)       table + sets + trust
 //! ```
 //!
-//!  file | what |
-//! ---|---|
-//!  `marks.rs` | prefix hashes at the grain, of a rank's blocks and of a prompt |
-//!  `message.rs` | the bytes of a digest |
-//!  `publisher.rs` | a site's side: marks that came and went since the last digest |
-//!  `table.rs` | prefix hash to set of sites, in 12 bytes and some free space |
-//!  `status.rs` | the status of each site, the share of its claims that has held, and counts |
-//!  `sites.rs` | the index of sites, and its answers |
+//! | file | what |
+//! |---|---|
+//! | `marks.rs` | prefix hashes at the grain, of a rank's blocks and of a prompt |
+//! | `message.rs` | the bytes of a digest |
+//! | `publisher.rs` | a site's side: marks that came and went since the last digest |
+//! | `table.rs` | prefix hash to set of sites, in 12 bytes and some free space |
+//! | `status.rs` | the status of each site, the share of its claims that has held, and counts |
+//! | `sites.rs` | the index of sites, and its answers |
 //!
 //! This crate has no I/O and no clock; callers pass the time.
 

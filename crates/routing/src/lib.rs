@@ -4,20 +4,20 @@
 //! A [`Policy`] picks one row of [`Candidates`] for a [`Request`]. The router keeps the data behind each row: the
 //! requests sent to a worker, their results, the engine's reports, and the measured speed.
 //!
-//!  file | content |
-//! ---|---|
-//!  `options.rs` | errors; the settings of a policy, parsed and checked |
-//!  `time.rs`, `rng.rs` | times that can be sorted; random numbers from a seed |
-//!  `request.rs`, `candidates.rs`, `depths.rs` | input of a policy: a request, a row for each worker and rank, the way in which a worker gets the prompt's blocks; results of lookups |
-//!  `policy.rs` | [`Policy`], its choices, and its name |
-//!  `parts/` | parts that policies share: random choice, a ring of workers, tables of terms |
-//!  `policies/` | the plain policies |
-//!  `cost/` | our own policy, `kvatlas`: seconds of expected harm, with all its weights |
-//!  `policy_table.rs` | [`PolicyTable`]: policies by name |
-//!  `predict/` | predictions of blocks not announced: prompts on their way, and caches of engines that announce nothing |
-//!  `speed.rs` | measured speeds of workers |
-//!  `transfers/` | the parts of prompts that workers load or pull instead of computing them, and the cost of that |
-//!  `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
+//! | file | content |
+//! |---|---|
+//! | `options.rs` | errors; the settings of a policy, parsed and checked |
+//! | `time.rs`, `rng.rs` | times that can be sorted; random numbers from a seed |
+//! | `request.rs`, `candidates.rs`, `depths.rs` | input of a policy: a request, a row for each worker and rank, the way in which a worker gets the prompt's blocks; results of lookups |
+//! | `policy.rs` | [`Policy`], its choices, and its name |
+//! | `parts/` | parts that policies share: random choice, a ring of workers, tables of terms |
+//! | `policies/` | the plain policies |
+//! | `cost/` | our own policy, `kvatlas`: seconds of expected harm, with all its weights |
+//! | `policy_table.rs` | [`PolicyTable`]: policies by name |
+//! | `predict/` | predictions of blocks not announced: prompts on their way, and caches of engines that announce nothing |
+//! | `speed.rs` | measured speeds of workers |
+//! | `transfers/` | the parts of prompts that workers load or pull instead of computing them, and the cost of that |
+//! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
 //!
 //! A file imports only from files above it in this table.
 

@@ -7,12 +7,12 @@
 //! tiers. A block hash covers all preceding blocks, so a chunk is held if the block hash of its last block is held.
 //! Device blocks after a missing block count if loadable chunks fill the hole.
 //!
-//!  file | content |
-//! ---|---|
-//!  `names.rs` | the block hashes of one rank or pool, each with the prefix hash of its block |
-//!  `book.rs` | all ranks that offload and all pools, as changed by events |
-//!  `shrink.rs` | blocks that leave pools without an announcement: for lack of room, or missing in a listing of the store |
-//!  `walk.rs` | lookups and their results |
+//! | file | content |
+//! |---|---|
+//! | `names.rs` | the block hashes of one rank or pool, each with the prefix hash of its block |
+//! | `book.rs` | all ranks that offload and all pools, as changed by events |
+//! | `shrink.rs` | blocks that leave pools without an announcement: for lack of room, or missing in a listing of the store |
+//! | `walk.rs` | lookups and their results |
 //!
 //! Settings of engines and pools, and pools' blocks in a snapshot, are in this file.
 //!

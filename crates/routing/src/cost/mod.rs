@@ -16,18 +16,18 @@
 //! A request without a cached block at any engine gets a small extra cost at the engine that received the last request
 //! of this kind. While every candidate has more than `hold` seconds queued, requests wait in the router.
 //!
-//!  file | content |
-//! ---|---|
-//!  `answers.rs`, `demand.rs` | statistics: the lengths of answers; the rate of requests, the cache space that each occupies and for how long, and the price of that space |
-//!  `sessions.rs` | the engine of each session, and the requests that a new session is expected to send |
-//!  `again.rs` | the share of computed blocks that had been computed before |
-//!  `slowness.rs` | the delay of an engine's steps by its running requests |
-//!  `admission.rs` | the time at which an engine will begin with a prompt |
-//!  `late.rs` | the conclusions about an engine from a late prompt |
-//!  `idle.rs` | prompts whose requests have just ended, and the chance of a next turn |
-//!  `limit.rs` | the number of requests that an engine runs at once |
-//!  `harm.rs` | the terms of a candidate's cost |
-//!  `books.rs` | all data about the workers |
+//! | file | content |
+//! |---|---|
+//! | `answers.rs`, `demand.rs` | statistics: the lengths of answers; the rate of requests, the cache space that each occupies and for how long, and the price of that space |
+//! | `sessions.rs` | the engine of each session, and the requests that a new session is expected to send |
+//! | `again.rs` | the share of computed blocks that had been computed before |
+//! | `slowness.rs` | the delay of an engine's steps by its running requests |
+//! | `admission.rs` | the time at which an engine will begin with a prompt |
+//! | `late.rs` | the conclusions about an engine from a late prompt |
+//! | `idle.rs` | prompts whose requests have just ended, and the chance of a next turn |
+//! | `limit.rs` | the number of requests that an engine runs at once |
+//! | `harm.rs` | the terms of a candidate's cost |
+//! | `books.rs` | all data about the workers |
 
 mod admission;
 mod again;

@@ -8,12 +8,12 @@
 //! computes other prompts during a transfer, so only the seconds by which a transfer outlasts the queue count as a
 //! cost.
 //!
-//!  file | content |
-//! ---|---|
-//!  `costs.rs` | the cost of one kind of transfer, a fixed part and seconds per token, learnt from samples; these costs for each worker and tier, and each pair of workers |
-//!  `pairs.rs` | the pairs of workers that may pull from each other: groups, signs of life, failures |
-//!  `plan.rs` | the best way for a candidate, and a bound on it that is found quickly |
-//!  `moved.rs` | one request's transfer: the expected times, and the result |
+//! | file | content |
+//! |---|---|
+//! | `costs.rs` | the cost of one kind of transfer, a fixed part and seconds per token, learnt from samples; these costs for each worker and tier, and each pair of workers |
+//! | `pairs.rs` | the pairs of workers that may pull from each other: groups, signs of life, failures |
+//! | `plan.rs` | the best way for a candidate, and a bound on it that is found quickly |
+//! | `moved.rs` | one request's transfer: the expected times, and the result |
 
 mod costs;
 mod moved;
