@@ -1,7 +1,8 @@
-//! Numbering of positions with 32 bits.
+//! Numbering of positions (a run and an offset in it) with 32 bits.
 //!
-//! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
-//! keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
+//! A run has a page for every 16 blocks, and a position's number consists of the page's number and four bits. The table
+//! of block hashes keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in
+//! cache.
 
 use smallvec::SmallVec;
 
@@ -18,13 +19,13 @@ pub(crate) const NO_PAGE: u32 = u32::MAX;
 /// Largest number of pages, so that a position's number fits into 32 bits.
 const MOST_PAGES: usize = 1 << (32 - BITS);
 
-/// Page: 16 consecutive positions of a run.
+/// Page: 16 consecutive positions of a run, with a common number.
 #[derive(Clone, Copy)]
 struct Page {
     run: u32,
-    /// Index of the page in its run; of an unused page, the number of the next unused one.
+    /// Index of the page in its run; in an unused page, the number of the next unused one.
     index: u32,
-    /// Number of the run's page before this one.
+    /// Number of the preceding page of the same run.
     previous: u32,
 }
 
@@ -47,7 +48,7 @@ impl Pages {
         self.pages.bytes()
     }
 
-    /// True if `more` further pages can be numbered.
+    /// True if the numbers suffice for `more` further pages.
     pub(crate) fn can_add(&self, more: usize) -> bool {
         self.used.saturating_add(more) < self.most
     }
@@ -62,7 +63,7 @@ impl Pages {
         self.used
     }
 
-    /// Adds a page to the run whose last page is `previous`; returns its number.
+    /// Adds a page after a run's last page `previous`; returns the number of the new page.
     pub(crate) fn add(&mut self, run: u32, previous: u32) -> u32 {
         let index = if previous == NO_PAGE { 0 } else { self.pages[previous as usize].index + 1 };
         let page = Page { run, index, previous };
@@ -78,7 +79,7 @@ impl Pages {
         id
     }
 
-    /// Frees a run's last page; returns the number of the page before.
+    /// Frees the last page of a run; returns the number of the page before it.
     pub(crate) fn remove(&mut self, id: u32) -> u32 {
         let previous = self.pages[id as usize].previous;
         self.pages[id as usize] = Page { run: 0, index: self.free, previous: NO_PAGE };
@@ -101,14 +102,14 @@ impl Pages {
         (page << BITS) | (offset % PAGE)
     }
 
-    /// Pages of a run backwards from its last page `last`: of each, the number and the offset of its first position.
+    /// Pages of a run, backwards from its last page `last`: number and offset of each page's first position.
     pub(crate) fn back_from(&self, last: u32) -> impl Iterator<Item = (u32, u32)> {
         let live = |page: u32| (page != NO_PAGE).then_some(page);
         std::iter::successors(live(last), move |&page| live(self.pages[page as usize].previous))
             .map(|page| (page << BITS, self.pages[page as usize].index * PAGE))
     }
 
-    /// Prefetches the page of a position's number.
+    /// Prefetches the page of the position with this number.
     #[inline]
     pub(crate) fn ask_for(&self, number: u32) {
         prefetch(&self.pages[(number >> BITS) as usize]);
@@ -123,7 +124,7 @@ impl Pages {
 }
 
 impl Runs {
-    /// Number, of 32 bits, of a position.
+    /// Number of a position, in 32 bits.
     #[inline]
     pub(crate) fn number(&self, at: Position) -> u32 {
         self.pages.number(self.entries[at.run as usize].page, at.offset)
@@ -142,7 +143,7 @@ impl Runs {
         firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
     }
 
-    /// Pages of a run, the last first: of each, the number and the offset of its first position.
+    /// Pages of a run, the last one first: number and offset of each page's first position.
     pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
         self.pages.back_from(self.entries[id as usize].page)
     }
