@@ -1,10 +1,10 @@
-//! Irregular blocks of a holder: those that its cutoffs in runs cannot represent.
+//! Irregular blocks of a holder: those that cannot be described by the number of first blocks that it has of a run.
 //!
 //! An irregular block is kept as announced, by block hash: with its parent's block hash and its content. It is
-//! *reachable* if its parent is (regular, or irregular and reachable, or the root); then it has a position, which its
-//! holder covers. It is irregular because its chain to the root is broken (a hole, an orphan), or because its position
-//! already has a block of the same holder under another block hash. Chains are linked by block hash, as announced by
-//! the engine, exactly as in the reference model.
+//! *reachable* if it begins a prompt, or its parent is regular, or irregular and reachable. Then it has a position (a
+//! run and an offset in it), which its holder covers. A block is irregular because its chain to the beginning of the
+//! prompt is broken (a block is missing, or the parent is unknown), or because the same holder has another block hash
+//! for its position. Chains are linked by block hash, as announced by the engine, exactly as in the reference index.
 //!
 //! Parents of regular blocks are regular. An irregular block whose chain becomes complete turns regular if its position
 //! is free.
@@ -15,22 +15,22 @@ use crate::position::Position;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// Irregular blocks of a holder, as announced. Counts are updated with each change, so that reading sizes takes no
-/// walk.
+/// Irregular blocks of a holder, as announced. Their counts are updated with each change, so that no walk is needed to
+/// read them.
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
-    /// Block hashes of blocks by their parent's block hash. Parents may be regular, irregular or unknown.
+    /// Block hashes by the block hash of their parent, which may be regular, irregular or unknown.
     children: Map<u64, Siblings>,
-    /// Positions that reachable irregular blocks cover.
+    /// Positions of reachable irregular blocks, whose chain to the beginning of the prompt is complete.
     at: Map<Position, IrregularCover>,
-    /// Number of reachable irregular blocks in each run.
+    /// Number of positions with reachable irregular blocks in each run.
     in_runs: Map<u32, u32>,
-    /// Number of blocks that are not reachable.
+    /// Number of blocks whose chain to the beginning of the prompt is incomplete.
     unlinked: usize,
-    /// Number of positions in `at` that no regular block covers.
+    /// Number of positions in `at` that have no regular block.
     bare: usize,
-    /// Capacity, in block hashes, of the lists in `children` that have memory of their own.
+    /// Capacity, in block hashes, of those lists in `children` that are in separate memory.
     room: usize,
 }
 
@@ -41,11 +41,11 @@ fn room(siblings: &Siblings) -> usize {
     if siblings.spilled() { siblings.capacity() } else { 0 }
 }
 
-/// Irregular block.
+/// Block that a holder has but that cannot be described by a number of first blocks of a run.
 pub(crate) struct IrregularBlock {
     pub(crate) parent: Option<u64>,
     pub(crate) content: u64,
-    /// Position of the block; None if its chain to the root is not complete.
+    /// Position of the block; None if its chain to the beginning of the prompt is incomplete.
     pub(crate) at: Option<Position>,
     /// Index of the block in the list of its parent's children.
     sibling: u32,
@@ -57,7 +57,7 @@ impl IrregularBlock {
     }
 }
 
-/// Cover of a position by irregular blocks, with or without a regular block.
+/// Irregular blocks of a holder at one position, with or without a regular block there.
 struct IrregularCover {
     /// Number of irregular blocks at the position; at least 1.
     blocks: u32,
@@ -75,7 +75,7 @@ impl IrregularBlocks {
             + self.in_runs.bytes()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the tables' memory; returns true if more is left. The tables must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.children.shed() || self.at.shed() || self.in_runs.shed() || self.blocks.shed()
     }
@@ -84,17 +84,17 @@ impl IrregularBlocks {
         self.blocks.len()
     }
 
-    /// Number of blocks that are not reachable.
+    /// Number of blocks whose chain to the beginning of the prompt is incomplete.
     pub(crate) fn unlinked(&self) -> usize {
         self.unlinked
     }
 
-    /// Number of positions that only irregular blocks cover.
+    /// Number of positions with irregular blocks and no regular block.
     pub(crate) fn bare(&self) -> usize {
         self.bare
     }
 
-    /// Every irregular block with its block hash, in any order.
+    /// All irregular blocks with their block hashes, in any order.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &IrregularBlock)> {
         self.blocks.iter().inspect(|_| step()).map(|(name, block)| (*name, block))
     }
@@ -104,24 +104,24 @@ impl IrregularBlocks {
         self.blocks.get(&name)
     }
 
-    /// True if irregular blocks cover any position of a run.
+    /// True if irregular blocks are at any position of a run.
     #[inline]
     pub(crate) fn is_in(&self, run: u32) -> bool {
         self.in_runs.contains_key(&run)
     }
 
-    /// True if irregular blocks cover a position.
+    /// True if irregular blocks are at a position.
     pub(crate) fn covers(&self, at: Position) -> bool {
         self.at.contains_key(&at)
     }
 
-    /// True if irregular blocks, but no regular block, cover a position.
+    /// True if irregular blocks, but no regular block, are at a position.
     #[inline]
     pub(crate) fn covers_alone(&self, at: Position) -> bool {
         self.at.get(&at).is_some_and(|cover| !cover.regular)
     }
 
-    /// Adds a block whose block hash no irregular block has.
+    /// Adds an irregular block under a block hash that no other irregular block has.
     pub(crate) fn add(&mut self, name: u64, mut block: IrregularBlock) {
         if let Some(parent) = block.parent {
             let siblings = self.children.get_or_insert_with(parent, SmallVec::new);
@@ -135,14 +135,14 @@ impl IrregularBlocks {
         debug_assert!(old.is_none(), "a name is one block's");
     }
 
-    /// Removes a block, but leaves it in its parent's list of children.
+    /// Removes a block, but leaves it in its parent's list of children, which the caller must update.
     fn take(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.blocks.remove(&name)?;
         self.unlinked -= usize::from(block.at.is_none());
         Some(block)
     }
 
-    /// Removes a block; returns it, None if there is none with this block hash.
+    /// Removes and returns the block with this block hash; None if there is none.
     pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.take(name)?;
         if let Some(parent) = block.parent {
@@ -151,15 +151,15 @@ impl IrregularBlocks {
         Some(block)
     }
 
-    /// Removes the blocks that continue `name`; returns them with their block hashes.
+    /// Removes the blocks that continue the block `name`; returns them with their block hashes.
     pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
         let Some(children) = self.children.remove(&name) else { return Vec::new() };
         self.room -= room(&children);
         children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
     }
 
-    /// Removes the only block that continues `name`; returns it with its block hash, None if there is none or more than
-    /// one.
+    /// Removes the only block that continues the block `name`; returns it with its block hash. None if there is not
+    /// exactly one.
     pub(in crate::writer) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
         let &[child] = self.children.get(&name)?.as_slice() else { return None };
         let siblings = self.children.remove(&name)?;
@@ -167,7 +167,7 @@ impl IrregularBlocks {
         Some((child, self.take(child)?))
     }
 
-    /// Adds a reachable irregular block at a position. `regular`: whether a regular block is there.
+    /// Adds a reachable irregular block at a position. `regular`: true if the position also has a regular block.
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
         let Self { bare, in_runs, .. } = self;
         let cover = self.at.get_or_insert_with(at, || {
@@ -178,7 +178,7 @@ impl IrregularBlocks {
         cover.blocks += 1;
     }
 
-    /// Records that a position has lost its regular block.
+    /// Records that a position no longer has a regular block.
     pub(crate) fn lose_regular(&mut self, at: Position) {
         if let Some(cover) = self.at.get_mut(&at)
             && std::mem::take(&mut cover.regular)
@@ -187,7 +187,7 @@ impl IrregularBlocks {
         }
     }
 
-    /// True if [`Self::unlinked`], [`Self::bare`] and the capacity of the lists are right.
+    /// True if [`Self::unlinked`], [`Self::bare`] and the capacity of the lists are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let lists = || self.children.iter().map(|(_, siblings)| siblings);
@@ -211,12 +211,12 @@ impl IrregularBlocks {
             && self.at.iter().all(|(at, _)| self.is_in(at.run))
     }
 
-    /// True if blocks continue this block hash, known or not.
+    /// True if irregular blocks continue the block with this block hash, which need not be known.
     pub(in crate::writer) fn awaits(&self, name: u64) -> bool {
         self.children.contains_key(&name)
     }
 
-    /// True if no irregular block has this block hash or continues it.
+    /// True if no irregular block has this block hash or continues the block with this block hash.
     #[inline]
     pub(crate) fn ignores(&self, name: u64) -> bool {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
@@ -235,7 +235,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Makes the irregular blocks below `name` unreachable; appends the positions that they leave to `left`.
+    /// Makes the irregular blocks that continue the block `name`, directly or not, unreachable. Appends the positions
+    /// that they had to `left`.
     pub(in crate::writer) fn unreach_below(&mut self, name: u64, left: &mut Vec<Position>) {
         let mut todo = vec![name];
         while let Some(name) = todo.pop() {
@@ -253,8 +254,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Removes one irregular block from each of these positions, which may repeat; appends those that nothing covers
-    /// any more to `bare`.
+    /// Removes one irregular block from each of these positions, which may repeat. Appends the positions that have no
+    /// block left to `bare`.
     pub(in crate::writer) fn leave(&mut self, left: &[Position], bare: &mut Vec<Position>) {
         for at in left {
             let Some(cover) = self.at.get_mut(at) else { continue };
