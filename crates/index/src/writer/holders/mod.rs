@@ -38,11 +38,11 @@ pub(crate) struct Holder {
     pub(crate) childless: Option<(u32, u32)>,
     /// Ends of the chains that the holder stored last, where it will probably store more blocks.
     pub(crate) tails: Tails,
-    /// Runs of which the holder has blocks. May contain runs of which it has none any longer, and runs twice.
+    /// Runs in which the holder has blocks. May contain runs in which it no longer has any, and runs twice.
     pub(crate) runs: Vec<u32>,
     /// Progress of cleaning up the list of runs; None if no clean-up is under way.
     pub(super) tidying: Option<Box<ListCleanup>>,
-    /// Number of runs of which the holder has blocks.
+    /// Number of runs in which the holder has blocks.
     pub(crate) entered: u32,
     /// Number of positions (runs and offsets) at which the holder has blocks.
     pub(crate) blocks: u64,
@@ -116,7 +116,7 @@ impl HangingRuns {
         if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
     }
 
-    /// Adds an unlisted run of which the holder has got blocks. `place`: where it branches off its parent.
+    /// Adds an unlisted run in which the holder has got blocks. `place`: where it branches off its parent.
     pub(crate) fn add(&mut self, place: Place) {
         if self.first.1.count == 0 && self.of(place.run).is_none() {
             self.first = (place.run, Hangers::default());
@@ -130,7 +130,7 @@ impl HangingRuns {
         it.end = place.blocks.saturating_add(1).max(it.end);
     }
 
-    /// Removes an unlisted run of which the holder no longer has blocks. `place`: where it branches off its parent.
+    /// Removes an unlisted run in which the holder no longer has blocks. `place`: where it branches off its parent.
     pub(crate) fn remove(&mut self, place: Place) {
         let Some(it) = self.of_mut(place.run) else { return };
         it.count -= 1;
@@ -275,7 +275,7 @@ pub(crate) struct Departures {
     pub(in crate::writer) tables: Vec<Table>,
 }
 
-/// Holder that is being removed in steps, with the runs of which it had blocks.
+/// Holder that is being removed in steps, with the runs in which it had blocks.
 pub(in crate::writer) struct DepartingHolder {
     pub(in crate::writer) number: u32,
     pub(in crate::writer) runs: OrderedRuns,
