@@ -26,7 +26,7 @@ pub struct OwnedMatch {
 }
 
 /// Walks down the runs (stored lists of consecutive blocks) that match the query, and collects their levels: depths,
-/// each with the set of holders that reach it.
+/// each with the set of holders (ranks' caches) that reach it.
 #[inline]
 pub(crate) fn find<'i>(
     readers: &'i Readers,
@@ -69,7 +69,7 @@ fn walk<'p>(guard: &'p Guard<'_>, children: &'p Children, query: &[u64], mut rea
 macro_rules! accessors {
     ($type:ty) => {
         impl $type {
-            /// Greatest depth of any holder, in blocks; 0 if no holder has the query's first block.
+            /// Greatest depth of any holder (a rank's cache), in blocks; 0 if no holder has the query's first block.
             #[must_use]
             pub fn depth(&self, view: View) -> u32 {
                 if self.holders().is_plain() {
@@ -175,15 +175,15 @@ macro_rules! accessors {
                 out
             }
 
-            /// Number of holders of the query's first block, an upper bound for all levels unless the index changed
-            /// during the lookup.
+            /// Number of holders (ranks' caches) of the query's first block, an upper bound for all levels unless the
+            /// index changed during the lookup.
             #[inline]
             fn widest(&self) -> usize {
                 self.reached().next_back().map_or(0, |(_, members)| members.len())
             }
 
-            /// Calls `f`, deepest first, with a depth, a group of 64 holders, and a mask of those among them that reach
-            /// the depth, count in the view and were not in an earlier call.
+            /// Calls `f`, deepest first, with a depth, a group of 64 holders (ranks' caches), and a mask of those among
+            /// them that reach the depth, count in the view (set of tiers) and were not in an earlier call.
             #[inline]
             fn each<'m>(
                 &'m self,
@@ -237,7 +237,7 @@ impl Match<'_> {
         self.0.reached()
     }
 
-    /// Copies the match and its sets of holders, so that it can be kept while the index changes.
+    /// Copies the match and its sets of holders (ranks' caches), so that it can be kept while the index changes.
     #[must_use]
     pub fn to_owned(&self) -> OwnedMatch {
         let reaches = self.0.reached().rev().map(|(depth, members)| (depth, OwnedMembers::of(members))).collect();
@@ -262,9 +262,9 @@ impl OwnedMatch {
     }
 }
 
-/// Calls `f`, deepest first, with a depth, a group of 64 holders, and a mask of those among them that reach this depth
-/// but no greater one and count in the view. Holders already passed to `f` are skipped 64 at a time, so that many
-/// levels of one large set are cheap.
+/// Calls `f`, deepest first, with a depth, a group of 64 holders (ranks' caches), and a mask of those among them that
+/// reach this depth but no greater one and count in the view (set of tiers). Holders already passed to `f` are skipped
+/// 64 at a time, so that many levels of one large set are cheap.
 #[inline]
 fn each<'m>(
     reached: impl Iterator<Item = (u32, Members<'m>)>,

@@ -1,9 +1,10 @@
 //! Positions of blocks in the index: a run (a stored list of consecutive blocks) and an offset in it. Also the
 //! comparison of chains.
 
-/// Number of the run that represents the empty prompt.
+/// Number of the run of blocks that represents the empty prompt.
 pub(crate) const ROOT: u32 = 0;
-/// Special block hash for positions whose holders all use different block hashes.
+/// Special block hash for positions (runs of blocks and offsets) whose holders (ranks' caches) all use different block
+/// hashes.
 pub(crate) const NO_NAME: u64 = 0xa5c3_96e1_7b24_d80f;
 
 /// Position of a block: the number of its run (a list of consecutive blocks), and its offset in the run.
@@ -14,15 +15,15 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Place directly after the block at this position.
+    /// Place directly after the block at this position (run of blocks and offset).
     #[inline]
     pub(crate) fn after(self) -> Place {
         Place { run: self.run, blocks: self.offset + 1 }
     }
 }
 
-/// Place between two blocks: after the first `blocks` blocks of a run. The next block is in the same run or in another
-/// run that continues it.
+/// Place between two blocks: after the first `blocks` blocks of a run (a list of consecutive blocks). The next block is
+/// in the same run or in another run that continues it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) run: u32,

@@ -4,8 +4,8 @@
 use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, SpilledLevels};
 use crate::roster::Roster;
 
-/// Memory or number that the writer has unlinked and keeps until no reader can use it. Numbers of runs and holders are
-/// included, as a reader may be about to look one up.
+/// Memory or number that the writer has unlinked and keeps until no reader can use it. Numbers of runs of blocks and
+/// holders (ranks' caches) are included, as a reader may be about to look one up.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),

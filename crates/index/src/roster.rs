@@ -12,38 +12,40 @@ use std::sync::{Arc, OnceLock};
 use crate::sync::stripe_of_thread;
 use crate::types::View;
 
-/// Number of holders in a chunk: one for each bit of a word.
+/// Number of holders (ranks' caches) in a chunk: one for each bit of a word.
 const CHUNK: usize = 64;
 
-/// Bit mask of all views (selections of tiers), for a rank with only one holder. Bit n stands for the view with number
-/// n.
+/// Bit mask of all views (selections of tiers), for a rank with only one holder (a rank's cache). Bit n stands for the
+/// view with number n.
 pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
 /// Entry of a roster: the worker and rank behind a holder's number.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
-    /// Number of the worker, which does not change with the worker's holders.
+    /// Number of the worker, which does not change with the worker's holders (ranks' caches).
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
-    /// Bit mask of the views (selections of tiers) in which the holder stands for its rank; at least one bit is set.
+    /// Bit mask of the views (selections of tiers) in which the holder (a rank's cache) stands for its rank; at least
+    /// one bit is set.
     pub(crate) views: u8,
     /// True if the worker has no other rank.
     pub(crate) is_only_rank: bool,
 }
 
-/// Part of a roster: 64 holders, and the workers with the same numbers. In a chunk's masks, bit i stands for its i-th
-/// holder.
+/// Part of a roster: 64 holders (ranks' caches), and the workers with the same numbers. In a chunk's masks, bit i
+/// stands for its i-th holder.
 #[derive(Clone)]
 pub(crate) struct Chunk {
-    /// Worker name of each holder; empty for an unused number, so that a name can be read without a check.
+    /// Worker name of each holder (a rank's cache); empty for an unused number, so that a name can be read without a
+    /// check.
     workers: [Arc<str>; CHUNK],
     worker_numbers: [u32; CHUNK],
     ranks: [u32; CHUNK],
-    /// Bit mask, for each view (selection of tiers), of the holders that count in this view.
+    /// Bit mask, for each view (selection of tiers), of the holders (ranks' caches) that count in this view.
     views: [u64; View::ALL.len()],
-    /// Bit mask of the holders whose worker has several ranks. Only for these must a lookup check if the worker was
-    /// found before, since a rank has only one holder in each view.
+    /// Bit mask of the holders (ranks' caches) whose worker has several ranks. Only for these must a lookup check if
+    /// the worker was found before, since a rank has only one holder in each view (set of tiers).
     of_many_ranks: u64,
     /// Names of the workers, by the workers' numbers.
     names: [Option<Arc<str>>; CHUNK],
@@ -61,7 +63,8 @@ impl Chunk {
         }
     }
 
-    /// Bit mask of the holder numbers in use, as each holder counts in at least one view.
+    /// Bit mask of the numbers of holders (ranks' caches) in use, as each holder counts in at least one view (set of
+    /// tiers).
     fn taken(&self) -> u64 {
         self.views.iter().fold(0, |taken, view| taken | view)
     }
@@ -70,31 +73,31 @@ impl Chunk {
         self.taken() == 0 && self.names.iter().all(Option::is_none)
     }
 
-    /// Bit mask of the holders that count in a view (selection of tiers).
+    /// Bit mask of the holders (ranks' caches) that count in a view (selection of tiers).
     #[inline]
     pub(crate) fn in_view(&self, view: View) -> u64 {
         self.views[view as usize]
     }
 
-    /// Bit mask of the holders whose worker has several ranks.
+    /// Bit mask of the holders (ranks' caches) whose worker has several ranks.
     #[inline]
     pub(crate) fn of_many_ranks(&self) -> u64 {
         self.of_many_ranks
     }
 
-    /// Number of the worker of the holder at bit `at`.
+    /// Number of the worker of the holder (a rank's cache) at bit `at`.
     #[inline]
     pub(crate) fn worker_number(&self, at: u32) -> u32 {
         self.worker_numbers[at as usize % CHUNK]
     }
 
-    /// Rank of the holder at bit `at`.
+    /// Rank of the holder (a rank's cache) at bit `at`.
     #[inline]
     pub(crate) fn rank(&self, at: u32) -> u32 {
         self.ranks[at as usize % CHUNK]
     }
 
-    /// Worker name of the holder at bit `at`.
+    /// Worker name of the holder (a rank's cache) at bit `at`.
     #[inline]
     pub(crate) fn worker(&self, at: u32) -> &Arc<str> {
         &self.workers[at as usize % CHUNK]
@@ -116,9 +119,10 @@ const STRIPES: usize = 32;
 #[derive(Clone, Default)]
 pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
-    /// Number of holders that do not count in every view, because their rank has blocks beyond its device.
+    /// Number of holders (ranks' caches) that do not count in every view (set of tiers), because their rank has blocks
+    /// beyond its device.
     offloading: usize,
-    /// Number of holders that no longer belong to a rank but are still in sets of holders.
+    /// Number of holders (ranks' caches) that no longer belong to a rank but are still in sets of holders.
     leaving: usize,
 }
 
@@ -136,19 +140,19 @@ impl std::ops::Deref for RosterMembers {
 }
 
 impl Members {
-    /// Chunk of the holders from number `64 * word` on; None if there are no numbers this high.
+    /// Chunk of the holders (ranks' caches) from number `64 * word` on; None if there are no numbers this high.
     #[inline]
     pub(crate) fn chunk(&self, word: usize) -> Option<&Chunk> {
         self.chunks.get(word).map(|chunk| &**chunk)
     }
 
-    /// Number of chunks of 64 holders or workers, whichever needs more.
+    /// Number of chunks of 64 holders (ranks' caches) or workers, whichever needs more.
     #[inline]
     pub(crate) fn words(&self) -> usize {
         self.chunks.len()
     }
 
-    /// True if every holder in any set counts in every view (selection of tiers).
+    /// True if every holder (a rank's cache) in any set counts in every view (selection of tiers).
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.offloading == 0 && self.leaving == 0
@@ -213,19 +217,19 @@ impl Roster {
         &self.members
     }
 
-    /// Shared copy of the holders, for a lookup result that is kept.
+    /// Shared copy of the holders (ranks' caches), for a lookup result that is kept.
     #[inline]
     pub(crate) fn keep(&self) -> Arc<RosterMembers> {
         let copy = &self.copies[stripe_of_thread() % STRIPES];
         copy.get_or_init(|| Arc::new(RosterMembers(self.members.clone()))).clone()
     }
 
-    /// Worker and rank of the holder with this number; None if the number is not in use.
+    /// Worker and rank of the holder (a rank's cache) with this number; None if the number is not in use.
     pub(crate) fn get(&self, holder: u32) -> Option<Member> {
         self.members.get(holder)
     }
 
-    /// Sets the entry of a holder; None frees the number.
+    /// Sets the entry of a holder (a rank's cache); None frees the number.
     pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
         self.members.set(holder, member);
     }
@@ -235,12 +239,12 @@ impl Roster {
         self.members.name(number, name);
     }
 
-    /// Counts a holder that no longer belongs to a rank but is still in sets of holders.
+    /// Counts a holder (a rank's cache) that no longer belongs to a rank but is still in sets of holders.
     pub(crate) fn one_leaves(&mut self) {
         self.members.leaving += 1;
     }
 
-    /// Uncounts a holder without a rank that is no longer in any set.
+    /// Uncounts a holder (a rank's cache) without a rank that is no longer in any set.
     pub(crate) fn one_has_left(&mut self) {
         self.members.leaving -= 1;
     }

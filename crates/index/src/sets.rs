@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
 use crate::spread::Secret;
 
-/// Owned copy of the members of a set of holders.
+/// Owned copy of the members of a set of holders (ranks' caches).
 pub(crate) enum OwnedMembers {
     Mask(u64),
     Few([u32; 3], usize),
@@ -75,7 +75,7 @@ impl Members<'_> {
     }
 }
 
-/// Set of the numbers of holders or workers that were already visited in a lookup result.
+/// Set of the numbers of holders (ranks' caches) or workers that were already visited in a lookup result.
 pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
 
 impl NumberSet {
@@ -158,8 +158,8 @@ fn as_bits(members: usize, highest: u32) -> bool {
     highest as usize / 64 < members
 }
 
-/// Table of all sets of holders that are objects, because their members do not fit into a word; used only by the
-/// writer.
+/// Table of all sets of holders (ranks' caches) that are objects, because their members do not fit into a word; used
+/// only by the writer.
 pub(crate) struct Sets {
     /// Set objects with their keys, so that most look-ups end without reading a set.
     objects: HashTable<(u64, SetBox)>,
@@ -285,8 +285,8 @@ impl Sets {
         self.object(key, holders.len(), bits)
     }
 
-    /// Adds or removes a holder like `toggle`, by a faster way that copies the object. `None` if the set is not an
-    /// object, or the result would be stored in another form.
+    /// Adds or removes a holder (a rank's cache) like `toggle`, by a faster way that copies the object. `None` if the
+    /// set is not an object, or the result would be stored in another form.
     #[inline]
     fn toggle_in_kind(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
         let object = set.object(&self.counted)?;
@@ -330,7 +330,7 @@ impl Sets {
         likewise.then(|| self.object(key, members, bits))
     }
 
-    /// Random word of a holder; the xor of its members' words is a set's key.
+    /// Random word of a holder (a rank's cache); the xor of its members' words is a set's key.
     #[inline]
     fn word(&self, holder: u32) -> u64 {
         self.secret.mix(u64::from(holder) + 1, 0)

@@ -29,7 +29,8 @@ pub struct RankStats {
 pub struct Stats {
     /// Number of workers that have stored a block since they were last dropped.
     pub workers: u64,
-    /// Number of holders: one for each rank, and another one for each rank that holds blocks beyond its device.
+    /// Number of holders (ranks' caches): one for each rank, and another one for each rank that holds blocks beyond its
+    /// device.
     pub holders: u64,
     /// Number of blocks held by all ranks; a block both on a device and on other tiers counts twice.
     pub blocks: u64,
@@ -42,12 +43,12 @@ pub struct Stats {
     pub positions: u64,
     /// Number of runs, the lists of consecutive blocks in which the index stores chains.
     pub runs: u64,
-    /// Number of different sets of holders that do not fit into a 64-bit word.
+    /// Number of different sets of holders (ranks' caches) that do not fit into a 64-bit word.
     pub sets: u64,
     /// Memory that the index has allocated, in bytes.
     pub bytes: u64,
-    /// Number of holders with a private table of block hashes, because they use other block hashes than the ranks
-    /// before them.
+    /// Number of holders (ranks' caches) with a private table of block hashes, because they use other block hashes than
+    /// the ranks before them.
     pub private_holders: u64,
     /// Number of store calls since the index was created.
     pub stores: u64,
@@ -80,7 +81,8 @@ thread_local! {
     static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Counts one step of a walk over ranks, holders, runs, irregular blocks or copies; only in tests.
+/// Counts one step of a walk over ranks, holders (ranks' caches), runs, irregular blocks (kept outside runs of blocks)
+/// or copies; only in tests.
 #[inline]
 pub(crate) fn step() {
     #[cfg(test)]

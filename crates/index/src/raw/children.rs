@@ -21,8 +21,8 @@ use super::run::{Run, RunRef};
 use super::table::Table;
 use crate::spread::Secret;
 
-/// Hash table from parent run, fork (number of the parent's blocks before the child) and first content hash to the
-/// child run.
+/// Hash table from parent run of blocks, fork (number of the parent's blocks before the child) and first content hash
+/// to the child run.
 pub(crate) struct Children {
     table: Table,
     secret: Secret,
@@ -52,7 +52,8 @@ impl Children {
         self.secret.mix_hash(content, u64::from(parent) << 32 | u64::from(fork))
     }
 
-    /// Run that continues the run `parent` after `fork` blocks with the content hash `content`; None if there is none.
+    /// Run of blocks that continues the run `parent` after `fork` blocks with the content hash `content`; None if there
+    /// is none.
     #[inline]
     pub(crate) fn find<'p>(&'p self, guard: &'p Guard<'_>, parent: u32, fork: u32, content: u64) -> Option<RunRef<'p>> {
         guard.assert_of(self.index);
@@ -60,8 +61,8 @@ impl Children {
         Some(RunRef { head, guarded: PhantomData })
     }
 
-    /// Number of the run that continues the run `parent` after `fork` blocks with the content hash `content`, for the
-    /// writer.
+    /// Number of the run of blocks that continues the run `parent` after `fork` blocks with the content hash `content`,
+    /// for the writer.
     #[inline]
     pub(crate) fn find_id(&self, parent: u32, fork: u32, content: u64, writer: &WriterToken) -> Option<u32> {
         writer.assert_of(self.index);
@@ -80,14 +81,14 @@ impl Children {
         NonNull::new(ptr::with_exposed_provenance_mut(found as usize))
     }
 
-    /// Adds a run, whose first content hash is `content`, so that readers can find it.
+    /// Adds a run of blocks, whose first content hash is `content`, so that readers can find it.
     pub(crate) fn insert(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
         self.table.insert(self.hash(head.parent, head.fork, content), run.address(), writer);
     }
 
-    /// Removes a run from the table. The caller must keep the run until no reader can use it.
+    /// Removes a run of blocks from the table. The caller must keep the run until no reader can use it.
     pub(crate) fn remove(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
@@ -95,7 +96,8 @@ impl Children {
         debug_assert!(was_there);
     }
 
-    /// Replaces a run that has moved to new memory. The caller must keep the old memory until no reader can use it.
+    /// Replaces a run of blocks that has moved to new memory. The caller must keep the old memory until no reader can
+    /// use it.
     pub(crate) fn replace(&self, old: &Run, new: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = new.head();

@@ -20,19 +20,19 @@ use super::boxes::{GuardedPointer, SwapCell};
 use super::reclaim::{Guard, Readers};
 use super::set::{Members, SetRef, SetWord};
 
-/// Set of the holders that have the query's first `depth` blocks.
+/// Set of the holders (ranks' caches) that have the query's first `depth` blocks.
 #[derive(Clone, Copy, Debug)]
 struct Reach {
     depth: u32,
     set: SetWord,
 }
 
-/// Collector of a walk's results under a guard that lives for `'p`: sets of holders at rising depths, each a subset of
-/// the set before.
+/// Collector of a walk's results under a guard that lives for `'p`: sets of holders (ranks' caches) at rising depths,
+/// each a subset of the set before.
 pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl<'p> Reaches<'_, 'p> {
-    /// Adds the set of the holders that have the first `depth` blocks of the query.
+    /// Adds the set of the holders (ranks' caches) that have the first `depth` blocks of the query.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };
@@ -44,17 +44,17 @@ impl<'p> Reaches<'_, 'p> {
     }
 }
 
-/// Result of a walk along a prompt's blocks. `W`: map from holders to ranks.
+/// Result of a walk along a prompt's blocks. `W`: map from holders (ranks' caches) to ranks.
 pub(crate) struct WalkResult<'i, W> {
     reaches: SmallVec<[Reach; 12]>,
-    /// Map from holders to ranks at the time of the walk.
+    /// Map from holders (ranks' caches) to ranks at the time of the walk.
     who: GuardedPointer<W>,
     guard: Guard<'i>,
 }
 
 impl<'i, W: Send + Sync> WalkResult<'i, W> {
-    /// Runs `walk` until the map from holders to ranks is the same before and after, and keeps the results with this
-    /// map.
+    /// Runs `walk` until the map from holders (ranks' caches) to ranks is the same before and after, and keeps the
+    /// results with this map.
     #[inline]
     pub(crate) fn by(
         readers: &'i Readers,
@@ -75,20 +75,20 @@ impl<'i, W: Send + Sync> WalkResult<'i, W> {
         }
     }
 
-    /// Map from holders to ranks at the time of the walk.
+    /// Map from holders (ranks' caches) to ranks at the time of the walk.
     #[inline]
     pub(crate) fn who(&self) -> &W {
         // SAFETY: held under this guard.
         unsafe { self.who.get(&self.guard) }
     }
 
-    /// Greatest depth in blocks; 0 if no holder was found.
+    /// Greatest depth in blocks; 0 if no holder (a rank's cache) was found.
     #[inline]
     pub(crate) fn deepest(&self) -> u32 {
         self.reaches.last().map_or(0, |reach| reach.depth)
     }
 
-    /// Depths in blocks, deepest first, each with the set of the holders that reach this depth.
+    /// Depths in blocks, deepest first, each with the set of the holders (ranks' caches) that reach this depth.
     #[inline]
     pub(crate) fn reached(&self) -> impl DoubleEndedIterator<Item = (u32, Members<'_>)> {
         // SAFETY: found under this guard, which lives as long as the borrow.
@@ -105,7 +105,7 @@ mod loom_tests {
     use crate::raw::reclaim::RetiredList;
 
     enum Garbage {
-        /// Map that says which workers the holders 0 and 1 are.
+        /// Map that says to which workers the holders (ranks' caches) 0 and 1 belong.
         Who(#[allow(dead_code, reason = "kept until the model ends")] SharedBox<[u32; 2]>),
         Number(usize),
     }

@@ -33,8 +33,8 @@ use super::reclaim::Guard;
 use super::thin::{Spares, ThinBox};
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// Levels of a run (numbers of blocks with their holders), for the writer. The sets are words whose references the
-/// writer's table of sets counts.
+/// Levels of a run of blocks (numbers of blocks with their holders), for the writer. The sets are words whose
+/// references the writer's table of sets counts.
 pub(crate) struct LevelsNow<'w>(LevelsRef<'w>);
 
 impl Deref for LevelsNow<'_> {
@@ -46,16 +46,16 @@ impl Deref for LevelsNow<'_> {
     }
 }
 
-/// Bit in [`Words::info`]: set if the run has children.
+/// Bit in [`Words::info`]: set if the run of blocks has children.
 const HAS_CHILDREN: u32 = 0x100;
 
 /// Head of a run of blocks, which fills the first cache line of the run's memory; the content hashes follow.
 #[repr(C, align(64))]
 pub(crate) struct RunHead {
     pub(crate) id: u32,
-    /// Number of the run that this one continues, 0 for none.
+    /// Number of the run of blocks that this one continues, 0 for none.
     pub(crate) parent: u32,
-    /// Number of the parent's blocks after which this run continues it.
+    /// Number of the parent run's blocks after which this run of blocks continues the parent.
     pub(crate) fork: u32,
     /// Version of the levels, odd while the writer is changing several words of them.
     version: AtomicU32,
@@ -86,7 +86,7 @@ impl RunHead {
         NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
     }
 
-    /// True if other runs continue this run.
+    /// True if other runs of blocks continue this run.
     #[inline]
     pub(crate) fn has_children(&self) -> bool {
         self.words.info.load(Ordering::Acquire) & HAS_CHILDREN != 0
@@ -97,7 +97,7 @@ impl RunHead {
         self.words.info.store(if has { info | HAS_CHILDREN } else { info }, Ordering::Release);
     }
 
-    /// Levels of the run (numbers of blocks with their holders) at one moment, for a reader.
+    /// Levels of the run of blocks (numbers of blocks with their holders) at one moment, for a reader.
     #[inline]
     pub(super) fn levels<'p>(&self, guard: &'p Guard<'_>) -> LevelsRef<'p> {
         loop {
@@ -116,14 +116,15 @@ impl RunHead {
         }
     }
 
-    /// Levels of the run (numbers of blocks with their holders), for the writer.
+    /// Levels of the run of blocks (numbers of blocks with their holders), for the writer.
     #[inline]
     pub(crate) fn levels_now<'w>(&'w self, _writer: &'w WriterToken) -> LevelsNow<'w> {
         // SAFETY: rule 1: the writer alone unlinks spilled lists, and only with its token borrowed mutably.
         LevelsNow(unsafe { self.words.read() })
     }
 
-    /// Copies the levels, and the flag for children, from another head of the same run. No reader uses this head yet.
+    /// Copies the levels, and the flag for children, from another head of the same run of blocks. No reader uses this
+    /// head yet.
     pub(super) fn take_over(&self, from: &Self, spares: &mut Spares<(), Level>, writer: &WriterToken) {
         self.words.copy(&from.words);
         if let LevelsNow(LevelsRef::Spilled(levels)) = from.levels_now(writer) {

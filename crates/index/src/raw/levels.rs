@@ -15,18 +15,19 @@ use super::set::{SetRef, SetWord};
 use super::thin::{Memory, ThinBox, ThinRef};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Level of a run: the set of holders that have the run's blocks up to `end` (exclusive, as an offset in the run).
+/// Level of a run of blocks: the set of holders (ranks' caches) that have the run's blocks up to `end` (exclusive, as
+/// an offset in the run).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Level {
     pub(crate) end: u32,
     pub(crate) set: SetWord,
 }
 
-/// List of levels that do not fit into the head of a run; immutable.
+/// List of levels that do not fit into the head of a run of blocks; immutable.
 pub(crate) type SpilledLevels = ThinBox<(), Level>;
 pub(super) type SpilledMemory = Memory<(), Level>;
 
-/// Levels of a run (numbers of blocks with their holders), as read under a guard that lives for `'p`.
+/// Levels of a run of blocks (numbers of blocks with their holders), as read under a guard that lives for `'p`.
 pub(crate) enum LevelsRef<'p> {
     Inline([Level; INLINE], usize),
     Spilled(&'p [Level]),
@@ -41,7 +42,8 @@ impl<'p> LevelsRef<'p> {
         }
     }
 
-    /// Pairs of the end of each level in blocks and the set of the holders of all blocks up to this end.
+    /// Pairs of the end of each level in blocks and the set of the holders (ranks' caches) of all blocks up to this
+    /// end.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, SetRef<'p>)> {
         // SAFETY: read from a head, whose sets are linked, under the guard of `'p`.
@@ -55,13 +57,14 @@ impl<'p> LevelsRef<'p> {
     }
 }
 
-/// Largest number of levels in the head of a run: only one under the model checker, which takes a day for three.
+/// Largest number of levels in the head of a run of blocks: only one under the model checker, which takes a day for
+/// three.
 pub(super) const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
 /// Bit mask of the number of levels in [`Words::info`]; the value `SPILLED` means that they are in separate memory.
 pub(super) const COUNT: u32 = 0xff;
 pub(super) const SPILLED: u32 = 0xff;
 
-/// Levels and flags of a run, as words that are written one by one.
+/// Levels and flags of a run of blocks, as words that are written one by one.
 #[derive(Default)]
 #[repr(C)]
 pub(super) struct Words {

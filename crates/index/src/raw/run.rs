@@ -31,7 +31,7 @@ use crate::position::NO_NAME;
 pub(crate) struct Run {
     head: NonNull<RunHead>,
     room: u32,
-    /// Number of blocks in the run.
+    /// Number of blocks in the run (a list of consecutive blocks).
     len: u32,
     /// Number of content hashes ever written to this memory; readers may still read those beyond `len`.
     written: u32,
@@ -43,7 +43,7 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 
 impl Run {
-    /// Creates an empty run with space for `room` blocks.
+    /// Creates an empty run of blocks with space for `room` blocks.
     pub(crate) fn new(id: u32, parent: u32, fork: u32, room: usize) -> Self {
         let layout = Self::layout(room);
         // SAFETY: the layout is not empty.
@@ -103,7 +103,7 @@ impl Run {
         unsafe { self.hashes().add(self.room() + at).write(name) };
     }
 
-    /// True if blocks with these content hashes can be added to the run without moving its memory.
+    /// True if blocks with these content hashes can be added to the run of blocks without moving its memory.
     #[inline]
     pub(crate) fn has_room_for(&self, contents: &[u64]) -> bool {
         self.len() + contents.len() <= self.room() && self.continues_with(contents)
@@ -148,12 +148,12 @@ impl Run {
         self.written = self.written.max(self.len);
     }
 
-    /// Shortens the run to its first `len` blocks.
+    /// Shortens the run of blocks to its first `len` blocks.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len as u32);
     }
 
-    /// Copies the run, with its levels, to new memory with space for `room` blocks.
+    /// Copies the run of blocks, with its levels, to new memory with space for `room` blocks.
     pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);
@@ -197,8 +197,8 @@ impl<'p> RunRef<'p> {
         unsafe { self.head.as_ref() }
     }
 
-    /// Levels of the run (numbers of blocks with their holders) at one moment, and the content hashes up to the last
-    /// level's end.
+    /// Levels of the run of blocks (numbers of blocks with their holders) at one moment, and the content hashes up to
+    /// the last level's end.
     #[inline]
     pub(crate) fn read(self, guard: &'p Guard<'_>) -> (LevelsRef<'p>, &'p [u64]) {
         let levels = self.head().levels(guard);

@@ -23,18 +23,19 @@ const KIND: u64 = 3;
 const OBJECT: u64 = 0;
 const MASK: u64 = 1;
 const FEW: u64 = 2;
-/// Number of holders that fit into a bit mask: those with smaller numbers.
+/// Number of holders (ranks' caches) that fit into a bit mask: those with smaller numbers.
 pub(crate) const MASK_HOLDERS: u32 = 62;
-/// Number of bits for a holder's number in a word with up to three holders (kind `FEW`); all bits set mean no holder.
+/// Number of bits for a holder's number in a word with up to three holders (ranks' caches), of kind `FEW`; all bits set
+/// mean no holder.
 const FEW_BITS: u32 = 20;
 const FEW_NONE: u32 = (1 << FEW_BITS) - 1;
 
-/// Set of holders as a 64-bit word. If the word points to memory, it is a reference that the table of sets counts, and
-/// it is valid only while counted.
+/// Set of holders (ranks' caches) as a 64-bit word. If the word points to memory, it is a reference that the table of
+/// sets counts, and it is valid only while counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SetWord(u64);
 
-/// Set of holders that a reader found under a guard; valid only for the guard's lifetime `'p`.
+/// Set of holders (ranks' caches) that a reader found under a guard; valid only for the guard's lifetime `'p`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SetRef<'p>(SetWord, PhantomData<fn(&'p ()) -> &'p ()>);
 
@@ -54,7 +55,7 @@ impl SetRef<'_> {
     }
 }
 
-/// Members of a set of holders, in one of the forms in which they are stored.
+/// Members of a set of holders (ranks' caches), in one of the forms in which they are stored.
 #[derive(Clone, Copy)]
 pub(crate) enum Members<'a> {
     Mask(u64),
@@ -63,7 +64,7 @@ pub(crate) enum Members<'a> {
     Bits(&'a [u64]),
 }
 
-/// Header of a set of holders that does not fit into a word; its members follow in memory.
+/// Header of a set of holders (ranks' caches) that does not fit into a word; its members follow in memory.
 pub(crate) struct SetHead {
     /// Key of the set in the table of sets: the xor of its members' random words.
     pub(crate) key: u64,
@@ -77,10 +78,10 @@ pub(crate) struct SetHead {
     bits: bool,
 }
 
-/// Set of holders that does not fit into a word, in memory of its own.
+/// Set of holders (ranks' caches) that does not fit into a word, in memory of its own.
 pub(crate) type SetBox = ThinBox<SetHead, u64>;
 
-/// Reference to a set of holders that does not fit into a word.
+/// Reference to a set of holders (ranks' caches) that does not fit into a word.
 #[derive(Clone, Copy)]
 pub(crate) struct Set<'a> {
     head: &'a SetHead,
@@ -241,7 +242,7 @@ impl SetWord {
         Self(set.as_ptr().expose_provenance() as u64)
     }
 
-    /// Word with these holders, given in ascending order, if they fit into a word; None otherwise.
+    /// Word with these holders (ranks' caches), given in ascending order, if they fit into a word; None otherwise.
     pub(crate) fn of_holders(holders: &[u32]) -> Option<Self> {
         let Some(&highest) = holders.last() else { return Some(Self::EMPTY) };
         if highest < MASK_HOLDERS {
@@ -250,7 +251,7 @@ impl SetWord {
         (holders.len() <= 3 && highest < FEW_NONE).then(|| Self::of_few(holders))
     }
 
-    /// Word with one more holder, if the word is a bit mask and the holder fits; None otherwise.
+    /// Word with one more holder (a rank's cache), if the word is a bit mask and the holder fits; None otherwise.
     #[inline]
     pub(crate) fn mask_with(self, holder: u32) -> Option<Self> {
         let is_mask = (self.is_empty() || self.0 & KIND == MASK) && holder < MASK_HOLDERS;

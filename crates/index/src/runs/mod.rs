@@ -18,15 +18,16 @@ use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::segmented::ChunkedList;
 
-/// Largest number of blocks in a run. A longer chain continues in a child, which limits the cost of moving a run.
+/// Largest number of blocks in a run (a list of consecutive blocks). A longer chain continues in a child, which limits
+/// the cost of moving a run.
 pub(crate) const MAX_RUN: usize = 1 << 16;
 /// Number of blocks below which a run's memory grows by half instead of an eighth.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
 
-/// Writer's data about a run, in addition to the data for readers.
+/// Writer's data about a run of blocks, in addition to the data for readers.
 struct Entry {
-    /// Run with this number; None if the number is unused.
+    /// Run of blocks with this number; None if the number is unused.
     run: Option<Run>,
     /// Number of blocks from the beginning of the prompt to the run's first block.
     start: u32,
@@ -36,15 +37,16 @@ struct Entry {
     /// True if the hashes of removed blocks that once followed the last one are lost. Then no block may be appended: a
     /// reader that has read the old blocks may be about to search for children at the same offsets.
     cut: bool,
-    /// True if the run is in its parent's list of children; otherwise its holders count it.
+    /// True if the run of blocks is in its parent's list of children; otherwise its holders (ranks' caches) count it.
     listed: bool,
     /// Number of the run's last page, a group of 16 blocks.
     page: u32,
-    /// Forks of the run: the numbers of blocks after which children continue it.
+    /// Forks of the run of blocks: the numbers of blocks after which children continue it.
     forks: Option<Box<Forks>>,
 }
 
-/// Pointers from which readers start, on one cache line: the table of children, and the roster of holders.
+/// Pointers from which readers start, on one cache line: the table of children, and the roster of holders (ranks'
+/// caches).
 pub(crate) struct ReaderEntry {
     pub(crate) children: SwapCell<Children>,
     pub(crate) roster: SwapCell<Roster>,
@@ -64,7 +66,7 @@ pub(crate) struct Runs {
     bytes: usize,
     /// Size of the lists of forks, in bytes.
     fork_bytes: usize,
-    /// Freed memory for lists of levels that do not fit into the head of a run.
+    /// Freed memory for lists of levels that do not fit into the head of a run of blocks.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
@@ -90,7 +92,7 @@ impl Runs {
         }
     }
 
-    /// Number of runs in use.
+    /// Number of runs of blocks in use.
     pub(crate) fn len(&self) -> usize {
         self.live
     }
@@ -100,12 +102,12 @@ impl Runs {
         &mut self.pages
     }
 
-    /// True if the index can number `more` further runs.
+    /// True if the index can number `more` further runs of blocks.
     pub(crate) fn can_number(&self, more: usize) -> bool {
         self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
 
-    /// Total number of blocks of all runs.
+    /// Total number of blocks in all runs (lists of consecutive blocks).
     pub(crate) fn positions(&self) -> usize {
         self.positions
     }
@@ -121,7 +123,7 @@ impl Runs {
             + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
     }
 
-    /// Places of all runs that are not in their parent's list of children, each with the run's first level.
+    /// Places of all runs of blocks that are not in their parent's list of children, each with the run's first level.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn unlisted(&self) -> impl Iterator<Item = (Place, Option<Level>)> {
         let unlisted = (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id));
@@ -140,7 +142,7 @@ impl Runs {
         self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
     }
 
-    /// True if a run exists and is not in its parent's list of children.
+    /// True if a run of blocks exists and is not in its parent's list of children.
     pub(crate) fn is_unlisted(&self, id: u32) -> bool {
         self.is_live(id) && !self.entries[id as usize].listed
     }
@@ -174,7 +176,7 @@ impl Runs {
         self.get(at.run).names()[at.offset as usize]
     }
 
-    /// Prefetches the memory that [`Self::name`] reads for a position.
+    /// Prefetches the memory that [`Self::name`] reads for a position (run of blocks and offset).
     #[inline]
     pub(crate) fn ask_for_name(&self, at: Position) {
         prefetch(&self.get(at.run).names()[at.offset as usize]);
@@ -184,7 +186,7 @@ impl Runs {
         self.get_mut(at.run).set_name(at.offset as usize, name);
     }
 
-    /// Place in the parent where the run continues it.
+    /// Place in the parent run where a run of blocks continues it.
     pub(crate) fn origin(&self, id: u32) -> Place {
         let head = self.get(id).head();
         Place { run: head.parent, blocks: head.fork }
@@ -198,7 +200,7 @@ impl Runs {
         }
     }
 
-    /// Number of the child run that continues `place` with the content hash `content`; None if there is none.
+    /// Number of the child run of blocks that continues `place` with the content hash `content`; None if there is none.
     #[inline]
     pub(crate) fn child(&self, place: Place, content: u64) -> Option<u32> {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
@@ -207,8 +209,8 @@ impl Runs {
         self.shown.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
-    /// Position of the block with the content hash `content` that continues `place`, in the run itself or in a child;
-    /// None if there is none.
+    /// Position of the block with the content hash `content` that continues `place`, in the run of blocks itself or in
+    /// a child; None if there is none.
     pub(crate) fn next(&self, place: Place, content: u64) -> Option<Position> {
         if place.run != ROOT && self.get(place.run).contents().get(place.blocks as usize) == Some(&content) {
             return Some(Position { run: place.run, offset: place.blocks });
@@ -216,8 +218,8 @@ impl Runs {
         self.child(place, content).map(|run| Position { run, offset: 0 })
     }
 
-    /// True if blocks with these content hashes can be appended to the run itself. This is not possible if the run ever
-    /// had other blocks there, as (run, offset) identifies one prefix as long as the run lives.
+    /// True if blocks with these content hashes can be appended to the run of blocks itself. This is not possible if
+    /// the run ever had other blocks there, as (run, offset) identifies one prefix as long as the run lives.
     pub(crate) fn can_append(&self, place: Place, contents: &[u64]) -> bool {
         place.run != ROOT && {
             let run = self.get(place.run);
@@ -226,7 +228,8 @@ impl Runs {
         }
     }
 
-    /// Appends blocks to a run, as many as it can take. They have no holders yet. Returns their number.
+    /// Appends blocks to a run of blocks, as many as it can take. They have no holders (ranks' caches) yet. Returns
+    /// their number.
     ///
     /// `names`: block hashes shared by all holders; None if there are none. `more`: number of blocks that will follow
     /// soon, for which space is reserved if the run must be moved.
@@ -256,13 +259,13 @@ impl Runs {
         contents.len()
     }
 
-    /// Removes blocks at the end of a run that never had a holder.
+    /// Removes those blocks at the end of a run of blocks that never had a holder (a rank's cache).
     pub(crate) fn take_back(&mut self, id: u32, len: usize) {
         self.cut_off(id, len);
         self.get_mut(id).truncate(len);
     }
 
-    /// Frees the pages of a run beyond its first `len` blocks.
+    /// Frees the pages of a run of blocks beyond its first `len` blocks.
     fn cut_off(&mut self, id: u32, len: usize) {
         let was = self.get(id).len();
         self.positions -= was - len;
@@ -285,8 +288,8 @@ impl Runs {
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
 
-    /// Creates a run that continues `place`, with the first of these blocks, as many as fit. It has no holders yet.
-    /// Returns its number.
+    /// Creates a run of blocks that continues `place`, with the first of these blocks, as many as fit. It has no
+    /// holders (ranks' caches) yet. Returns its number.
     pub(crate) fn create(
         &mut self,
         place: Place,
@@ -364,12 +367,12 @@ impl Runs {
         self.reserve_children(trash);
     }
 
-    /// Upper limit of run numbers: all runs that exist or existed have smaller numbers.
+    /// Upper limit of the numbers of runs of blocks: all runs that exist or existed have smaller numbers.
     pub(crate) fn numbers(&self) -> usize {
         self.entries.len()
     }
 
-    /// Makes the number of a removed run available again, when no reader can refer to the run any longer.
+    /// Makes the number of a removed run of blocks available again, when no reader can refer to the run any longer.
     pub(crate) fn reuse(&mut self, id: u32) {
         self.free.push(id);
         if self.live == 0 && self.free.len() + 1 == self.entries.len() {

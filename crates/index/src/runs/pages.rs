@@ -23,9 +23,9 @@ const MOST_PAGES: usize = 1 << (32 - BITS);
 #[derive(Clone, Copy)]
 struct Page {
     run: u32,
-    /// Index of the page in its run; in an unused page, the number of the next unused one.
+    /// Index of the page in its run of blocks; in an unused page, the number of the next unused one.
     index: u32,
-    /// Number of the preceding page of the same run.
+    /// Number of the preceding page of the same run of blocks.
     previous: u32,
 }
 
@@ -79,7 +79,7 @@ impl Pages {
         id
     }
 
-    /// Frees the last page of a run; returns the number of the page before it.
+    /// Frees the last page of a run of blocks; returns the number of the page before it.
     pub(crate) fn remove(&mut self, id: u32) -> u32 {
         let previous = self.pages[id as usize].previous;
         self.pages[id as usize] = Page { run: 0, index: self.free, previous: NO_PAGE };
@@ -91,7 +91,7 @@ impl Pages {
         previous
     }
 
-    /// Number of the position at `offset` in a run whose last page is `last`.
+    /// Number of the position at `offset` in a run of blocks whose last page is `last`.
     #[inline]
     pub(crate) fn number(&self, last: u32, offset: u32) -> u32 {
         let mut page = last;
@@ -102,14 +102,14 @@ impl Pages {
         (page << BITS) | (offset % PAGE)
     }
 
-    /// Pages of a run, backwards from its last page `last`: number and offset of each page's first position.
+    /// Pages of a run of blocks, backwards from its last page `last`: number and offset of each page's first position.
     pub(crate) fn back_from(&self, last: u32) -> impl Iterator<Item = (u32, u32)> {
         let live = |page: u32| (page != NO_PAGE).then_some(page);
         std::iter::successors(live(last), move |&page| live(self.pages[page as usize].previous))
             .map(|page| (page << BITS, self.pages[page as usize].index * PAGE))
     }
 
-    /// Prefetches the page of the position with this number.
+    /// Prefetches the page of the position (run of blocks and offset) with this number.
     #[inline]
     pub(crate) fn ask_for(&self, number: u32) {
         prefetch(&self.pages[(number >> BITS) as usize]);
@@ -124,7 +124,7 @@ impl Pages {
 }
 
 impl Runs {
-    /// Number of a position, in 32 bits.
+    /// Number of a position (run of blocks and offset), in 32 bits.
     #[inline]
     pub(crate) fn number(&self, at: Position) -> u32 {
         self.pages.number(self.entries[at.run as usize].page, at.offset)
@@ -143,7 +143,7 @@ impl Runs {
         firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
     }
 
-    /// Pages of a run, the last one first: number and offset of each page's first position.
+    /// Pages of a run of blocks, the last one first: number and offset of each page's first position.
     pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
         self.pages.back_from(self.entries[id as usize].page)
     }

@@ -10,8 +10,8 @@ use crate::types::BlockHash;
 
 /// Approximate number of blocks in a section of the dictionary.
 const BLOCKS_A_SECTION: usize = 1 << 18;
-/// Largest number of stored chains that a new chain of the same run is compared with. There are more only if engines
-/// use block hashes of their own.
+/// Largest number of stored chains that a new chain of the same run of blocks is compared with. There are more only if
+/// engines use block hashes of their own.
 const MOST_ALIKE: usize = 4;
 
 /// Dictionary of a snapshot: the blocks of all chains, one chain after the other.
@@ -100,8 +100,8 @@ struct NewEntry {
 #[derive(Debug, Default)]
 pub struct DictionaryWriter {
     entries: Vec<NewEntry>,
-    /// Indexes of the entries made from a run, by a flag `elsewhere` (the run belongs to another index) and the run's
-    /// number.
+    /// Indexes of the entries made from a run of blocks, by a flag `elsewhere` (the run belongs to another index) and
+    /// the run's number.
     by_run: HashMap<(bool, u32), Vec<usize>>,
 }
 

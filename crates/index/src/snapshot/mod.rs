@@ -54,8 +54,8 @@ pub struct SavedBlocks {
 
 impl DictionaryWriter {
     /// Writes the blocks that a rank holds to `out`. Returns the number of block hashes on the device plus the number
-    /// of block hashes on other tiers. `elsewhere`: true if the rank's runs belong to another index than those of other
-    /// ranks.
+    /// of block hashes on other tiers. `elsewhere`: true if the rank's runs of blocks belong to another index than
+    /// those of other ranks.
     pub fn rank(&mut self, out: &mut Vec<u8>, mut rank: RankCopy, elsewhere: bool) -> u64 {
         let mut blocks = rank.blocks.len() as u64;
         let others = rank.uniform_chains();

@@ -29,7 +29,8 @@ const LEAST_BRANCH: u64 = 1 << 7;
 pub(crate) struct Writer {
     pub(crate) runs: Runs,
     pub(super) sets: Sets,
-    /// Table from block hash to position (a run and an offset in it), for all holders that use the same block hashes.
+    /// Table from block hash to position (a run of blocks and an offset in it), for all holders (ranks' caches) that
+    /// use the same block hashes.
     pub(super) names: NameTable,
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
@@ -41,13 +42,13 @@ pub(crate) struct Writer {
     /// Reusable buffer for a run's levels (numbers of blocks with their holders) while they change.
     pub(super) levels: Vec<Level>,
     pub(super) leaving: Departures,
-    /// Number of blocks of all holders whose chain to the beginning of the prompt is incomplete.
+    /// Number of blocks of all holders (ranks' caches) whose chain to the beginning of the prompt is incomplete.
     pub(super) waiting: usize,
     /// Number of blocks not yet stored in stores whose first part was applied.
     pub(super) promised: usize,
     /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
     pub(super) coming: usize,
-    /// Newest roster, the table of the workers and ranks behind holders, to be published to readers.
+    /// Newest roster, the table of the workers and ranks behind holders (ranks' caches), to be published to readers.
     pub(super) roster: Roster,
     /// Holders whose private tables of block hashes are being built in steps; some may be complete.
     pub(super) gathering: Vec<u32>,
@@ -137,7 +138,7 @@ impl Writer {
         self.waiting = self.waiting + now - std::mem::replace(&mut it.waiting, now);
     }
 
-    /// Publishes the current roster, the table of the workers and ranks behind holders, to readers.
+    /// Publishes the current roster, the table of the workers and ranks behind holders (ranks' caches), to readers.
     pub(super) fn publish_roster(&mut self) {
         let old = self.runs.shown.roster.replace(self.roster.clone(), &mut self.runs.token);
         self.trash.push(Garbage::Roster(old));
@@ -178,8 +179,8 @@ impl Writer {
         self.trash.is_ready()
     }
 
-    /// Memory that the writer has allocated, in bytes. The time of this call depends on the number of holders, not of
-    /// their blocks.
+    /// Memory that the writer has allocated, in bytes. The time of this call depends on the number of holders (ranks'
+    /// caches), not of their blocks.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.bytes()
             + self.sets.bytes()

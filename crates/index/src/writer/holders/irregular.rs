@@ -15,20 +15,21 @@ use crate::position::Position;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// Irregular blocks of a holder, as announced. Their counts are updated with each change, so that no walk is needed to
-/// read them.
+/// Irregular blocks of a holder (a rank's cache), as announced. Their counts are updated with each change, so that no
+/// walk is needed to read them.
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
     /// Block hashes by the block hash of their parent, which may be regular, irregular or unknown.
     children: Map<u64, Siblings>,
-    /// Positions of reachable irregular blocks, whose chain to the beginning of the prompt is complete.
+    /// Positions of reachable irregular blocks (kept outside runs of blocks), whose chain to the beginning of the
+    /// prompt is complete.
     at: Map<Position, IrregularCover>,
-    /// Number of positions with reachable irregular blocks in each run.
+    /// Number of positions with reachable irregular blocks (kept outside runs of blocks) in each run.
     in_runs: Map<u32, u32>,
     /// Number of blocks whose chain to the beginning of the prompt is incomplete.
     unlinked: usize,
-    /// Number of positions in `at` that have no regular block.
+    /// Number of positions in `at` that have no regular block (stored in a run).
     bare: usize,
     /// Capacity, in block hashes, of those lists in `children` that are in separate memory.
     room: usize,
@@ -41,7 +42,8 @@ fn room(siblings: &Siblings) -> usize {
     if siblings.spilled() { siblings.capacity() } else { 0 }
 }
 
-/// Block that a holder has but that cannot be described by a number of first blocks of a run.
+/// Block that a holder (a rank's cache) has but that cannot be described by a number of first blocks of a run (a list
+/// of consecutive blocks).
 pub(crate) struct IrregularBlock {
     pub(crate) parent: Option<u64>,
     pub(crate) content: u64,
@@ -57,11 +59,12 @@ impl IrregularBlock {
     }
 }
 
-/// Irregular blocks of a holder at one position, with or without a regular block there.
+/// Irregular blocks of a holder (a rank's cache) at one position, with or without a regular block (stored in a run)
+/// there.
 struct IrregularCover {
-    /// Number of irregular blocks at the position; at least 1.
+    /// Number of irregular blocks (kept outside runs of blocks) at the position; at least 1.
     blocks: u32,
-    /// True if a regular block is at the position too.
+    /// True if a regular block (stored in a run) is at the position too.
     regular: bool,
 }
 
@@ -89,12 +92,12 @@ impl IrregularBlocks {
         self.unlinked
     }
 
-    /// Number of positions with irregular blocks and no regular block.
+    /// Number of positions with irregular blocks (kept outside runs of blocks) and no regular block.
     pub(crate) fn bare(&self) -> usize {
         self.bare
     }
 
-    /// All irregular blocks with their block hashes, in any order.
+    /// All irregular blocks (kept outside runs of blocks) with their block hashes, in any order.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &IrregularBlock)> {
         self.blocks.iter().inspect(|_| step()).map(|(name, block)| (*name, block))
     }
@@ -104,24 +107,24 @@ impl IrregularBlocks {
         self.blocks.get(&name)
     }
 
-    /// True if irregular blocks are at any position of a run.
+    /// True if irregular blocks (kept outside runs of blocks) are at any position of a run.
     #[inline]
     pub(crate) fn is_in(&self, run: u32) -> bool {
         self.in_runs.contains_key(&run)
     }
 
-    /// True if irregular blocks are at a position.
+    /// True if irregular blocks (kept outside runs of blocks) are at a position.
     pub(crate) fn covers(&self, at: Position) -> bool {
         self.at.contains_key(&at)
     }
 
-    /// True if irregular blocks, but no regular block, are at a position.
+    /// True if irregular blocks (kept outside runs of blocks), but no regular block, are at a position.
     #[inline]
     pub(crate) fn covers_alone(&self, at: Position) -> bool {
         self.at.get(&at).is_some_and(|cover| !cover.regular)
     }
 
-    /// Adds an irregular block under a block hash that no other irregular block has.
+    /// Adds an irregular block (kept outside runs of blocks) under a block hash that no other irregular block has.
     pub(crate) fn add(&mut self, name: u64, mut block: IrregularBlock) {
         if let Some(parent) = block.parent {
             let siblings = self.children.get_or_insert_with(parent, SmallVec::new);
@@ -167,7 +170,8 @@ impl IrregularBlocks {
         Some((child, self.take(child)?))
     }
 
-    /// Adds a reachable irregular block at a position. `regular`: true if the position also has a regular block.
+    /// Adds a reachable irregular block (kept outside runs of blocks) at a position. `regular`: true if the position
+    /// also has a regular block.
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
         let Self { bare, in_runs, .. } = self;
         let cover = self.at.get_or_insert_with(at, || {
@@ -178,7 +182,7 @@ impl IrregularBlocks {
         cover.blocks += 1;
     }
 
-    /// Records that a position no longer has a regular block.
+    /// Records that a position no longer has a regular block (stored in a run).
     pub(crate) fn lose_regular(&mut self, at: Position) {
         if let Some(cover) = self.at.get_mut(&at)
             && std::mem::take(&mut cover.regular)
@@ -211,12 +215,14 @@ impl IrregularBlocks {
             && self.at.iter().all(|(at, _)| self.is_in(at.run))
     }
 
-    /// True if irregular blocks continue the block with this block hash, which need not be known.
+    /// True if irregular blocks (kept outside runs of blocks) continue the block with this block hash, which need not
+    /// be known.
     pub(in crate::writer) fn awaits(&self, name: u64) -> bool {
         self.children.contains_key(&name)
     }
 
-    /// True if no irregular block has this block hash or continues the block with this block hash.
+    /// True if no irregular block (kept outside runs of blocks) has this block hash or continues the block with this
+    /// block hash.
     #[inline]
     pub(crate) fn ignores(&self, name: u64) -> bool {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
@@ -235,8 +241,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Makes the irregular blocks that continue the block `name`, directly or not, unreachable. Appends the positions
-    /// that they had to `left`.
+    /// Makes the irregular blocks (kept outside runs of blocks) that continue the block `name`, directly or not,
+    /// unreachable. Appends the positions that they had to `left`.
     pub(in crate::writer) fn unreach_below(&mut self, name: u64, left: &mut Vec<Position>) {
         let mut todo = vec![name];
         while let Some(name) = todo.pop() {
@@ -254,8 +260,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Removes one irregular block from each of these positions, which may repeat. Appends the positions that have no
-    /// block left to `bare`.
+    /// Removes one irregular block (kept outside runs of blocks) from each of these positions, which may repeat.
+    /// Appends the positions that have no block left to `bare`.
     pub(in crate::writer) fn leave(&mut self, left: &[Position], bare: &mut Vec<Position>) {
         for at in left {
             let Some(cover) = self.at.get_mut(at) else { continue };

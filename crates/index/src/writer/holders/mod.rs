@@ -21,32 +21,35 @@ use crate::writer::names::private::PlaceNames;
 /// State of a holder: a rank's device, or a rank's device with other tiers.
 #[derive(Default)]
 pub(crate) struct Holder {
-    /// True if readers have no name for the holder and no rank depends on it yet: a branch of another holder, or a view
-    /// (set of tiers) that is being built.
+    /// True if readers have no name for the holder (a rank's cache) and no rank depends on it yet: a branch (blocks
+    /// after a missing block) of another holder, or a view (set of tiers) that is being built.
     pub(super) is_hidden: bool,
-    /// Private table of block hashes; None while the holder uses the same block hashes as others.
+    /// Private table of block hashes; None while the holder (a rank's cache) uses the same block hashes as others.
     pub(crate) private: Option<PrivateNames>,
     /// Private table of block hashes while it is being built in steps; None otherwise.
     pub(super) coming: Option<Box<NameTableBuilder>>,
-    /// Blocks of the holder that cannot be described by numbers of first blocks of runs; None if there are none.
+    /// Blocks of the holder (a rank's cache) that cannot be described by numbers of first blocks of runs (lists of
+    /// consecutive blocks); None if there are none.
     pub(crate) irregular: Option<Box<IrregularBlocks>>,
     /// Large groups of blocks after missing blocks; None if there are none.
     pub(crate) branches: Option<Box<Branches>>,
     /// Parent of the block that was removed last, a guess for the block that will be removed next.
     pub(crate) resume: Option<Position>,
-    /// Number of a run, and a number of its blocks beyond which the holder has no blocks that branch off the run.
+    /// Number of a run of blocks, and a number of its blocks beyond which the holder (a rank's cache) has no blocks
+    /// that branch off the run.
     pub(crate) childless: Option<(u32, u32)>,
-    /// Ends of the chains that the holder stored last, where it will probably store more blocks.
+    /// Ends of the chains that the holder (a rank's cache) stored last, where it will probably store more blocks.
     pub(crate) tails: Tails,
-    /// Runs in which the holder has blocks. May contain runs in which it no longer has any, and runs twice.
+    /// Runs of blocks in which the holder (a rank's cache) has blocks. May contain runs in which it no longer has any,
+    /// and runs twice.
     pub(crate) runs: Vec<u32>,
-    /// Progress of cleaning up the list of runs; None if no clean-up is under way.
+    /// Progress of cleaning up the list of runs of blocks; None if no clean-up is under way.
     pub(super) tidying: Option<Box<ListCleanup>>,
-    /// Number of runs in which the holder has blocks.
+    /// Number of runs of blocks in which the holder (a rank's cache) has blocks.
     pub(crate) entered: u32,
-    /// Number of positions (runs and offsets) at which the holder has blocks.
+    /// Number of positions (runs of blocks and offsets) at which the holder (a rank's cache) has blocks.
     pub(crate) blocks: u64,
-    /// Runs of the holder that their parents' lists of children do not contain.
+    /// Runs of the holder (a rank's cache) that their parents' lists of children do not contain.
     pub(crate) hanging: HangingRuns,
     /// Number of blocks whose chain to the beginning of the prompt is incomplete, as included in the writer's total.
     pub(crate) waiting: usize,
@@ -76,8 +79,8 @@ impl Tails {
         self.0[Self::slot(name)] = (name, at);
     }
 
-    /// Position of the end of a chain with this block hash. Only a guess, as the position may have another block by
-    /// now.
+    /// Position (run of blocks and offset) of the end of a chain with this block hash. Only a guess, as the position
+    /// may have another block by now.
     #[inline]
     pub(crate) fn of(&self, name: Option<u64>) -> Option<Position> {
         let name = name?;
@@ -86,17 +89,18 @@ impl Tails {
     }
 }
 
-/// Runs of a holder that continue runs with too many children to list all.
+/// Runs of a holder (a rank's cache) that continue runs with too many children to list all.
 #[derive(Default)]
 pub(crate) struct HangingRuns {
-    /// Number of one parent run with unlisted children, and the holder's runs there; for most holders these are all.
+    /// Number of one parent run of blocks with unlisted children, and the holder's runs there; for most holders (ranks'
+    /// caches) these are all.
     first: (u32, Hangers),
-    /// Runs of the holder at other parent runs with unlisted children.
+    /// Runs of the holder (a rank's cache) at other parent runs with unlisted children.
     rest: Option<Box<HashMap<u32, Hangers>>>,
 }
 
-/// Unlisted runs of a holder that continue one parent run: how many they are, and an upper bound for the places where
-/// they branch off.
+/// Unlisted runs of a holder (a rank's cache) that continue one parent run: how many they are, and an upper bound for
+/// the places where they branch off.
 #[derive(Clone, Copy, Default)]
 struct Hangers {
     count: u32,
@@ -116,7 +120,8 @@ impl HangingRuns {
         if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
     }
 
-    /// Adds an unlisted run in which the holder has got blocks. `place`: where it branches off its parent.
+    /// Adds an unlisted run of blocks in which the holder (a rank's cache) has got blocks. `place`: where it branches
+    /// off its parent.
     pub(crate) fn add(&mut self, place: Place) {
         if self.first.1.count == 0 && self.of(place.run).is_none() {
             self.first = (place.run, Hangers::default());
@@ -130,7 +135,8 @@ impl HangingRuns {
         it.end = place.blocks.saturating_add(1).max(it.end);
     }
 
-    /// Removes an unlisted run in which the holder no longer has blocks. `place`: where it branches off its parent.
+    /// Removes an unlisted run of blocks in which the holder (a rank's cache) no longer has blocks. `place`: where it
+    /// branches off its parent.
     pub(crate) fn remove(&mut self, place: Place) {
         let Some(it) = self.of_mut(place.run) else { return };
         it.count -= 1;
@@ -148,13 +154,13 @@ impl HangingRuns {
         }
     }
 
-    /// True if one of the runs may branch off at the place, or farther along the same parent run.
+    /// True if one of the runs of blocks may branch off at the place, or farther along the same parent run.
     #[inline]
     pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
         self.of(place.run).is_some_and(|it| place.blocks < it.end)
     }
 
-    /// Records that none of the runs branches off at the place or farther along the same parent run.
+    /// Records that none of the runs of blocks branches off at the place or farther along the same parent run.
     pub(crate) fn none_beyond(&mut self, place: Place) {
         if let Some(it) = self.of_mut(place.run) {
             it.end = place.blocks.min(it.end);
@@ -175,13 +181,15 @@ impl HangingRuns {
 }
 
 impl Holder {
-    /// True if the holder has only irregular blocks, and no regular one, at a position where it has a block.
+    /// True if the holder (a rank's cache) has only irregular blocks (kept outside runs of blocks), and no regular one,
+    /// at a position where it has a block.
     #[inline]
     pub(crate) fn covers_irregularly(&self, at: Position) -> bool {
         self.irregular.as_ref().is_some_and(|irregular| irregular.covers_alone(at))
     }
 
-    /// Parent's block hash and content hash of an irregular block; None if there is none with this block hash.
+    /// Parent's block hash and content hash of an irregular block (kept outside runs of blocks); None if there is none
+    /// with this block hash.
     pub(crate) fn irregular_block(&self, name: u64) -> Option<(Option<u64>, u64)> {
         let block = self.irregular.as_ref()?.block(name)?;
         Some((block.parent, block.content))
@@ -197,7 +205,7 @@ impl Holder {
         self.branches.as_ref().map_or(0, |branches| branches.blocks())
     }
 
-    /// Number of block hashes that the holder has.
+    /// Number of block hashes that the holder (a rank's cache) has.
     pub(crate) fn names(&self) -> u64 {
         let linked = self.blocks + self.in_branches();
         let Some(irregular) = &self.irregular else { return linked };
@@ -215,20 +223,20 @@ impl Holder {
     }
 }
 
-/// Branch: the blocks of a holder after a missing block, kept in a hidden holder of their own.
+/// Branch: the blocks of a holder (a rank's cache) after a missing block, kept in a hidden holder of their own.
 #[derive(Clone, Copy)]
 pub(super) struct Branch {
     pub(super) number: u32,
-    /// Block hash of the missing block; `at`: its position.
+    /// Block hash of the missing block; `at`: its position (run of blocks and offset).
     pub(super) awaits: u64,
     pub(super) at: Position,
 }
 
-/// Branches of a holder, the large groups of blocks after missing blocks; at least one.
+/// Branches of a holder (a rank's cache), the large groups of blocks after missing blocks; at least one.
 #[derive(Default)]
 pub(crate) struct Branches {
     pub(super) all: Vec<Branch>,
-    /// Number of blocks in all branches.
+    /// Number of blocks in all branches (blocks after missing blocks).
     pub(super) blocks: u64,
 }
 
@@ -242,12 +250,12 @@ impl Branches {
     }
 }
 
-/// Progress of removing outdated and repeated entries from a holder's list of runs.
+/// Progress of removing outdated and repeated entries from a holder's list of runs of blocks.
 pub(super) struct ListCleanup {
     /// Index of the next entry to check; `kept`: number of entries that were kept so far.
     pub(super) next: usize,
     pub(super) kept: usize,
-    /// Runs that were kept so far, as a bit mask.
+    /// Runs of blocks that were kept so far, as a bit mask.
     pub(super) seen: Vec<u64>,
 }
 
@@ -256,7 +264,7 @@ impl ListCleanup {
         size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
     }
 
-    /// Records a run as kept; returns true if it was not kept before.
+    /// Records a run of blocks as kept; returns true if it was not kept before.
     pub(super) fn is_first(&mut self, run: u32) -> bool {
         let (word, bit) = (run as usize / 64, 1 << (run % 64));
         if self.seen.len() <= word {
@@ -275,7 +283,7 @@ pub(crate) struct Departures {
     pub(in crate::writer) tables: Vec<Table>,
 }
 
-/// Holder that is being removed in steps, with the runs in which it had blocks.
+/// Holder that is being removed in steps, with the runs of blocks in which it had blocks.
 pub(in crate::writer) struct DepartingHolder {
     pub(in crate::writer) number: u32,
     pub(in crate::writer) runs: OrderedRuns,
@@ -314,11 +322,11 @@ impl Departures {
     }
 }
 
-/// Runs of a holder in the order of their distance from the beginning of the prompt, sorted in steps. A run may occur
-/// twice, or its number may belong to another run by now.
+/// Runs of a holder (a rank's cache) in the order of their distance from the beginning of the prompt, sorted in steps.
+/// A run may occur twice, or its number may belong to another run by now.
 pub(in crate::writer) struct OrderedRuns {
     listed: Vec<u32>,
-    /// Heap of the sorted runs, each with its sort key.
+    /// Heap of the sorted runs of blocks, each with its sort key.
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }
@@ -340,7 +348,8 @@ impl OrderedRuns {
         self.listed.is_empty() && self.sorted.is_empty()
     }
 
-    /// Next run in the order; None at the end, or when `left` steps are used up. Each run sorted takes one step.
+    /// Next run of blocks in the order; None at the end, or when `left` steps are used up. Each run sorted takes one
+    /// step.
     pub(in crate::writer) fn next(&mut self, runs: &Runs, left: &mut isize) -> Option<u32> {
         while *left > 0
             && let Some(run) = self.listed.pop()
@@ -354,7 +363,7 @@ impl OrderedRuns {
         if *left > 0 { self.sorted.pop().map(|(_, run)| run) } else { None }
     }
 
-    /// Puts a run back, so that it is returned again in its turn.
+    /// Puts a run of blocks back, so that it is returned again in its turn.
     pub(in crate::writer) fn put_back(&mut self, run: u32, runs: &Runs) {
         let start = runs.start(run);
         self.sorted.push((if self.is_root_first { !start } else { start }, run));
@@ -364,7 +373,7 @@ impl OrderedRuns {
 /// Record of the changes of one rank while it is being copied.
 pub(crate) struct Watch {
     pub(in crate::writer) id: u64,
-    /// Holders of the rank's narrowest and widest views: its device, and all its tiers.
+    /// Holders of the rank's narrowest and widest views (sets of tiers): its device, and all its tiers.
     pub(in crate::writer) holders: [u32; 2],
     /// Block hashes changed since they were last fetched by `Writer::take_touched`.
     pub(in crate::writer) touched: HashSet<u64>,

@@ -32,8 +32,8 @@ pub(in crate::writer) struct Rank {
     pub(in crate::writer) device: u32,
     /// Unique identifier of this registration of the rank, which no other rank has or had.
     pub(in crate::writer) life: u64,
-    /// Holders of the views wider than the device: including host memory, disk and external storage. None until the
-    /// tier is used.
+    /// Holders of the views (sets of tiers) wider than the device: including host memory, disk and external storage.
+    /// None until the tier is used.
     pub(in crate::writer) wider: [Option<u32>; 3],
     /// Numbers of copies on the device, without the first copy of each block.
     pub(in crate::writer) copies: Copies,
@@ -51,16 +51,17 @@ pub(in crate::writer) struct Rank {
     pub(in crate::writer) clearing: Option<Box<TierClear>>,
 }
 
-/// View (set of tiers) of a rank that is being built in steps: its holder, and the blocks still to be added.
+/// View (set of tiers) of a rank that is being built in steps: its holder (a rank's cache), and the blocks still to be
+/// added.
 pub(in crate::writer) struct NewView {
-    /// Index of the view in the rank's field `wider`.
+    /// Index of the view (set of tiers) in the rank's field `wider`.
     pub(in crate::writer) number: usize,
     pub(in crate::writer) holder: u32,
-    /// Holder of the next narrower view, whose blocks are added first.
+    /// Holder of the next narrower view (set of tiers), whose blocks are added first.
     pub(in crate::writer) narrower: u32,
     pub(in crate::writer) watch: u64,
     pub(in crate::writer) runs: OrderedRuns,
-    /// Run that is being added, and the number of its blocks that were added so far.
+    /// Run of blocks that is being added, and the number of its blocks that were added so far.
     pub(in crate::writer) at: Option<(u32, u32)>,
     /// Block hashes that are still to be looked up and added.
     pub(in crate::writer) names: Vec<u64>,
@@ -72,11 +73,11 @@ pub(in crate::writer) struct NewView {
 /// State of clearing a tier in steps: the blocks still to be removed.
 pub(in crate::writer) struct TierClear {
     pub(in crate::writer) tier: Tier,
-    /// Holder that has the tier's blocks. `runs`: its runs still to be cleared; `names`: block hashes that are in no
-    /// run.
+    /// Holder that has the tier's blocks. `runs`: its runs of blocks still to be cleared; `names`: block hashes that
+    /// are in no run.
     pub(in crate::writer) holder: u32,
     pub(in crate::writer) runs: OrderedRuns,
-    /// Run that is being cleared, and the number of its blocks that are left.
+    /// Run of blocks that is being cleared, and the number of its blocks that are left.
     pub(in crate::writer) at: Option<(u32, u32)>,
     pub(in crate::writer) names: Vec<u64>,
 }
@@ -326,17 +327,17 @@ pub(in crate::writer) fn inner(name: BlockHash) -> u64 {
 }
 
 impl Rank {
-    /// Views wider than the device that have a holder, narrowest first: pairs of index and holder.
+    /// Views wider than the device that have a holder (a rank's cache), narrowest first: pairs of index and holder.
     pub(in crate::writer) fn views(&self) -> SmallVec<[(usize, u32); 3]> {
         self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
     }
 
-    /// Holder of the widest view that is narrower than the view with index `view`.
+    /// Holder of the widest view (set of tiers) that is narrower than the view with index `view`.
     pub(in crate::writer) fn narrower(&self, view: usize) -> u32 {
         self.wider[..view].iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
     }
 
-    /// Holder of the rank's widest view, which has all blocks of the rank on any tier.
+    /// Holder of the rank's widest view (set of tiers), which has all blocks of the rank on any tier.
     pub(in crate::writer) fn widest(&self) -> u32 {
         self.narrower(self.wider.len())
     }

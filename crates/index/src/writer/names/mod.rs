@@ -13,7 +13,7 @@ use crate::position::{NO_NAME, Position};
 use crate::runs::Runs;
 use crate::spread::Secret;
 
-/// Hash table of positions by block hash. The block hashes themselves are stored in the runs, by position.
+/// Hash table of positions by block hash. The block hashes themselves are stored in the runs of blocks, by position.
 pub(crate) struct NameTable {
     slots: Slots,
     secret: Secret,
@@ -33,8 +33,8 @@ impl NameTable {
         self.slots.bytes()
     }
 
-    /// Number of the position with the block hash `name`; None if there is none. `name_of` returns the block hash at a
-    /// numbered position.
+    /// Number of the position (run of blocks and offset) with the block hash `name`; None if there is none. `name_of`
+    /// returns the block hash at a numbered position.
     #[inline]
     pub(crate) fn find(&self, name: u64, name_of: impl Fn(u32) -> Option<u64>) -> Option<u32> {
         self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
@@ -115,11 +115,11 @@ impl NameTable {
 
 /// Number of possible duplicates that are collected before they are compared.
 const MOST_ALIKE: usize = 32;
-/// List of possible duplicates: a block hash to be added, the number of a position that may already have it, and its
-/// index among the block hashes to be added.
+/// List of possible duplicates: a block hash to be added, the number of a position (run of blocks and offset) that may
+/// already have it, and its index among the block hashes to be added.
 type LookAlikes = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
 
-/// Index of the first block hash that another position already has; None if there is none.
+/// Index of the first block hash that another position (run of blocks and offset) already has; None if there is none.
 #[inline]
 fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     for (_, number, _) in &*alike {

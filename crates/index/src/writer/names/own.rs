@@ -36,7 +36,7 @@ impl super::lines::Line for Line {
     const PACE: usize = 2;
 }
 
-/// Hash table of one holder's block hashes and the numbers of their positions.
+/// Hash table of one holder's block hashes and the numbers of their positions (runs of blocks and offsets).
 pub(in crate::writer) struct OwnTable {
     lines: Lines<Line>,
     len: usize,
@@ -91,7 +91,7 @@ impl OwnTable {
         }
     }
 
-    /// All block hashes, each with the number of its position.
+    /// All block hashes, each with the number of its position (run of blocks and offset).
     pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.lines.iter().flat_map(|line| line.names.iter().copied().zip(line.numbers));
         entries.filter(|(name, _)| *name != NO_NAME)

@@ -8,16 +8,17 @@ use crate::runs::Runs;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// Private table of block hashes, for one holder whose engine uses other block hashes than the other engines.
+/// Private table of block hashes, for one holder (a rank's cache) whose engine uses other block hashes than the other
+/// engines.
 pub(crate) struct PrivateNames {
     table: OwnTable,
-    /// Block hashes by position, built when first needed, which is rare.
+    /// Block hashes by position (run of blocks and offset), built when first needed, which is rare.
     by_place: OnceCell<Box<PlaceNames>>,
-    /// Block hashes by position while this table is being built in steps; None otherwise.
+    /// Block hashes by position (run of blocks and offset) while this table is being built in steps; None otherwise.
     gathering: Option<Box<TableBuilder>>,
 }
 
-/// Progress of building the table of block hashes by position.
+/// Progress of building the table of block hashes by position (run of blocks and offset).
 struct TableBuilder {
     /// Place in the table of block hashes at which to continue.
     next: u64,
@@ -28,7 +29,7 @@ struct TableBuilder {
 /// meantime are also applied to this table, so a block hash may be added twice, or removed before it was added.
 pub(crate) struct NameTableBuilder {
     pub(in crate::writer) names: PrivateNames,
-    /// Runs whose block hashes are still to be added.
+    /// Runs of blocks whose block hashes are still to be added.
     pub(in crate::writer) runs: Vec<u32>,
     /// Number of blocks of the last one of `runs` that were added.
     pub(in crate::writer) offset: u32,
@@ -72,8 +73,8 @@ impl NameTableBuilder {
     }
 }
 
-/// Block hashes by run and offset. At positions with only irregular blocks, the entry is [`NO_NAME`] or, at the end of
-/// the run, missing.
+/// Block hashes by run and offset. At positions with only irregular blocks (kept outside runs of blocks), the entry is
+/// [`NO_NAME`] or, at the end of the run, missing.
 #[derive(Default)]
 pub(in crate::writer) struct PlaceNames {
     names: Map<u32, Vec<u64>>,
@@ -103,7 +104,7 @@ impl PrivateNames {
         self.table.shed()
     }
 
-    /// True if the counts and the block hashes by position are correct, for tests.
+    /// True if the counts and the block hashes by position (run of blocks and offset) are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, runs: &Runs) -> bool {
         let places = self.by_place.get().is_none_or(|it| {
@@ -146,13 +147,13 @@ impl PrivateNames {
         })
     }
 
-    /// True if block hashes can be looked up by position.
+    /// True if block hashes can be looked up by position (run of blocks and offset).
     pub(in crate::writer) fn has_places(&self) -> bool {
         self.by_place.get().is_some()
     }
 
-    /// Adds about `names` block hashes to the table by position, which [`Self::name`] and [`Self::of_run`] use and
-    /// which takes long to build at once. Returns true if the table is complete.
+    /// Adds about `names` block hashes to the table by position (run of blocks and offset), which [`Self::name`] and
+    /// [`Self::of_run`] use and which takes long to build at once. Returns true if the table is complete.
     pub(in crate::writer) fn gather_places(&mut self, names: usize, runs: &Runs) -> bool {
         if self.has_places() {
             self.gathering = None;
@@ -172,13 +173,14 @@ impl PrivateNames {
         self.gathering.is_none()
     }
 
-    /// Removes and returns the table of block hashes by position, after a copy of the rank that needed it.
+    /// Removes and returns the table of block hashes by position (run of blocks and offset), after a copy of the rank
+    /// that needed it.
     pub(in crate::writer) fn take_places(&mut self) -> Option<Box<PlaceNames>> {
         let gathering = self.gathering.take().map(|it| it.places);
         self.by_place.take().or(gathering)
     }
 
-    /// Table of block hashes by position, to be updated; None if there is none.
+    /// Table of block hashes by position (run of blocks and offset), to be updated; None if there is none.
     fn places_mut(&mut self) -> Option<&mut PlaceNames> {
         let gathering = self.gathering.as_mut().map(|it| &mut it.places);
         self.by_place.get_mut().or(gathering).map(|it| &mut **it)
@@ -188,7 +190,7 @@ impl PrivateNames {
         self.by_place(runs).name(at)
     }
 
-    /// Block hashes of one run, by offset.
+    /// Block hashes of one run of blocks, by offset.
     pub(crate) fn of_run(&self, run: u32, runs: &Runs) -> &[u64] {
         self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
@@ -200,7 +202,7 @@ impl PrivateNames {
         names.iter().zip(start..).take_while(is_named).count()
     }
 
-    /// Sets the block hash of a position.
+    /// Sets the block hash of a position (run of blocks and offset).
     pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
         self.table.make_ready(1, 0);
         self.table.insert_new(name, runs.number(at));
@@ -229,7 +231,8 @@ impl PrivateNames {
         taken
     }
 
-    /// Removes block hashes, at positions where the holder will have no block any longer.
+    /// Removes block hashes, at positions (runs of blocks and offsets) where the holder (a rank's cache) will have no
+    /// block any longer.
     pub(crate) fn forget(&mut self, names: &[u64]) {
         for (i, &name) in names.iter().enumerate() {
             self.table.prefetch(names, i);
@@ -239,7 +242,8 @@ impl PrivateNames {
         self.table.make_ready(0, names.len());
     }
 
-    /// Removes the block hash of a position, at which the holder still has a block.
+    /// Removes the block hash of a position (run of blocks and offset), at which the holder (a rank's cache) still has
+    /// a block.
     pub(crate) fn unname(&mut self, at: Position, name: u64) {
         if name != NO_NAME && self.table.remove(name) {
             if let Some(by_place) = self.places_mut() {
@@ -249,7 +253,7 @@ impl PrivateNames {
         }
     }
 
-    /// Removes the positions of a run from `len` on, whose block hashes were removed before.
+    /// Removes the positions of a run of blocks from `len` on, whose block hashes were removed before.
     pub(crate) fn truncate(&mut self, run: u32, len: u32) {
         if let Some(by_place) = self.places_mut() {
             by_place.truncate(run, len as usize);

@@ -160,7 +160,7 @@ impl Writer {
     }
 
     /// Block hashes and content hashes of the chain from the beginning of a prompt to the block `name`, for block
-    /// hashes that several holders share; None if no holder has the block.
+    /// hashes that several holders (ranks' caches) share; None if no holder has the block.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let mut at = Some(self.find_shared(inner(name)).filter(|at| self.is_linked(*at))?);
         let (mut names, mut contents) = (Vec::new(), Vec::new());

@@ -235,23 +235,25 @@ impl Writer {
     }
 }
 
-/// Largest holder that is cleared in one step, by its number of blocks plus `RUN` for each of its runs.
+/// Largest holder (a rank's cache) that is cleared in one step, by its number of blocks plus `RUN` for each of its runs
+/// of blocks.
 const SMALL: u64 = 1 << 7;
 /// Approximate work of clearing done at the end of each event, as a number of blocks.
 const SHARE: usize = 1 << 8;
-/// Largest number of blocks of one run that are cleared in one step.
+/// Largest number of blocks of one run (a list of consecutive blocks) that are cleared in one step.
 const MOST_OF_A_RUN: u32 = 1 << 9;
-/// Work of clearing a run in addition to its blocks, as a number of blocks.
+/// Work of clearing a run of blocks in addition to its blocks, as a number of blocks.
 const RUN: usize = 16;
 
 impl Writer {
-    /// True if a holder is so small that it can be cleared in one step.
+    /// True if a holder (a rank's cache) is so small that it can be cleared in one step.
     pub(in crate::writer) fn is_small(&self, holder: u32) -> bool {
         let it = &self.holders[holder as usize];
         it.names() + u64::from(it.entered) * RUN as u64 <= SMALL
     }
 
-    /// Starts to remove a holder, which readers can no longer see, in steps. Afterwards its number can be reused.
+    /// Starts to remove a holder (a rank's cache), which readers can no longer see, in steps. Afterwards its number can
+    /// be reused.
     pub(in crate::writer) fn send_off(&mut self, holder: u32) {
         // Readers have no name for its branches, either, and know it.
         if let Some(branches) = self.holders[holder as usize].branches.take() {
@@ -274,14 +276,14 @@ impl Writer {
         self.roster.one_leaves();
     }
 
-    /// Does an event's share of the pending removal of holders and tables.
+    /// Does an event's share of the pending removal of holders (ranks' caches) and tables.
     pub(in crate::writer) fn see_off(&mut self) {
         if !self.leaving.is_empty() {
             self.see_off_some(SHARE);
         }
     }
 
-    /// Continues the removal of holders and tables, by the work for about `blocks` blocks.
+    /// Continues the removal of holders (ranks' caches) and tables, by the work for about `blocks` blocks.
     #[cold]
     pub(in crate::writer) fn see_off_some(&mut self, blocks: usize) {
         let mut left = blocks as isize;
@@ -322,7 +324,8 @@ impl Writer {
         }
     }
 
-    /// Removes a holder from its runs, until `left` is used up. Returns true if it is in no run any longer.
+    /// Removes a holder (a rank's cache) from its runs of blocks, until `left` is used up. Returns true if it is in no
+    /// run any longer.
     fn see_runs_off(&mut self, it: &mut DepartingHolder, left: &mut isize) -> bool {
         while let Some(run) = it.runs.next(&self.runs, left) {
             step();
@@ -341,7 +344,8 @@ impl Writer {
         it.runs.is_empty()
     }
 
-    /// True if only holders that are being removed have a block at a position.
+    /// True if only holders (ranks' caches) that are being removed have a block at a position (run of blocks and
+    /// offset).
     pub(in crate::writer) fn is_left(&self, at: Position) -> bool {
         if self.leaving.holders.is_empty() {
             return false;
@@ -353,12 +357,12 @@ impl Writer {
         is_left
     }
 
-    /// True if a holder is being removed in steps.
+    /// True if a holder (a rank's cache) is being removed in steps.
     pub(in crate::writer) fn is_leaving(&self, holder: u32) -> bool {
         self.leaving.holders.iter().any(|it| it.number == holder)
     }
 
-    /// Removes the shared block hash of a position, if it has one.
+    /// Removes the shared block hash of a position (run of blocks and offset), if it has one.
     pub(in crate::writer) fn unname(&mut self, at: Position) {
         let name = self.runs.name(at);
         if name != NO_NAME {

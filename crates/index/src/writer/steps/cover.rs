@@ -15,7 +15,7 @@ use crate::writer::holders::ListCleanup;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Increases the number of a run's first blocks that a holder has, from `from` to `to`.
+    /// Increases the number of a run's first blocks that a holder (a rank's cache) has, from `from` to `to`.
     pub(in crate::writer) fn raise(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, from, to, true);
         self.publish_levels(run, levels);
@@ -35,8 +35,8 @@ impl Writer {
         }
     }
 
-    /// Decreases the number of a run's first blocks that a holder has, from `from` to `to`. The block hashes of the
-    /// removed blocks must have been removed from the holder's private table before.
+    /// Decreases the number of a run's first blocks that a holder (a rank's cache) has, from `from` to `to`. The block
+    /// hashes of the removed blocks must have been removed from the holder's private table before.
     pub(in crate::writer) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, to, from, false);
         if let Some(coming) = &mut self.holders[holder as usize].coming {
@@ -72,8 +72,8 @@ impl Writer {
         }
     }
 
-    /// Levels (numbers of blocks with their holders) of a run after `holder` has gained the positions `from..to`, or
-    /// lost them if `gains` is false; to be published.
+    /// Levels (numbers of blocks with their holders) of a run of blocks after `holder` has gained the positions
+    /// `from..to`, or lost them if `gains` is false; to be published.
     #[inline]
     fn changed_levels(&mut self, holder: u32, run: u32, from: u32, to: u32, gains: bool) -> Vec<Level> {
         let mut levels = std::mem::take(&mut self.levels);
@@ -92,8 +92,8 @@ impl Writer {
         }
     }
 
-    /// Runs in which a holder has blocks, each with the number of these blocks, in the order of the distance from the
-    /// beginning of the prompt.
+    /// Runs of blocks in which a holder (a rank's cache) has blocks, each with the number of these blocks, in the order
+    /// of the distance from the beginning of the prompt.
     pub(in crate::writer) fn runs_of(&mut self, holder: u32) -> Vec<(u32, u32)> {
         self.compact_runs(holder);
         let runs = &self.holders[holder as usize].runs;
@@ -102,8 +102,8 @@ impl Writer {
         runs
     }
 
-    /// Adds the block that continues `place` with the content hash `content` to a holder, creates the block if no
-    /// holder has it, and returns its position.
+    /// Adds the block that continues `place` with the content hash `content` to a holder (a rank's cache), creates the
+    /// block if no holder has it, and returns its position (run of blocks and offset).
     ///
     /// `name`: the holder's block hash for the block; None if the holder has only irregular blocks there. Unless the
     /// holder has a private table of block hashes, this block hash must be or become the shared one. The holder has all
@@ -138,8 +138,8 @@ impl Writer {
         at
     }
 
-    /// Removes shared block hashes that only holders under removal need, if they conflict with the block hash `name`
-    /// for the position `existing`.
+    /// Removes shared block hashes that only holders (ranks' caches) under removal need, if they conflict with the
+    /// block hash `name` for the position (run of blocks and offset) `existing`.
     fn take_from_leaving(&mut self, name: u64, existing: Option<Position>) {
         for at in [existing, self.find_shared(name)].into_iter().flatten() {
             if self.is_left(at) {
@@ -148,8 +148,8 @@ impl Writer {
         }
     }
 
-    /// Makes `name` the shared block hash of a position if possible, after removing block hashes that only holders
-    /// under removal need. Returns true if it is or can become the shared one.
+    /// Makes `name` the shared block hash of a position (run of blocks and offset) if possible, after removing block
+    /// hashes that only holders (ranks' caches) under removal need. Returns true if it is or can become the shared one.
     pub(in crate::writer) fn make_shared(&mut self, name: u64, existing: Option<Position>) -> bool {
         self.may_share(name, existing) || {
             self.take_from_leaving(name, existing);
@@ -157,13 +157,13 @@ impl Writer {
         }
     }
 
-    /// True if `name` is or can become the shared block hash of a position.
+    /// True if `name` is or can become the shared block hash of a position (run of blocks and offset).
     fn may_share(&self, name: u64, existing: Option<Position>) -> bool {
         let current = existing.map_or(NO_NAME, |at| self.runs.name(at));
         current == name || (current == NO_NAME && self.find_shared(name).is_none())
     }
 
-    /// Removes all blocks of a holder at once.
+    /// Removes all blocks of a holder (a rank's cache) at once.
     pub(in crate::writer) fn clear_holder(&mut self, holder: u32) {
         self.end_branches(holder);
         let runs = self.runs_of(holder);
@@ -180,14 +180,14 @@ impl Writer {
     }
 }
 
-/// Largest length of a list of runs that is cleaned up in one step.
+/// Largest length of a list of runs of blocks that is cleaned up in one step.
 const FEW: usize = 1 << 9;
-/// Number of list entries that are checked whenever the holder's first block in a run is added or removed.
+/// Number of list entries that are checked whenever the holder's first block in a run of blocks is added or removed.
 const PACE: usize = 4;
 
 impl Writer {
-    /// Cleans up a part of a holder's list of runs, if needed. Call it after the holder's first block in a run was
-    /// added or removed.
+    /// Cleans up a part of a holder's list of runs of blocks, if needed. Call it after the holder's first block in a
+    /// run was added or removed.
     #[inline]
     pub(in crate::writer) fn tidy_runs(&mut self, holder: u32) {
         let it = &self.holders[holder as usize];
@@ -225,7 +225,7 @@ impl Writer {
         (it.runs, it.tidying) = (runs, Some(tidying));
     }
 
-    /// Removes duplicates from a holder's list of runs, and runs in which it no longer has blocks.
+    /// Removes duplicates from a holder's list of runs of blocks, and runs in which it no longer has blocks.
     pub(in crate::writer) fn compact_runs(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         it.tidying = None;
@@ -237,14 +237,15 @@ impl Writer {
         self.holders[holder as usize].runs = runs;
     }
 
-    /// True if a run with this number exists, and the holder has blocks in it.
+    /// True if a run of blocks with this number exists, and the holder (a rank's cache) has blocks in it.
     fn is_in(&self, holder: u32, run: u32) -> bool {
         self.runs.is_live(run) && self.covers(holder, Position { run, offset: 0 })
     }
 }
 
-/// Changes `levels` (numbers of blocks with their holders) for a holder that gains the positions `from..to`, or loses
-/// them if `gains` is false. The holder had all positions before `from` and none from `to` on.
+/// Changes `levels` (numbers of blocks with their holders) for a holder that gains the positions (runs of blocks and
+/// offsets) `from..to`, or loses them if `gains` is false. The holder had all positions before `from` and none from
+/// `to` on.
 ///
 /// Before and after the call, the ends of the levels rise and neighbouring sets differ. The caller owns the references
 /// of `levels` to sets; sets that stay are not touched.

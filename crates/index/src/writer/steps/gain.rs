@@ -8,8 +8,8 @@ use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Stores consecutive blocks for a holder. Appends the block hashes of blocks that it had already to `same`.
-    /// Returns the number of block hashes that belonged to other blocks before.
+    /// Stores consecutive blocks for a holder (a rank's cache). Appends the block hashes of blocks that it had already
+    /// to `same`. Returns the number of block hashes that belonged to other blocks before.
     pub(in crate::writer) fn gain(
         &mut self,
         holder: u32,
@@ -56,7 +56,8 @@ impl Writer {
         replaced
     }
 
-    /// Place after the end of a chain that the holder stored recently; None if the position has another block by now.
+    /// Place after the end of a chain that the holder (a rank's cache) stored recently; None if the position (run of
+    /// blocks and offset) has another block by now.
     #[inline]
     fn after_tail(&self, holder: u32, at: Position, name: Option<u64>) -> Option<Place> {
         let is_named = self.runs.is_live(at.run)
@@ -65,9 +66,9 @@ impl Writer {
         (is_named && self.covered(holder, at).is_some()).then(|| at.after())
     }
 
-    /// Stores a chain from a place that the holder has reached, up to the first block that needs special treatment,
-    /// because its block hash belongs to another position or its position has another block hash. Returns the number of
-    /// blocks stored.
+    /// Stores a chain from a place that the holder (a rank's cache) has reached, up to the first block that needs
+    /// special treatment, because its block hash belongs to another position (run of blocks and offset) or its position
+    /// has another block hash. Returns the number of blocks stored.
     fn gain_chain(
         &mut self,
         holder: u32,
@@ -163,7 +164,8 @@ impl Writer {
         names.len()
     }
 
-    /// Stores blocks that no holder has, at the end of a run or in a new run. Returns the number of blocks stored.
+    /// Stores blocks that no holder (a rank's cache) has, at the end of a run of blocks or in a new run. Returns the
+    /// number of blocks stored.
     fn gain_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let private = self.holders[holder as usize].private.is_some();
         if private {
@@ -189,7 +191,7 @@ impl Writer {
         self.keep_blocks(holder, run, start, start + gained as u32)
     }
 
-    /// Adds blocks after a place; returns the run, the offset of the first block and the end offset.
+    /// Adds blocks after a place; returns the run of blocks, the offset of the first block and the end offset.
     fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
         let more = std::mem::take(&mut self.coming);
         if self.runs.can_append(place, contents) {
@@ -201,8 +203,8 @@ impl Writer {
         }
     }
 
-    /// Adds the new blocks of a run up to the offset `end` to the holder, and removes those beyond. Returns the number
-    /// of blocks added.
+    /// Adds the new blocks of a run (a list of consecutive blocks) up to the offset `end` to the holder (a rank's
+    /// cache), and removes those beyond. Returns the number of blocks added.
     fn keep_blocks(&mut self, holder: u32, run: u32, start: u32, end: u32) -> usize {
         if end == 0 {
             // An empty run is removed like a run that its last holder has left.
@@ -217,13 +219,13 @@ impl Writer {
     }
 }
 
-/// Result of storing one block for a holder.
+/// Result of storing one block for a holder (a rank's cache).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::writer) enum Gain {
     New,
-    /// No change, as the holder had the same block already.
+    /// No change, as the holder (a rank's cache) had the same block already.
     Same,
-    /// Replacement of another block that the holder had under this block hash.
+    /// Replacement of another block that the holder (a rank's cache) had under this block hash.
     Replaced,
 }
 
@@ -248,7 +250,8 @@ impl Writer {
         result
     }
 
-    /// Stores a block that the holder does not have, and appends the blocks that waited for it to `todo`.
+    /// Stores a block that the holder (a rank's cache) does not have, and appends the blocks that waited for it to
+    /// `todo`.
     fn link(
         &mut self,
         holder: u32,
@@ -308,7 +311,8 @@ impl Writer {
         self.link(holder, parent, names[last], contents[last], todo);
     }
 
-    /// Place after a reachable irregular block; None if there is none with this block hash.
+    /// Place after a reachable irregular block (kept outside runs of blocks); None if there is none with this block
+    /// hash.
     fn irregular_place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         let irregular = self.holders[holder as usize].irregular.as_ref()?;
         irregular.block(name?)?.at.map(Position::after)

@@ -7,8 +7,8 @@ use crate::writer::holders::Table;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Number of a run's first blocks that a holder has. `near`: a guess, which saves reading sets of holders that are
-    /// often not in the processor's cache.
+    /// Number of a run's first blocks that a holder (a rank's cache) has. `near`: a guess, which saves reading sets of
+    /// holders that are often not in the processor's cache.
     #[inline]
     pub(in crate::writer) fn cutoff(&self, holder: u32, run: u32, near: u32) -> u32 {
         let levels = self.runs.levels(run);
@@ -27,7 +27,8 @@ impl Writer {
         level.is_some_and(|level| self.sets.contains(level.set, holder))
     }
 
-    /// Position of the regular block that a holder has under this block hash; None if there is none.
+    /// Position of the regular block (stored in a run) that a holder (a rank's cache) has under this block hash; None
+    /// if there is none.
     #[inline]
     pub(in crate::writer) fn find(&self, holder: u32, name: u64) -> Option<Position> {
         let it = &self.holders[holder as usize];
@@ -40,8 +41,8 @@ impl Writer {
         (self.covers(holder, at) && !it.covers_irregularly(at)).then_some(at)
     }
 
-    /// Position of the regular block that a holder has under this block hash, and the number of the run's first blocks
-    /// that it has; None if there is none.
+    /// Position of the regular block (stored in a run) that a holder (a rank's cache) has under this block hash, and
+    /// the number of the run's first blocks that it has; None if there is none.
     #[inline]
     pub(in crate::writer) fn find_cut(&self, holder: u32, name: u64) -> Option<(Position, u32)> {
         if self.holders[holder as usize].private.is_some() {
@@ -51,8 +52,9 @@ impl Writer {
         self.covered(holder, self.find_shared(name)?)
     }
 
-    /// Position `at`, with the number of the run's first blocks that the holder has, if the holder has a regular block
-    /// there; None otherwise. Assumes that the holder uses the shared block hash for the position.
+    /// Position `at`, with the number of the run's first blocks that the holder (a rank's cache) has, if the holder has
+    /// a regular block (stored in a run) there; None otherwise. Assumes that the holder uses the shared block hash for
+    /// the position.
     #[inline]
     pub(in crate::writer) fn covered(&self, holder: u32, at: Position) -> Option<(Position, u32)> {
         let cutoff = self.cutoff(holder, at.run, at.offset);
@@ -60,14 +62,15 @@ impl Writer {
         is_regular.then_some((at, cutoff))
     }
 
-    /// Position of this block hash for all holders that use the shared block hashes; None if there is none.
+    /// Position of this block hash for all holders (ranks' caches) that use the shared block hashes; None if there is
+    /// none.
     #[inline]
     pub(in crate::writer) fn find_shared(&self, name: u64) -> Option<Position> {
         let number = self.names.find(name, |number| Some(self.runs.name(self.runs.position(number))))?;
         Some(self.runs.position(number))
     }
 
-    /// Block hash that a holder uses for a position at which it has a regular block.
+    /// Block hash that a holder (a rank's cache) uses for a position at which it has a regular block (stored in a run).
     pub(in crate::writer) fn name_of(&self, holder: u32, at: Position) -> u64 {
         match &self.holders[holder as usize].private {
             Some(private) => private.name(at, &self.runs).unwrap_or(NO_NAME),
@@ -75,14 +78,14 @@ impl Writer {
         }
     }
 
-    /// Parent's block hash and content hash of the holder's regular block at a position.
+    /// Parent's block hash and content hash of the holder's regular block (stored in a run) at a position.
     pub(in crate::writer) fn block_at(&self, holder: u32, at: Position) -> (Option<u64>, u64) {
         let parent = self.runs.parent(at).map(|parent| self.name_of(holder, parent));
         (parent, self.runs.content(at))
     }
 
-    /// Parent's block hash and content hash of the block that a holder has under this block hash; None if there is
-    /// none.
+    /// Parent's block hash and content hash of the block that a holder (a rank's cache) has under this block hash; None
+    /// if there is none.
     pub(in crate::writer) fn block(&self, holder: u32, name: u64) -> Option<(Option<u64>, u64)> {
         if let Some(block) = self.holders[holder as usize].irregular_block(name) {
             return Some(block);
@@ -93,15 +96,15 @@ impl Writer {
         self.find_in_branches(holder, name).map(|(_, at)| self.block_at(holder, at))
     }
 
-    /// True if a holder has a block under this block hash, with any content.
+    /// True if a holder (a rank's cache) has a block under this block hash, with any content.
     pub(in crate::writer) fn has_name(&self, holder: u32, name: u64) -> bool {
         self.holders[holder as usize].irregular_block(name).is_some()
             || self.find(holder, name).is_some()
             || self.find_in_branches(holder, name).is_some()
     }
 
-    /// True if a holder has a block with this parent, block hash and content. Avoids looking up block hashes by
-    /// position, which takes long in private tables of block hashes.
+    /// True if a holder (a rank's cache) has a block with this parent, block hash and content. Avoids looking up block
+    /// hashes by position (run of blocks and offset), which takes long in private tables of block hashes.
     pub(in crate::writer) fn has_block(&self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_none() || it.irregular_block(name).is_some() {
@@ -114,7 +117,8 @@ impl Writer {
             && parent.is_none_or(|parent| self.find(holder, parent) == before)
     }
 
-    /// Number of leading block hashes that concern no irregular block and no branch of the holder.
+    /// Number of leading block hashes that concern no irregular block (kept outside runs of blocks) and no branch
+    /// (blocks after a missing block) of the holder.
     #[inline]
     pub(in crate::writer) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
         let it = &self.holders[holder as usize];
@@ -125,14 +129,15 @@ impl Writer {
         names.iter().take_while(|&&name| ignores(name) && !self.concerns_branches(holder, name)).count()
     }
 
-    /// True if the holder has irregular blocks at any position of a run, so that changes there need special treatment.
+    /// True if the holder (a rank's cache) has irregular blocks (kept outside runs of blocks) at any position of a run,
+    /// so that changes there need special treatment.
     #[inline]
     pub(in crate::writer) fn is_irregular_in(&self, holder: u32, run: u32) -> bool {
         self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_in(run))
     }
 
-    /// Place after the regular block with the block hash `name`, or the beginning of a prompt if `name` is None. None
-    /// if the holder has no such block.
+    /// Place after the regular block (stored in a run) with the block hash `name`, or the beginning of a prompt if
+    /// `name` is None. None if the holder (a rank's cache) has no such block.
     #[inline]
     pub(in crate::writer) fn place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         match name {
@@ -142,15 +147,15 @@ impl Writer {
     }
 }
 
-/// Cost of reading a run, in steps of about the copy of one block. Reading a run, or looking up a block hash, waits for
-/// memory a few times.
+/// Cost of reading a run of blocks, in steps of about the copy of one block. Reading a run, or looking up a block hash,
+/// waits for memory a few times.
 pub(in crate::writer) const RUN_STEPS: usize = 8;
 pub(in crate::writer) const NAME_STEPS: usize = 8;
 
-/// Number of block hashes that are sorted by position at a time.
+/// Number of block hashes that are sorted by position (run of blocks and offset) at a time.
 const GATHERED: usize = 32;
 
-/// Consecutive blocks of one holder: parent's block hash, block hashes and content hashes.
+/// Consecutive blocks of one holder (a rank's cache): parent's block hash, block hashes and content hashes.
 pub(in crate::writer) struct HeldChain {
     pub(in crate::writer) parent: Option<u64>,
     pub(in crate::writer) names: Vec<u64>,
@@ -158,7 +163,8 @@ pub(in crate::writer) struct HeldChain {
 }
 
 impl Writer {
-    /// Frees the tables of block hashes by position of these holders, which are needed only for a copy.
+    /// Frees the tables of block hashes by position (run of blocks and offset) of these holders (ranks' caches), which
+    /// are needed only for a copy.
     pub(in crate::writer) fn forget_places(&mut self, holders: [u32; 2]) {
         for holder in holders {
             if let Some(private) = self.holders.get_mut(holder as usize).and_then(|it| it.private.as_mut())
@@ -169,7 +175,8 @@ impl Writer {
         }
     }
 
-    /// Block hashes of all irregular blocks of a holder and of all blocks in its branches, in any order.
+    /// Block hashes of all irregular blocks (kept outside runs of blocks) of a holder and of all blocks in its branches
+    /// (blocks after missing blocks), in any order.
     pub(in crate::writer) fn names_not_in_runs(&mut self, holder: u32) -> Vec<u64> {
         let mut names = self.names_in_branches(holder);
         let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
@@ -177,8 +184,8 @@ impl Writer {
         names
     }
 
-    /// All blocks of a holder, as chains: regular blocks and those of branches, with parents before children, then
-    /// irregular blocks in any order.
+    /// All blocks of a holder, as chains: regular blocks (stored in a run) and those of branches (blocks after missing
+    /// blocks), with parents before children, then irregular blocks in any order.
     pub(in crate::writer) fn chains_of(&mut self, holder: u32) -> Vec<HeldChain> {
         let mut chains = Vec::new();
         for (run, cutoff) in self.runs_of(holder) {
@@ -198,8 +205,8 @@ impl Writer {
         chains
     }
 
-    /// Sorts the block hashes of a holder with a private table by position, until `spent` reaches `steps`. Returns true
-    /// if all are sorted.
+    /// Sorts the block hashes of a holder (a rank's cache) with a private table by position (run of blocks and offset),
+    /// until `spent` reaches `steps`. Returns true if all are sorted.
     pub(in crate::writer) fn gather_places(&mut self, holder: u32, steps: usize, spent: &mut usize) -> bool {
         let Self { holders, runs, .. } = self;
         let Some(private) = &mut holders[holder as usize].private else { return true };
@@ -215,8 +222,8 @@ impl Writer {
         false
     }
 
-    /// Chain of the holder's regular blocks at the positions `from..to` of a run; the holder has all these positions.
-    /// None if there are no regular blocks.
+    /// Chain of the holder's regular blocks (stored in a run) at the positions `from..to` of a run of blocks; the
+    /// holder (a rank's cache) has all these positions. None if there are no regular blocks.
     pub(in crate::writer) fn chain_in(&self, holder: u32, run: u32, from: u32, to: u32) -> Option<HeldChain> {
         let it = &self.holders[holder as usize];
         // Below the first position that only irregular blocks cover there is nothing regular.
@@ -240,7 +247,8 @@ impl Writer {
         })
     }
 
-    /// Chain of the blocks at the positions `from..to` of a run, for a holder that uses the shared block hashes.
+    /// Chain of the blocks at the positions `from..to` of a run of blocks, for a holder (a rank's cache) that uses the
+    /// shared block hashes.
     fn chain_between(&self, holder: u32, run: u32, from: u32, to: u32) -> HeldChain {
         let within = from as usize..to as usize;
         HeldChain {

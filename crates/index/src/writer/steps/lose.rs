@@ -9,20 +9,20 @@ use crate::stats::step;
 use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
-/// Range `low..=high` of positions of one run, whose blocks are to be removed.
+/// Range `low..=high` of positions of one run of blocks, whose blocks are to be removed.
 #[derive(Clone, Copy)]
 struct Stretch {
     run: u32,
     low: u32,
     high: u32,
-    /// Number of the run's first blocks that the holder has.
+    /// Number of the run's first blocks that the holder (a rank's cache) has.
     cutoff: u32,
     /// Index of the range's first block hash in the list of removed ones.
     first: usize,
 }
 
 impl Stretch {
-    /// True if a position is directly before or after the range.
+    /// True if a position (run of blocks and offset) is directly before or after the range.
     fn is_beside(&self, at: Position) -> bool {
         at.run == self.run && (at.offset + 1 == self.low || at.offset == self.high + 1)
     }
@@ -32,8 +32,8 @@ impl Stretch {
 const MOST_STRETCHES: usize = 32;
 
 impl Writer {
-    /// Removes blocks from a holder. Block hashes that it does not have change nothing; all others are appended to
-    /// `gone`.
+    /// Removes blocks from a holder (a rank's cache). Block hashes that it does not have change nothing; all others are
+    /// appended to `gone`.
     ///
     /// The order of the block hashes does not matter, and engines differ in it: blocks at the ends of chains are
     /// removed first, so that removing a whole chain leaves no holes meanwhile.
@@ -93,9 +93,9 @@ impl Writer {
         self.cut(holder, &mut stretches, gone);
     }
 
-    /// Position directly before or after the range, if it has this block hash and the holder has no private table of
-    /// block hashes; None otherwise. Most removals are one chain in order, in either direction, so this saves look-ups
-    /// in the table of block hashes.
+    /// Position directly before or after the range, if it has this block hash and the holder (a rank's cache) has no
+    /// private table of block hashes; None otherwise. Most removals are one chain in order, in either direction, so
+    /// this saves look-ups in the table of block hashes.
     #[inline]
     fn neighbour(&self, stretch: &Stretch, name: u64) -> Option<Position> {
         let run = stretch.run;
@@ -107,10 +107,10 @@ impl Writer {
         (next < stretch.cutoff && names[next as usize] == name).then_some(Position { run, offset: next })
     }
 
-    /// Guess of the position of the next block to remove, with the number of the run's first blocks that the holder
-    /// has; None if the block there has another block hash. The guess is the block before the last range in the parent
-    /// run, or, without a range, the block where the last removal stopped, as evictions go up a chain and continue
-    /// where they stopped.
+    /// Guess of the position of the next block to remove, with the number of the run's first blocks that the holder (a
+    /// rank's cache) has; None if the block there has another block hash. The guess is the block before the last range
+    /// in the parent run of blocks, or, without a range, the block where the last removal stopped, as evictions go up a
+    /// chain and continue where they stopped.
     #[inline]
     fn guessed(&self, holder: u32, last: Option<&Stretch>, name: u64) -> Option<(Position, u32)> {
         let it = &self.holders[holder as usize];
@@ -158,7 +158,8 @@ impl Writer {
         stretches.clear();
     }
 
-    /// True if a holder has a child of the run that branches off after more than `blocks` blocks.
+    /// True if a holder (a rank's cache) has a child of the run of blocks that branches off after more than `blocks`
+    /// blocks.
     ///
     /// A common beginning has thousands of children, and is often evicted block by block. Therefore a negative result
     /// is remembered until the holder gets blocks in another run.
@@ -176,8 +177,9 @@ impl Writer {
         holds
     }
 
-    /// True if a holder has a child run that branches off at `place` or farther along the run there, and that the run's
-    /// list of children does not contain. Searches all runs of the holder, unless it is known to have no such child.
+    /// True if a holder (a rank's cache) has a child run that branches off at `place` or farther along the run there,
+    /// and that the run's list of children does not contain. Searches all runs of the holder, unless it is known to
+    /// have no such child.
     fn holds_unlisted_beyond(&mut self, holder: u32, place: Place) -> bool {
         let it = &self.holders[holder as usize];
         if !self.runs.has_unlisted(place.run) || !it.hanging.may_be_beyond(place) {
@@ -195,7 +197,7 @@ impl Writer {
         holds
     }
 
-    /// Removes one block of any kind; returns true if the holder had it.
+    /// Removes one block of any kind; returns true if the holder (a rank's cache) had it.
     pub(in crate::writer) fn lose_one(&mut self, holder: u32, name: u64) -> bool {
         if self.holders[holder as usize].irregular_block(name).is_some() {
             self.detach_irregular(holder, name);
@@ -216,7 +218,7 @@ impl Writer {
         }
     }
 
-    /// Removes a regular block. The holder's blocks that continue it become irregular.
+    /// Removes a regular block (stored in a run). The holder's blocks that continue it become irregular.
     fn lose_regular(&mut self, holder: u32, at: Position, name: u64) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
@@ -234,7 +236,8 @@ impl Writer {
 }
 
 impl Writer {
-    /// Removes an irregular block. The blocks that continue it stay and become unreachable.
+    /// Removes an irregular block (kept outside runs of blocks). The blocks that continue it stay and become
+    /// unreachable.
     pub(in crate::writer) fn detach_irregular(&mut self, holder: u32, name: u64) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
         let Some(block) = irregular.remove(name) else { return };
@@ -247,7 +250,8 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Removes a regular block that other blocks of the holder continue, or that has reachable irregular blocks nearby.
+    /// Removes a regular block (stored in a run) that other blocks of the holder (a rank's cache) continue, or that has
+    /// reachable irregular blocks nearby.
     pub(in crate::writer) fn detach(&mut self, holder: u32, at: Position) {
         let name = self.name_of(holder, at);
         if self.branch_off(holder, at, name) {
@@ -282,7 +286,7 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Positions of the holder's regular blocks at and after the position `at`, in all continuations.
+    /// Positions of the holder's regular blocks (stored in a run) at and after the position `at`, in all continuations.
     fn regular_at_and_below(&self, holder: u32, at: Position) -> Vec<Position> {
         let it = &self.holders[holder as usize];
         let runs = self.runs_at_and_below(holder, at).into_iter();
@@ -290,8 +294,8 @@ impl Writer {
         all.filter(|&at| !it.covers_irregularly(at)).collect()
     }
 
-    /// Parts of runs that the holder has at and after a position, in all continuations: first position, and end offset
-    /// in the run.
+    /// Parts of runs of blocks that the holder (a rank's cache) has at and after a position, in all continuations:
+    /// first position, and end offset in the run.
     pub(in crate::writer) fn runs_at_and_below(&self, holder: u32, at: Position) -> Vec<(Position, u32)> {
         let mut found = Vec::new();
         let it = &self.holders[holder as usize];
@@ -317,7 +321,7 @@ impl Writer {
         found
     }
 
-    /// Runs of a holder that are not in their parents' lists of children, by the number of the parent.
+    /// Runs of a holder (a rank's cache) that are not in their parents' lists of children, by the number of the parent.
     fn unlisted_runs(&self, holder: u32) -> HashMap<u32, Vec<u32>> {
         let mut runs = self.holders[holder as usize].runs.clone();
         runs.sort_unstable();
@@ -330,8 +334,9 @@ impl Writer {
         unlisted
     }
 
-    /// Reduces the numbers of first blocks that the holder has of each run, so that it has none of these positions, nor
-    /// any after them in their runs. Runs farthest from the beginning of the prompt come first.
+    /// Reduces the numbers of first blocks that the holder (a rank's cache) has of each run of blocks, so that it has
+    /// none of these positions, nor any after them in their runs. Runs farthest from the beginning of the prompt come
+    /// first.
     fn lower_all(&mut self, holder: u32, positions: &[Position]) {
         let mut lowest: HashMap<u32, u32> = HashMap::new();
         for at in positions {

@@ -35,7 +35,7 @@ pub(crate) use slices::{LargeCopy, Slice};
 pub(crate) use store::{Chain, Way};
 
 impl Writer {
-    /// Does an event's share of the pending work, such as removing holders or building tables.
+    /// Does an event's share of the pending work, such as removing holders (ranks' caches) or building tables.
     #[inline]
     pub(crate) fn do_share(&mut self) {
         self.see_off();

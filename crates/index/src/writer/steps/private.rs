@@ -13,12 +13,13 @@ use crate::writer::state::Writer;
 
 /// Approximate number of block hashes added to a private table at the end of each event.
 const SHARE: usize = 1 << 9;
-/// Cost of reading a run, as a number of block hashes.
+/// Cost of reading a run of blocks, as a number of block hashes.
 const RUN: usize = 8;
 
 impl Writer {
-    /// True if a holder can use the block hash `name` for a regular block at `existing` or at a new position. If a
-    /// private table of block hashes is needed for this, gives the holder one, or starts to build one.
+    /// True if a holder (a rank's cache) can use the block hash `name` for a regular block (stored in a run) at
+    /// `existing` or at a new position. If a private table of block hashes is needed for this, gives the holder one, or
+    /// starts to build one.
     pub(in crate::writer) fn may_name(&mut self, holder: u32, name: u64, existing: Option<Position>) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_some() || self.make_shared(name, existing) {
@@ -40,7 +41,7 @@ impl Writer {
         false
     }
 
-    /// Gives a holder a private table of block hashes, built at once.
+    /// Gives a holder (a rank's cache) a private table of block hashes, built at once.
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
         let mut private = PrivateNames::with_room_for(self.holders[holder as usize].blocks as usize);
@@ -55,8 +56,8 @@ impl Writer {
         self.counters.private_holders += 1;
     }
 
-    /// Shared block hashes of the positions `from..to` of a run, where the holder has blocks; [`NO_NAME`] where it has
-    /// no regular block.
+    /// Shared block hashes of the positions `from..to` of a run of blocks, where the holder (a rank's cache) has
+    /// blocks; [`NO_NAME`] where it has no regular block (stored in a run).
     fn regular_names(&self, holder: u32, run: u32, from: u32, to: u32) -> Vec<u64> {
         let it = &self.holders[holder as usize];
         let name = |offset| {

@@ -39,15 +39,15 @@ pub(crate) struct LargeCopy {
     pub(crate) watch: u64,
     device: u32,
     widest: u32,
-    /// Runs still to be copied in which the device had blocks at the start; `wider_runs`: those of the rank's widest
-    /// view.
+    /// Runs of blocks still to be copied in which the device had blocks at the start; `wider_runs`: those of the rank's
+    /// widest view (set of tiers).
     runs: Vec<u32>,
     wider_runs: Vec<u32>,
     /// Block hashes that are still to be looked up.
     names: Vec<u64>,
     /// Block hashes that changed meanwhile, and must be looked up (again) at the end.
     touched: HashSet<u64>,
-    /// Chains copied from runs, in one list per slice, as a long list is slow to grow.
+    /// Chains copied from runs of blocks, in one list per slice, as a long list is slow to grow.
     chains: Vec<Vec<Piece>>,
     /// State of the block hashes that were looked up, in one list per slice. This state overrides the chains, and later
     /// entries override earlier ones.
@@ -55,7 +55,7 @@ pub(crate) struct LargeCopy {
     rounds: usize,
 }
 
-/// Blocks of one run that a rank has.
+/// Blocks of one run of blocks that a rank has.
 struct Piece {
     /// Number of blocks from the beginning of the prompt to the run's first block.
     start: u32,
@@ -186,8 +186,8 @@ impl Writer {
         slice
     }
 
-    /// Copies the blocks of a run that a rank's device has. If `wider`, lists the run's block hashes that other tiers
-    /// have instead. Returns the number of steps taken.
+    /// Copies the blocks of a run (a list of consecutive blocks) that a rank's device has. If `wider`, lists the run's
+    /// block hashes that other tiers have instead. Returns the number of steps taken.
     fn slice_run(&self, large: &mut LargeCopy, books: &Rank, run: u32, wider: bool) -> usize {
         let holder = if wider { large.widest } else { large.device };
         // It may be another run under the same number; then all its names are touched.
@@ -224,7 +224,7 @@ impl Writer {
 }
 
 impl LargeCopy {
-    /// Sorts the lists of runs and removes duplicates, without needing the index's lock.
+    /// Sorts the lists of runs of blocks and removes duplicates, without needing the index's lock.
     pub(crate) fn tidy(&mut self) {
         for runs in [&mut self.runs, &mut self.wider_runs] {
             runs.sort_unstable();
@@ -286,7 +286,7 @@ impl LargeCopy {
 }
 
 impl Writer {
-    /// Starts to record changes of the rank with these holders; returns the record's identifier.
+    /// Starts to record changes of the rank with these holders (ranks' caches); returns the record's identifier.
     pub(in crate::writer) fn watch(&mut self, holders: [u32; 2]) -> u64 {
         let watches = &mut self.watches;
         watches.last += 1;
@@ -312,7 +312,7 @@ impl Writer {
         (!watch.over).then(|| std::mem::take(&mut watch.touched))
     }
 
-    /// Records a change of these block hashes of a holder, if its rank is being copied.
+    /// Records a change of these block hashes of a holder (a rank's cache), if its rank is being copied.
     #[inline]
     pub(in crate::writer) fn touch(&mut self, holder: u32, names: impl IntoIterator<Item = u64>) {
         if !self.watches.all.is_empty() {
@@ -333,7 +333,7 @@ impl Writer {
         }
     }
 
-    /// Records a change of all blocks of a holder, if its rank is being copied.
+    /// Records a change of all blocks of a holder (a rank's cache), if its rank is being copied.
     pub(in crate::writer) fn touch_all(&mut self, holder: u32) {
         for watch in self.watches.all.iter_mut().filter(|it| it.holders.contains(&holder)) {
             watch.over = true;

@@ -28,7 +28,7 @@ fn reach(claims: Claims, view: usize) -> bool {
 }
 
 impl Writer {
-    /// Creates the holder of a rank's view that includes all tiers up to `tier`, if there is none.
+    /// Creates the holder of a rank's view (set of tiers) that includes all tiers up to `tier`, if there is none.
     pub(in crate::writer) fn add_view(&mut self, rank: u32, tier: Tier) {
         let number = tier as usize - 1;
         let books = self.rank_mut(rank);
@@ -44,8 +44,8 @@ impl Writer {
         self.publish_roster();
     }
 
-    /// Makes `holder` the holder of a rank's view, after it got the blocks of the next narrower view. The caller must
-    /// publish the roster (the table of holders for readers): only then can readers use the view.
+    /// Makes `holder` the holder of a rank's view (set of tiers), after it got the blocks of the next narrower view.
+    /// The caller must publish the roster (the table of holders for readers): only then can readers use the view.
     pub(in crate::writer) fn now_view(&mut self, rank: u32, number: usize, holder: u32) {
         let books = self.rank_mut(rank);
         let (device, before) = (books.device, books.wider);
@@ -55,8 +55,8 @@ impl Writer {
         self.set_views(device, before, after);
     }
 
-    /// Updates the roster (the table of holders for readers) when the holders of a rank's views have changed. The
-    /// caller must publish it.
+    /// Updates the roster (the table of holders for readers) when the holders of a rank's views (sets of tiers) have
+    /// changed. The caller must publish it.
     pub(in crate::writer) fn set_views(&mut self, device: u32, before: [Option<u32>; 3], after: [Option<u32>; 3]) {
         let Some(member) = self.roster.get(device) else { return };
         for gone in before.into_iter().flatten().filter(|holder| !after.contains(&Some(*holder))) {
@@ -73,7 +73,8 @@ impl Writer {
         self.roster.set(holder, Some(Member { views, ..member }));
     }
 
-    /// Adds blocks that were just stored on the device to the rank's wider views, which include other tiers.
+    /// Adds blocks that were just stored on the device to the rank's wider views (sets of tiers), which include other
+    /// tiers.
     pub(in crate::writer) fn widen(&mut self, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let books = self.rank_mut(rank);
         if books.wider == [None; 3] {
@@ -95,8 +96,8 @@ impl Writer {
         }
     }
 
-    /// Removes blocks that the device just lost, or is about to lose, from the wider views, unless one of their other
-    /// tiers has them.
+    /// Removes blocks that the device just lost, or is about to lose, from the wider views (sets of tiers), unless one
+    /// of their other tiers has them.
     pub(in crate::writer) fn narrow(&mut self, rank: u32, names: &[u64]) {
         if self.rank_mut(rank).wider == [None; 3] {
             return;
@@ -109,7 +110,7 @@ impl Writer {
         }
     }
 
-    /// Stores a chain on a tier other than the device; the rank must have the tier's view.
+    /// Stores a chain on a tier other than the device; the rank must have the tier's view (set of tiers).
     pub(in crate::writer) fn store_elsewhere(
         &mut self,
         rank: u32,
@@ -176,7 +177,8 @@ impl Writer {
         }
     }
 
-    /// Removes a block from the views whose tiers no longer have a copy of it, unless the device has it.
+    /// Removes a block from the views (sets of tiers) whose tiers no longer have a copy of it, unless the device has
+    /// it.
     fn leave(&mut self, rank: u32, name: u64, before: Claims) {
         let books = self.rank_mut(rank);
         let now = books.offloaded.get(name).unwrap_or_default();
@@ -270,7 +272,7 @@ impl Writer {
         true
     }
 
-    /// Discards the view that is being built for a rank.
+    /// Discards the view (set of tiers) that is being built for a rank.
     pub(in crate::writer) fn end_new_view(&mut self, rank: u32) {
         if let Some(view) = self.rank_mut(rank).new_view.take() {
             self.end_view(*view);
@@ -285,7 +287,7 @@ impl Writer {
         self.roster.one_has_left();
     }
 
-    /// Adds more blocks to a view that is being built. Returns true if the view is complete.
+    /// Adds more blocks to a view (set of tiers) that is being built. Returns true if the view is complete.
     fn fill_view(&mut self, view: &mut NewView, steps: usize) -> bool {
         let mut spent = 0;
         if !self.gather_places(view.narrower, steps, &mut spent) {
@@ -332,7 +334,7 @@ impl Writer {
         }
     }
 
-    /// Copies the block with this block hash, or its absence, from the next narrower view to a view.
+    /// Copies the block with this block hash, or its absence, from the next narrower view (set of tiers) to a view.
     fn follow(&mut self, view: &NewView, name: u64) {
         match self.block(view.narrower, name) {
             Some((parent, content)) => drop(self.gain_one(view.holder, parent, name, content)),

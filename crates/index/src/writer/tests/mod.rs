@@ -209,8 +209,8 @@ fn more_than_can_be_numbered_is_refused_before_it_happens() {
     }
 }
 
-/// Checks that a cleared rank, which gets another holder, keeps its handle and its worker's number, and that the
-/// departing holder counts for no rank.
+/// Checks that a cleared rank, which gets another holder (a rank's cache), keeps its handle and its worker's number,
+/// and that the departing holder counts for no rank.
 #[test]
 fn a_rank_is_the_same_after_a_clear() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -288,7 +288,8 @@ fn own_names_come_together_in_steps() {
     assert_eq!(index.stats().blocks, 50 + (50 - events) + events * 50 + CHAINS * 100);
 }
 
-/// Checks that a second block hash of a position does not slow down stores and removals of the rank's other chains.
+/// Checks that a second block hash of a position (run of blocks and offset) does not slow down stores and removals of
+/// the rank's other chains.
 #[test]
 fn a_second_name_slows_no_other_chain_down() {
     let chain = |n: u64| (0..64).map(move |at| n << 8 | at);
@@ -316,7 +317,7 @@ fn a_second_name_slows_no_other_chain_down() {
 }
 
 /// Checks the steps of storing a long chain that other workers hold under block hashes of their own: all its blocks get
-/// block hashes in one pass, without a search for each block's number from the end of the run.
+/// block hashes in one pass, without a search for each block's number from the end of the run of blocks.
 #[test]
 fn a_chain_without_names_is_named_at_once() {
     let steps_of_length = |blocks: u64| {
@@ -340,7 +341,8 @@ fn a_chain_without_names_is_named_at_once() {
     assert!(long <= 100 * short.max(10), "{long} steps for 40 times what takes {short}");
 }
 
-/// Checks that a dump of a holder with a private table sorts the block hashes by position in slices.
+/// Checks that a dump of a holder (a rank's cache) with a private table sorts the block hashes by position (run of
+/// blocks and offset) in slices.
 #[test]
 fn names_of_its_own_are_put_by_place_in_slices() {
     let index = BlockIndex::new(Config::default()).expect("a block size");

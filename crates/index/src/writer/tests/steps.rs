@@ -39,7 +39,8 @@ fn sizes_are_told_without_a_walk_over_what_is_held() {
     assert!(few.0 > 0 && few.0 < 100, "{few:?}");
 }
 
-/// Checks the steps of an eviction at the end of a run that the conversations of all workers continue, by one worker.
+/// Checks the steps of an eviction at the end of a run of blocks that the conversations of all workers continue, by one
+/// worker.
 #[test]
 fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     let busy = |children: u64| {
@@ -71,7 +72,7 @@ fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     assert!(few < 64, "{few} steps");
 }
 
-/// Checks that creating or removing a run takes a constant number of steps, however many runs there are.
+/// Checks that creating or removing a run of blocks takes a constant number of steps, however many runs there are.
 #[test]
 fn tables_grow_and_shrink_a_little_at_a_time() {
     const CHAINS: u64 = 60_000;
@@ -96,7 +97,8 @@ fn tables_grow_and_shrink_a_little_at_a_time() {
     assert!(longest < 800, "{longest} steps");
 }
 
-/// Checks that an index that had many runs and has few can get many again: its new table is complete before it is full.
+/// Checks that an index that had many runs of blocks and has few can get many again: its new table is complete before
+/// it is full.
 #[test]
 fn a_table_grows_in_time_where_there_were_many_runs() {
     const CHAINS: u64 = 20_000;
@@ -150,8 +152,8 @@ fn what_is_cleared_goes_in_steps() {
     }
 }
 
-/// Checks that opening and filling a hole takes a number of steps that depends on the number of runs after it, not of
-/// blocks.
+/// Checks that opening and filling a hole takes a number of steps that depends on the number of runs of blocks after
+/// it, not of blocks.
 #[test]
 fn what_is_below_a_hole_goes_run_by_run() {
     let hole = |blocks: u64| {
@@ -193,7 +195,8 @@ fn what_is_below_a_hole_goes_run_by_run() {
     assert!(many.iter().zip(&few).all(|(many, few)| *many <= few + 16 && *many < 1_000), "{few:?} {many:?}");
 }
 
-/// Checks that outdated entries are removed from a holder's list of runs in steps, while runs are added and left.
+/// Checks that outdated entries are removed from a holder's list of runs of blocks in steps, while runs are added and
+/// left.
 #[test]
 fn the_list_of_runs_is_put_right_in_steps() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
