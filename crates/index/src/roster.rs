@@ -19,7 +19,7 @@ const CHUNK: usize = 64;
 /// view with number n.
 pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
-/// Entry of a roster: the worker and rank behind a holder's number.
+/// Data of a holder (a rank's cache): its worker and rank, and the views (sets of tiers) that it stands for.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
@@ -104,7 +104,7 @@ impl Chunk {
     }
 }
 
-/// Table with the worker and rank behind each holder's number.
+/// Table with the worker and rank of each holder (a rank's cache), by the holder's number.
 #[derive(Default)]
 pub(crate) struct Roster {
     members: Members,
@@ -249,7 +249,7 @@ impl Roster {
         self.members.leaving -= 1;
     }
 
-    /// Records that a holder's worker now has another rank as well.
+    /// Records that the worker of a holder (a rank's cache) now has another rank as well.
     pub(crate) fn put_among_ranks(&mut self, holder: u32) {
         if let Some(member) = self.get(holder) {
             self.set(holder, Some(Member { is_only_rank: false, ..member }));

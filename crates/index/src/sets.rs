@@ -247,17 +247,17 @@ impl Sets {
         }
     }
 
-    /// Set with `holder` added, as a new reference; `holder` must not be a member yet.
+    /// Set with `holder` (a rank's cache) added, as a new reference; `holder` must not be a member yet.
     pub(crate) fn with(&mut self, set: SetWord, holder: u32) -> SetWord {
         set.mask_with(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
-    /// Set with `holder` removed, as a new reference; `holder` must be a member.
+    /// Set with `holder` (a rank's cache) removed, as a new reference; `holder` must be a member.
     pub(crate) fn without(&mut self, set: SetWord, holder: u32) -> SetWord {
         set.mask_without(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
-    /// Set with `holder` added, or removed if it is a member, as a new reference.
+    /// Set with `holder` (a rank's cache) added, or removed if it is a member, as a new reference.
     fn toggle(&mut self, set: SetWord, holder: u32) -> SetWord {
         if let Some(word) = self.toggle_in_kind(set, holder) {
             return word;

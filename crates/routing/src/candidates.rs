@@ -76,8 +76,9 @@ pub struct Candidates {
     /// Filled in only for [`Policy::explain`](crate::Policy::explain), as a decision computes only the ways that
     /// matter.
     pub ways: Vec<PromptWay>,
-    /// Row of the chosen worker, and the best way to serve the request there. None until a row is chosen, if nothing
-    /// can be loaded or pulled, or if the policy does not consider transfers.
+    /// Table row of the chosen worker, and the best way to serve the request there: the parts of the prompt to load,
+    /// pull and compute. None until a row is chosen, if nothing can be loaded or pulled, or if the policy does not
+    /// consider transfers.
     pub way: Option<(usize, PromptWay)>,
 }
 
@@ -168,7 +169,8 @@ impl Candidates {
         }
     }
 
-    /// Number of the prompt's leading blocks that the worker of a row will have without computing them.
+    /// Number of the prompt's leading blocks that a candidate, given by its row in the table, will have without
+    /// computing them.
     #[must_use]
     #[inline]
     pub fn reached(&self, row: usize) -> u32 {
@@ -178,7 +180,8 @@ impl Candidates {
         }
     }
 
-    /// Best way to serve the request at the worker of a row; None if it was not computed.
+    /// Best way for a candidate, given by its row in the table, to get the prompt's blocks; None if it was not
+    /// computed.
     #[must_use]
     #[inline]
     pub fn way(&self, row: usize) -> Option<&PromptWay> {
@@ -200,12 +203,12 @@ impl Candidates {
         self.worker.is_empty()
     }
 
-    /// Adds a row with default values, not yet assigned to a worker.
+    /// Adds a row with default values to the table, not yet assigned to a worker.
     pub(crate) fn push(&mut self) {
         columns!(push, self,);
     }
 
-    /// Assigns a row to a worker, and sets its columns to those of a worker that has had no requests.
+    /// Assigns a row of the table to a worker, and sets its columns to those of a worker that has had no requests.
     pub(crate) fn reset(&mut self, row: usize, number: u32, weight: f64) {
         self.worker[row] = number;
         self.device_blocks[row] = 0;

@@ -13,7 +13,7 @@ pub struct Depths {
     is_tiered: bool,
 }
 
-/// Number of leading blocks of a prompt that one worker holds, for growing sets of tiers.
+/// Number of leading blocks of a prompt that one worker holds: on its device, with host memory, and on all tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
     /// Number of leading blocks on the device.

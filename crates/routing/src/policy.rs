@@ -45,7 +45,7 @@ pub struct Terms {
     /// Names of the terms, with their units, such as `ttft` or `delay to others`. The last one is the value by which
     /// candidates were compared.
     pub names: Vec<&'static str>,
-    /// Values of the terms, row by row: one row for each candidate, with one value for each name.
+    /// Values of the terms: for each candidate in turn, one value for each name.
     pub values: Vec<f64>,
 }
 
@@ -73,8 +73,8 @@ pub trait Policy: Send {
     /// The request may not be sent to this row in the end: [`Policy::sent`] reports it if it is.
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
 
-    /// Picks a row like [`Policy::choose`], for a request that may not wait in the router. None if the policy has no
-    /// preference; the least loaded worker then takes the request.
+    /// Picks a candidate like [`Policy::choose`], for a request that may not wait in the router. None if the policy has
+    /// no preference; the least loaded worker then takes the request.
     fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
         let _ = (request, candidates, now);
         None
@@ -87,7 +87,7 @@ pub trait Policy: Send {
         self.choose(request, candidates, now)
     }
 
-    /// Picks a row like [`Policy::choose_way`], for a request that may not wait in the router.
+    /// Picks a candidate like [`Policy::choose_way`], for a request that may not wait in the router.
     fn choose_way_now(
         &mut self,
         request: &Request<'_>,
@@ -111,7 +111,7 @@ pub trait Policy: Send {
         0.0
     }
 
-    /// Records that the request of the last call of [`Policy::choose`] is sent to the worker of `row`.
+    /// Records that the request of the last call of [`Policy::choose`] is sent to the candidate `row`.
     fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let _ = (request, candidates, row, now);
     }
@@ -144,7 +144,8 @@ pub trait Policy: Send {
         let _ = worker;
     }
 
-    /// Explains the choice that the policy would make, without side effects. None if the policy computes no terms.
+    /// Explains the choice that the policy would make, without side effects, by the values that it would compare. None
+    /// if it computes none.
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         let _ = (request, candidates, now);
         None

@@ -91,7 +91,7 @@ impl RunningMean {
 pub(crate) struct FleetSpeed {
     rate: RunningMean,
     step: RunningMean,
-    /// Number of samples since the rows of all workers were last updated.
+    /// Number of samples since the speeds of all workers were last updated.
     pub(crate) fresh: u32,
     /// Number of samples that were ignored.
     pub(crate) left_out: u64,

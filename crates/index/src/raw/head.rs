@@ -33,8 +33,8 @@ use super::reclaim::Guard;
 use super::thin::{Spares, ThinBox};
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// Levels of a run of blocks (numbers of blocks with their holders), for the writer. The sets are words whose
-/// references the writer's table of sets counts.
+/// Levels of a run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have them;
+/// for the writer. The sets are words whose references the writer's table of sets counts.
 pub(crate) struct LevelsNow<'w>(LevelsRef<'w>);
 
 impl Deref for LevelsNow<'_> {
@@ -57,7 +57,8 @@ pub(crate) struct RunHead {
     pub(crate) parent: u32,
     /// Number of the parent run's blocks after which this run of blocks continues the parent.
     pub(crate) fork: u32,
-    /// Version of the levels, odd while the writer is changing several words of them.
+    /// Version of the run's levels (numbers of first blocks with their holders), odd while the writer is changing
+    /// several words of them.
     version: AtomicU32,
     words: Words,
 }
@@ -76,7 +77,8 @@ impl RunHead {
         ptr::from_ref(self).addr()
     }
 
-    /// Removes and returns the list of levels in separate memory, if there is one, of a head that no reader uses.
+    /// Removes and returns the list of levels (numbers of first blocks with their holders) in separate memory, if there
+    /// is one, of a head that no reader uses.
     pub(super) fn take_spilled(&self) -> Option<SpilledLevels> {
         Self::owned(self.words.spilled.swap(ptr::null_mut(), Ordering::Relaxed))
     }
@@ -97,7 +99,8 @@ impl RunHead {
         self.words.info.store(if has { info | HAS_CHILDREN } else { info }, Ordering::Release);
     }
 
-    /// Levels of the run of blocks (numbers of blocks with their holders) at one moment, for a reader.
+    /// Levels of the run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have
+    /// them; at one moment, for a reader.
     #[inline]
     pub(super) fn levels<'p>(&self, guard: &'p Guard<'_>) -> LevelsRef<'p> {
         loop {
@@ -116,15 +119,16 @@ impl RunHead {
         }
     }
 
-    /// Levels of the run of blocks (numbers of blocks with their holders), for the writer.
+    /// Levels of the run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have
+    /// them; for the writer.
     #[inline]
     pub(crate) fn levels_now<'w>(&'w self, _writer: &'w WriterToken) -> LevelsNow<'w> {
         // SAFETY: rule 1: the writer alone unlinks spilled lists, and only with its token borrowed mutably.
         LevelsNow(unsafe { self.words.read() })
     }
 
-    /// Copies the levels, and the flag for children, from another head of the same run of blocks. No reader uses this
-    /// head yet.
+    /// Copies the levels (numbers of first blocks with their holders), and the flag for children, from another head of
+    /// the same run of blocks. No reader uses this head yet.
     pub(super) fn take_over(&self, from: &Self, spares: &mut Spares<(), Level>, writer: &WriterToken) {
         self.words.copy(&from.words);
         if let LevelsNow(LevelsRef::Spilled(levels)) = from.levels_now(writer) {
@@ -132,8 +136,8 @@ impl RunHead {
         }
     }
 
-    /// Publishes `levels` as the run's levels. If the previous levels were in separate memory, returns that list, which
-    /// must be freed once no reader can use it.
+    /// Publishes `levels` (numbers of first blocks with their holders) as the levels of the run of blocks. If the
+    /// previous levels were in separate memory, returns that list, which must be freed once no reader can use it.
     pub(crate) fn publish(
         &self,
         levels: &[Level],
@@ -262,13 +266,15 @@ mod loom_tests {
     use crate::raw::reclaim::Readers;
     use crate::raw::set::SetWord;
 
-    /// Levels whose values all contain the version number `n`: one level, or a list in separate memory.
+    /// Levels (numbers of first blocks with their holders) whose values all contain the version number `n`: one level,
+    /// or a list in separate memory.
     fn version(n: u32, count: u32) -> Vec<Level> {
         (0..count).map(|i| Level { end: n * 8 + i, set: SetWord::from_raw(u64::from(n * 8 + i) << 2 | 1) }).collect()
     }
 
-    /// Model of a reader that reads a head `looks` times, beside a writer that changes it from `counts[0]` to
-    /// `counts[1]` levels, and then, if `goes_on`, writes the record of a change of another head.
+    /// Model of a reader that reads a run's head `looks` times, beside a writer that changes it from `counts[0]` to
+    /// `counts[1]` levels (numbers of first blocks with their holders), and then, if `goes_on`, writes the record of a
+    /// change of another head.
     fn model(counts: [u32; 2], looks: usize, goes_on: bool) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(2));
@@ -324,8 +330,9 @@ mod loom_tests {
         model([1, 1], 1, true);
     }
 
-    /// Model of a reader that reads a head `looks` times while the writer publishes the levels of `history` one after
-    /// the other. Checks that each result was published at some moment, and that the results never go back.
+    /// Model of a reader that reads a run's head `looks` times while the writer publishes the levels (numbers of first
+    /// blocks with their holders) of `history` one after the other. Checks that each result was published at some
+    /// moment, and that the results never go back.
     fn history(history: Vec<Vec<Level>>, looks: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(2));

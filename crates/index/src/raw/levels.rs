@@ -23,11 +23,13 @@ pub(crate) struct Level {
     pub(crate) set: SetWord,
 }
 
-/// List of levels that do not fit into the head of a run of blocks; immutable.
+/// List of levels (numbers of first blocks with their holders) that do not fit into the head of a run of blocks;
+/// immutable.
 pub(crate) type SpilledLevels = ThinBox<(), Level>;
 pub(super) type SpilledMemory = Memory<(), Level>;
 
-/// Levels of a run of blocks (numbers of blocks with their holders), as read under a guard that lives for `'p`.
+/// Levels of a run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have them;
+/// as read under a guard that lives for `'p`.
 pub(crate) enum LevelsRef<'p> {
     Inline([Level; INLINE], usize),
     Spilled(&'p [Level]),
@@ -42,25 +44,27 @@ impl<'p> LevelsRef<'p> {
         }
     }
 
-    /// Pairs of the end of each level in blocks and the set of the holders (ranks' caches) of all blocks up to this
-    /// end.
+    /// Pairs of the end of each level, as a number of blocks, and the set of the holders (ranks' caches) that have all
+    /// blocks up to this end.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, SetRef<'p>)> {
         // SAFETY: read from a head, whose sets are linked, under the guard of `'p`.
         self.as_slice().iter().map(|level| (level.end, unsafe { SetRef::new(level.set) }))
     }
 
-    /// End of the last level in blocks; 0 if there are no levels.
+    /// Number of blocks that any holder (a rank's cache) has of the run, which is the end of the last level; 0 without
+    /// levels.
     #[inline]
     pub(super) fn end(&self) -> u32 {
         self.as_slice().last().map_or(0, |level| level.end)
     }
 }
 
-/// Largest number of levels in the head of a run of blocks: only one under the model checker, which takes a day for
-/// three.
+/// Largest number of levels (numbers of first blocks with their holders) in the head of a run of blocks: only one under
+/// the model checker, which takes a day for three.
 pub(super) const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
-/// Bit mask of the number of levels in [`Words::info`]; the value `SPILLED` means that they are in separate memory.
+/// Bit mask of the number of a run's levels in [`Words::info`]; the value `SPILLED` means that they are in separate
+/// memory.
 pub(super) const COUNT: u32 = 0xff;
 pub(super) const SPILLED: u32 = 0xff;
 
@@ -74,7 +78,8 @@ pub(super) struct Words {
     pub(super) spilled: AtomicPtr<SpilledMemory>,
 }
 
-/// Copy of a head's levels before the change that the writer is making; each index has one record.
+/// Copy of a head's levels (numbers of first blocks with their holders) before the change that the writer is making;
+/// each index has one record.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct ChangeRecord {
@@ -87,10 +92,12 @@ pub(super) struct ChangeRecord {
 }
 
 impl Words {
-    /// Levels as read from the words, for a caller that checks the version afterwards.
+    /// Levels (numbers of first blocks with their holders) as read from the words, for a caller that checks the version
+    /// afterwards.
     ///
-    /// # Safety No list of levels that was linked to this head since the caller began may be freed for as long as the
-    /// result lives.
+    /// # Safety
+    /// No list of levels that was linked to this head since the caller began may be freed for as long as the result
+    /// lives.
     #[inline]
     pub(super) unsafe fn read<'p>(&self) -> LevelsRef<'p> {
         const NONE: Level = Level { end: 0, set: SetWord::EMPTY };
@@ -111,7 +118,8 @@ impl Words {
         LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
-    /// Writes levels that fit into the head. A reader that sees one of the new words also sees all earlier changes.
+    /// Writes levels (numbers of first blocks with their holders) that fit into the head. A reader that sees one of the
+    /// new words also sees all earlier changes.
     #[inline]
     pub(super) fn write(&self, levels: &[Level]) {
         for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {
@@ -120,7 +128,7 @@ impl Words {
         }
     }
 
-    /// Number of words in which the current levels differ from `levels`.
+    /// Number of words in which the current levels (numbers of first blocks with their holders) differ from `levels`.
     #[inline]
     pub(super) fn differences(&self, levels: &[Level]) -> usize {
         let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {

@@ -153,7 +153,8 @@ impl Run {
         self.len = self.len.min(len as u32);
     }
 
-    /// Copies the run of blocks, with its levels, to new memory with space for `room` blocks.
+    /// Copies the run of blocks, with its levels (numbers of first blocks with their holders), to new memory with space
+    /// for `room` blocks.
     pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);
@@ -169,7 +170,7 @@ impl Run {
         new
     }
 
-    /// Address of the run's head, stored in the table of children.
+    /// Address of the head of the run of blocks, stored in the table of child runs.
     pub(super) fn address(&self) -> u64 {
         self.head.as_ptr().expose_provenance() as u64
     }
@@ -197,8 +198,8 @@ impl<'p> RunRef<'p> {
         unsafe { self.head.as_ref() }
     }
 
-    /// Levels of the run of blocks (numbers of blocks with their holders) at one moment, and the content hashes up to
-    /// the last level's end.
+    /// Levels of the run of blocks (numbers of its first blocks with their holders) at one moment, and the content
+    /// hashes up to the end of the last level.
     #[inline]
     pub(crate) fn read(self, guard: &'p Guard<'_>) -> (LevelsRef<'p>, &'p [u64]) {
         let levels = self.head().levels(guard);

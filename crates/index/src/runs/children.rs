@@ -84,7 +84,7 @@ impl Runs {
         (!self.entries[id as usize].listed).then(|| self.origin(id))
     }
 
-    /// Calls `f` with each child in the run's list that continues it after more than `blocks` and at most `most`
+    /// Calls `f` with each listed child run that continues a run of blocks after more than `blocks` and at most `most`
     /// blocks, until `f` returns true. Returns true if `f` did.
     pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
         let Some(forks) = &self.entries[id as usize].forks else { return false };

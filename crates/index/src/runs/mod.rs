@@ -66,7 +66,8 @@ pub(crate) struct Runs {
     bytes: usize,
     /// Size of the lists of forks, in bytes.
     fork_bytes: usize,
-    /// Freed memory for lists of levels that do not fit into the head of a run of blocks.
+    /// Freed memory for lists of levels (numbers of first blocks with their holders) that do not fit into the head of a
+    /// run.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
@@ -123,7 +124,8 @@ impl Runs {
             + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
     }
 
-    /// Places of all runs of blocks that are not in their parent's list of children, each with the run's first level.
+    /// Places of all runs of blocks that are not in their parent's list of children, each with the run's first level
+    /// (number of first blocks with their holders).
     #[cfg(all(test, not(loom)))]
     pub(crate) fn unlisted(&self) -> impl Iterator<Item = (Place, Option<Level>)> {
         let unlisted = (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id));

@@ -19,7 +19,7 @@ pub(crate) const NO_PAGE: u32 = u32::MAX;
 /// Largest number of pages, so that a position's number fits into 32 bits.
 const MOST_PAGES: usize = 1 << (32 - BITS);
 
-/// Page: 16 consecutive positions of a run, with a common number.
+/// Page: 16 consecutive blocks of a run (a list of consecutive blocks), which are numbered together.
 #[derive(Clone, Copy)]
 struct Page {
     run: u32,
@@ -63,7 +63,7 @@ impl Pages {
         self.used
     }
 
-    /// Adds a page after a run's last page `previous`; returns the number of the new page.
+    /// Adds a page (16 blocks) after the last page of a run, `previous`; returns the number of the new page.
     pub(crate) fn add(&mut self, run: u32, previous: u32) -> u32 {
         let index = if previous == NO_PAGE { 0 } else { self.pages[previous as usize].index + 1 };
         let page = Page { run, index, previous };
@@ -154,7 +154,7 @@ impl Runs {
         self.pages.position(number)
     }
 
-    /// Prefetches the memory that [`Self::position`] reads for a number.
+    /// Prefetches the memory that [`Self::position`] reads for the number of a position (run of blocks and offset).
     #[inline]
     pub(crate) fn ask_for_page(&self, number: u32) {
         self.pages.ask_for(number);

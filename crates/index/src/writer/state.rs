@@ -19,7 +19,8 @@ use crate::types::BlockHash;
 /// Largest number of block hashes for which a buffer is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
 
-/// Largest number of blocks for which a holder's private table of block hashes is built in one step.
+/// Largest number of blocks for which the private table of block hashes of a holder (a rank's cache) is built in one
+/// step.
 const OWN_AT_ONCE: u64 = 1 << 10;
 
 /// Smallest number of blocks after a missing block that are kept together as a branch.
@@ -52,7 +53,8 @@ pub(crate) struct Writer {
     pub(super) roster: Roster,
     /// Holders whose private tables of block hashes are being built in steps; some may be complete.
     pub(super) gathering: Vec<u32>,
-    /// Largest number of blocks for which a holder's private table of block hashes is built in one step.
+    /// Largest number of blocks for which the private table of block hashes of a holder (a rank's cache) is built in
+    /// one step.
     pub(crate) most_own_at_once: u64,
     /// Smallest number of blocks after a missing block that are kept together as a branch.
     pub(crate) least_branch: u64,
@@ -131,7 +133,8 @@ impl Writer {
         })
     }
 
-    /// Updates the number of a holder's blocks whose chain to the beginning of the prompt is incomplete.
+    /// Updates the number of blocks of a holder (a rank's cache) whose chain to the beginning of the prompt is
+    /// incomplete.
     pub(super) fn count_waiting(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         let now = it.unlinked();

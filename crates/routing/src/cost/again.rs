@@ -4,7 +4,7 @@
 //! evicted by a prompt will be requested again. If it is large, each admitted prompt destroys nearly as much work as it
 //! does.
 
-/// Number of slots for remembered blocks, a sample of the latest prompts' blocks.
+/// Number of remembered blocks, a sample of the latest prompts' blocks; a new one replaces the one at the same index.
 const SLOTS: usize = 1 << 16;
 /// Distance between two sampled blocks of a prompt. Sampled positions are multiples of it, so prompts with a common
 /// beginning are sampled at the same blocks.
@@ -17,7 +17,8 @@ const PRIOR: f64 = 64.0;
 /// Sample of the computed blocks, with decaying counts of blocks computed repeatedly and of all blocks.
 #[derive(Debug, Default)]
 pub(super) struct Again {
-    /// Tag of the last sampled block in each slot: 32 bits of its hash. Other bits of the hash give the slot.
+    /// Part of the hash (32 bits) of the last sampled block at each index of this table. Other bits of the hash give
+    /// the index.
     seen: Vec<u32>,
     again: f64,
     all: f64,

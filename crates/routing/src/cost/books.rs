@@ -154,8 +154,8 @@ impl Books {
         self.limits.get(candidates.worker[row] as usize).map_or(f64::INFINITY, RunningLimit::get)
     }
 
-    /// Delay expected at the engine of a row because the prompt at the head of its queue is late: the prompt could have
-    /// been computed for `elapsed` seconds already, and has no first token.
+    /// Delay expected at a candidate's engine because the prompt at the head of its queue is late: the prompt could
+    /// have been computed for `elapsed` seconds already, and has no first token.
     #[inline]
     pub(super) fn late(&self, candidates: &Candidates, row: usize, elapsed: f64) -> Delay {
         if elapsed * candidates.prefill_rate[row] <= candidates.head_tokens[row] {
@@ -217,7 +217,8 @@ impl Books {
         Some(Prices::new(&average))
     }
 
-    /// Lower bound of the forecast for a row: with the shortest possible queue, and without a wait for cache space.
+    /// Lower bound of the forecast for a candidate: with the shortest possible queue, and without a wait for cache
+    /// space.
     #[inline(always)]
     pub(super) fn best(&self, common: &SharedForecast, candidates: &Candidates, row: usize) -> Outlook {
         let queue = least_queue(candidates, row, 1.0 / candidates.prefill_rate[row]);
@@ -352,8 +353,8 @@ fn is_scarce(request: &Request<'_>, candidates: &Candidates) -> bool {
     fills.fold(false, |scarce, (used, room)| scarce | (used + blocks > SCARCE * room))
 }
 
-/// Number of a request's blocks that no other request at the row's engine uses; 0 for a request without hashes, as the
-/// number of shared blocks is unknown then.
+/// Number of a request's blocks that no other request at the candidate's engine uses; 0 for a request without hashes,
+/// as the number of shared blocks is unknown then.
 #[inline]
 fn own(request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
     if request.content_hashes.is_empty() {
@@ -362,7 +363,7 @@ fn own(request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
     f64::from(request.blocks().saturating_sub(candidates.shared_blocks[row]))
 }
 
-/// Seconds between two tokens of a request at a row's engine.
+/// Seconds between two tokens of a request at the candidate's engine.
 #[inline]
 fn step(engine: &Engine, candidates: &Candidates, row: usize) -> f64 {
     if engine.step() > 0.0 { engine.step() } else { candidates.step_time[row].max(1e-6) }

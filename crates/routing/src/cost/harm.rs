@@ -36,7 +36,7 @@ const COPIED: f64 = 3.0;
 /// Weight of a second of prefill of requests that are held in the router until the same engine is free.
 const AIMED: f64 = 0.5;
 
-/// Names of the terms of the cost, in the order of [`Harm::row`]; the last one is their sum.
+/// Names of the summands of a candidate's cost, in the order of [`Harm::row`]; the last one is the sum.
 pub(super) const NAMES: [&str; 9] = [
     "wait (s)",
     "wait for room (s)",
@@ -130,8 +130,8 @@ impl PromptParts {
         Self { uncached, seconds: way.seconds, copied: f64::from(way.pulled()) * size }
     }
 
-    /// Split that gives a lower bound on the cost, over all ways in which the engine of a row can get the prompt's
-    /// blocks.
+    /// Split of a prompt (tokens to compute, load and pull) that gives a lower bound on the cost, over all ways in
+    /// which the candidate's engine can get the prompt's blocks.
     #[inline(always)]
     pub(super) fn at_least(
         least: &LeastTransfer,
@@ -164,8 +164,8 @@ pub(super) struct Harm {
     pub(super) transfer: f64,
     pub(super) prefill: f64,
     pub(super) others: f64,
-    /// Delay of waiting requests whose prompts share a step with this request's prompt, in seconds; part of the delay
-    /// of others.
+    /// Delay of waiting requests whose prompts the engine computes in the same step as this request's prompt, in
+    /// seconds; part of the delay of others.
     beside: f64,
     pub(super) later: f64,
     pub(super) evict: f64,

@@ -210,7 +210,7 @@ impl Kvatlas {
         self.goes_or_waits(row, request, candidates, ways, now)
     }
 
-    /// Decides if a request goes to the worker of the chosen row now, or waits in the router.
+    /// Decides if a request goes to the chosen candidate now, or waits in the router.
     fn goes_or_waits(
         &mut self,
         row: usize,
@@ -262,7 +262,7 @@ impl Kvatlas {
         self.costs.iter().enumerate().filter(|(_, cost)| equal(cost)).nth(nth).map_or(0, |(row, _)| row)
     }
 
-    /// Draws a random row, with a probability that falls exponentially with the row's cost.
+    /// Draws a random candidate, with a probability that falls exponentially with its cost; returns its row.
     fn drawn(&mut self) -> usize {
         let least = self.costs.iter().copied().fold(f64::INFINITY, f64::min);
         let temperature = self.weights.temperature;
@@ -357,7 +357,7 @@ impl Policy for Kvatlas {
     }
 }
 
-/// Split of a prompt for the best way in which the engine of a row can get its blocks: tokens to compute, load and
+/// Split of a prompt for the best way in which a candidate's engine can get its blocks: tokens to compute, load and
 /// pull.
 #[inline]
 fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, row: usize) -> PromptParts {

@@ -12,10 +12,10 @@ const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
 const UNITS: [f64; 2] = [16.0, 200_000.0];
 /// Weight of the prior assumption that load does not slow an engine.
 const PRIOR: f64 = 1.6;
-/// Prior estimate: relative growth of a step's duration by one more request, and the weight of this estimate, which
-/// equals 64 samples whose loads are two requests from the mean.
+/// Prior estimate: relative growth of an engine's step (one token of every running answer) by one more request, and the
+/// weight of this estimate, which equals 64 samples whose loads are two requests from the mean.
 const EXPECTED: (f64, f64) = (0.01, 1.0);
-/// Lower limit of a step's duration without load, relative to the mean: it is extrapolated beyond the samples.
+/// Lower limit of an engine's step time without load, relative to the mean: it is extrapolated beyond the samples.
 const LEAST: f64 = 0.2;
 
 /// Load of an engine: the number of its running requests, and of their tokens.
@@ -85,7 +85,7 @@ impl Slowness {
         self.x[0] / self.weight.max(1.0) * UNITS[0]
     }
 
-    /// Relative growth of a step's duration by one more average request: a mix of the learnt value and a prior, as
+    /// Relative growth of an engine's step time by one more average request: a mix of the learnt value and a prior, as
     /// samples at a single load teach nothing.
     pub(super) fn of_one_more(&self) -> f64 {
         let (each, weight) = EXPECTED;
@@ -94,14 +94,14 @@ impl Slowness {
         (self.learnt() * known + each * weight) / (known + weight)
     }
 
-    /// Relative growth of a step's duration by one more average request, computed from the samples alone.
+    /// Relative growth of an engine's step time by one more average request, computed from the samples alone.
     fn learnt(&self) -> f64 {
         let usual = Load { requests: self.usual_requests(), tokens: self.x[1] / self.weight.max(1.0) * UNITS[1] };
         let each = usual.tokens / usual.requests.max(1.0);
         (self.slopes[0] + self.slopes[1] * each) / self.of(usual)
     }
 
-    /// Duration of a step under a load, relative to a step without load.
+    /// Step time of an engine under a load, relative to its step time without load.
     fn of(&self, load: Load) -> f64 {
         1.0 + self.slopes[0] * load.requests + self.slopes[1] * load.tokens
     }

@@ -31,7 +31,8 @@ impl Draw {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Row with the lowest key; a random one of them if several have it. None if there are no rows.
+    /// Item with the lowest key, as its row number; a random one of them if several have it. None if there are no
+    /// items.
     pub fn lowest<K: PartialOrd>(
         &mut self,
         rows: impl Iterator<Item = usize>,
@@ -89,8 +90,8 @@ pub fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Draws two random rows and returns the one with the smaller `load`, or the first if both are equal. If there is only
-/// one row, returns that row.
+/// Draws two random items of `rows` and returns the one with the smaller `load`, or the first if both are equal. If
+/// there is only one item, returns it.
 pub fn better_of_two(draw: &mut Draw, rows: &[usize], load: impl Fn(usize) -> f64) -> usize {
     let one = draw.below(rows.len());
     let Some(&first) = rows.get(one) else { return 0 };

@@ -53,8 +53,8 @@ impl Ring {
         }
     }
 
-    /// First row of `workers` that the predicate `takes` accepts, in the order of the ring from `key` on; None if there
-    /// is none.
+    /// Index of the first worker in `workers` that the predicate `takes` accepts, in the order of the ring from `key`
+    /// on; None if there is none.
     pub fn first(&self, key: u64, workers: &[u32], mut takes: impl FnMut(usize) -> bool) -> Option<usize> {
         let start = self.places.partition_point(|&(place, _)| place < key);
         let sorted = workers.is_sorted();

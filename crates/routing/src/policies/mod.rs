@@ -36,7 +36,7 @@ mod testing {
         Candidates::idle(count)
     }
 
-    /// Chooses a row for a request by a policy, reports the request as sent there, and returns the row.
+    /// Chooses a candidate for a request by a policy, reports the request as sent to it, and returns its row.
     pub(super) fn send(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
         let Choice::Row(row) = policy.choose(request, candidates, now) else { panic!("it waits") };
         policy.sent(request, candidates, row, now);

@@ -52,8 +52,8 @@ impl Beliefs {
         self.doubted = self.doubted + is_doubted(belief) - is_doubted(before);
     }
 
-    /// Corrects the numbers of a prompt's blocks in all rows. `usable`: largest number of the prompt's blocks that a
-    /// cache can provide.
+    /// Corrects the numbers of a prompt's blocks that all workers hold by the index. `usable`: largest number of the
+    /// prompt's blocks that a cache can provide.
     pub(super) fn doubt(&mut self, rows: &mut Candidates, usable: u32) {
         self.held.clear();
         if self.doubted == 0 {

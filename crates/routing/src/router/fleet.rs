@@ -18,7 +18,7 @@ use crate::router::waiting::Aim;
 use crate::speed::{FleetSpeed, Speed};
 use crate::transfers::{Transfers, Ways};
 
-/// Number of new samples of the fleet's speed after which the rows of all workers are updated.
+/// Number of new samples of the fleet's speed after which the speeds of all workers are updated.
 const REFRESH: u32 = 16;
 /// Seconds beyond its expected prefill after which a prompt at the head of a queue counts as late. Prompts computed in
 /// one step may have their first tokens in any order.
@@ -27,9 +27,9 @@ const LATE: f64 = 1.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Up,
-    /// Worker that receives no new requests and finishes those it has.
+    /// State of a worker that receives no new requests and finishes those it has.
     Drained,
-    /// Unused row.
+    /// State after a worker has left, when its number is free.
     Gone,
 }
 
@@ -70,11 +70,11 @@ impl Slot {
 
 #[derive(Debug)]
 pub(super) struct Fleet {
-    /// Table with the row of each slot.
+    /// Table of all workers, one row for each worker's rank.
     rows: Candidates,
-    /// Time at which each row's worker joined; `reported`: time of its engine's last report; `head_since`: time at
-    /// which the prompt at the head of its queue became the first (`inf` without one). Separate from the slots, as they
-    /// are read for every request.
+    /// Time at which each worker joined; `reported`: time of its engine's last report; `head_since`: time at which the
+    /// prompt at the head of its queue became the first (`inf` without one). Separate from the other data, as they are
+    /// read for every request.
     joined: Vec<f64>,
     reported: Vec<f64>,
     head_since: Vec<f64>,
@@ -82,7 +82,7 @@ pub(super) struct Fleet {
     by_name: HashMap<Arc<str>, Vec<(u32, u32)>>,
     free: Vec<u32>,
     speed: FleetSpeed,
-    /// Copies of the rows of the workers that may take the current request, if these are not all workers.
+    /// Table of the workers that may take the current request, if these are not all workers.
     chosen: Candidates,
     pub(super) beliefs: Beliefs,
     pub(super) up: usize,
@@ -208,7 +208,7 @@ impl Fleet {
 
     // What requests do to a row.
 
-    /// Adds a request whose prompt is not computed yet to its worker's row.
+    /// Counts a request whose prompt is not computed yet at its worker.
     pub(super) fn begin(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.requests[at] += 1;
@@ -219,7 +219,7 @@ impl Fleet {
         rows.output_tokens_left[at] += share.output_left;
     }
 
-    /// Updates a worker's row when a prompt there has been computed.
+    /// Updates a worker's counts when a prompt there has been computed.
     pub(super) fn prompt_computed(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.waiting[at] -= 1;
@@ -316,7 +316,7 @@ impl Fleet {
         self.rows.used_blocks[at as usize] += more;
     }
 
-    /// Changes the worker that a waiting request waits for: moves the tokens of the request to the new worker's row.
+    /// Changes the worker that a waiting request waits for: counts the tokens of the request at the new worker.
     pub(super) fn aims(&mut self, before: Option<Aim>, after: Option<Aim>) {
         for (aim, sign) in before.iter().map(|aim| (aim, -1.0)).chain(after.iter().map(|aim| (aim, 1.0))) {
             self.rows.held_tokens[aim.worker as usize] += sign * aim.tokens;
@@ -355,7 +355,7 @@ impl Fleet {
         self.speed.left_out
     }
 
-    /// Removes a request from its worker's row, after its first token.
+    /// Removes a request from its worker's counts, after its first token.
     pub(super) fn end(&mut self, at: u32, share: &Share) {
         let at = at as usize;
         self.rows.requests[at] -= 1;
@@ -382,13 +382,13 @@ impl Fleet {
         self.rows.step_time[at] = speed.step(&self.speed);
     }
 
-    /// All rows, including unused ones.
+    /// Table of all workers, including rows of workers that have left.
     pub(super) fn rows(&self) -> &Candidates {
         &self.rows
     }
 
-    /// Candidates for one request: the rows of the workers in `who`, or of all, with the numbers of the prompt's blocks
-    /// and the current times filled in. Sorted by the worker's number.
+    /// Candidates for one request, from the workers in `who`, or from all workers, with the numbers of the prompt's
+    /// blocks and the current times filled in. Sorted by the worker's number.
     pub(super) fn candidates(
         &mut self,
         depths: &Depths,
@@ -446,7 +446,7 @@ impl Fleet {
         transfers.ways(request, depths, is_trusted, now)
     }
 
-    /// Stores the best way to serve the request at the candidate of a row, or at all candidates if `row` is None.
+    /// Stores the best way in which the candidate `row` gets the prompt's blocks, or each candidate if `row` is None.
     pub(super) fn note_ways(&mut self, ways: &Ways<'_>, who: Option<&[u32]>, row: Option<usize>) {
         let all = if who.is_none() { &mut self.rows } else { &mut self.chosen };
         if let Some(row) = row {
@@ -478,7 +478,7 @@ impl Fleet {
         }
     }
 
-    /// True if every slot has a worker that is up.
+    /// True if every number of a worker is in use by a worker that is up.
     pub(super) fn is_dense(&self) -> bool {
         self.up == self.slots.len()
     }

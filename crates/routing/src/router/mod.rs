@@ -79,7 +79,7 @@ pub struct Router {
     guessed: Depths,
     sessions: Sessions,
     waiting: WaitingRequests,
-    /// Requests that other routers have sent to the workers; they count in the workers' rows.
+    /// Requests that other routers have sent to the workers; they count like this router's own requests.
     peers: Peers,
     /// Outcomes of waiting requests that were placed or refused, until `bind` returns them.
     bound: Vec<(RequestId, Outcome)>,
@@ -104,7 +104,7 @@ pub struct Router {
     turns: Vec<Turn>,
 }
 
-/// Reservation of a worker by a request in flight there.
+/// Request in flight, with the worker that is reserved for it.
 #[derive(Debug)]
 struct Reservation {
     worker: u32,
@@ -236,15 +236,15 @@ impl Router {
         self.mean_output
     }
 
-    /// All rows of the fleet, including those of drained workers and unused ones. Columns that depend on a request or
-    /// on the time have their values from the last request.
+    /// Table of all workers, including drained workers and those that have left. Columns that depend on a request or on
+    /// the time have their values from the last request.
     #[must_use]
     pub fn rows(&self) -> &Candidates {
         self.fleet.rows()
     }
 
     /// Predicts the leading blocks of a prompt that each worker holds, if engines publish no events; None otherwise.
-    /// Put the result back into the field `guessed` to reuse its memory.
+    /// Reuses the memory of the field `guessed`, so store the result there afterwards.
     fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
         let unheard = self.unheard.as_mut()?;
         let mut depths = std::mem::take(&mut self.guessed);

@@ -254,7 +254,8 @@ pub struct Counts {
     pub expired: u64,
     /// Number of requests that were at a worker when it was removed.
     pub orphaned: u64,
-    /// Number of times that a policy chose a row that does not exist. The request then went to the least loaded worker.
+    /// Number of times that a policy chose a candidate that does not exist. The request then went to the least loaded
+    /// worker.
     pub bad_rows: u64,
     /// Number of measurements of workers' speed that were ignored as outliers.
     pub left_out_samples: u64,

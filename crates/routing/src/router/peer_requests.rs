@@ -367,7 +367,7 @@ mod tests {
         assert!(terms.values[room] > 1.0, "{terms:?}");
     }
 
-    /// Columns of a router's row that depend on requests.
+    /// Counts of a worker that depend on requests, as one router has them.
     fn work(router: &Router, at: usize) -> [f64; 7] {
         let rows = router.rows();
         [

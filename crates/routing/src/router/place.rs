@@ -25,7 +25,7 @@ pub(super) enum Plan {
         row: usize,
         why: ChoiceReason,
     },
-    /// Waiting in the router, for the worker of the row `aim`, or for any worker if None.
+    /// Waiting in the router, for the candidate `aim`, or for any worker if None.
     Wait {
         aim: Option<usize>,
     },
@@ -239,8 +239,8 @@ impl Router {
         true
     }
 
-    /// Collects the numbers of a request's leading blocks that are on their way to each worker, and that are in use
-    /// there.
+    /// Counts a request's leading blocks that are on their way to each worker, and those that requests at each worker
+    /// use.
     pub(super) fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
         let Self { fleet, expected, on_the_way, .. } = self;
         expected.clear(fleet.slots.len());
@@ -382,7 +382,7 @@ impl Router {
         Plan::Row { row, why }
     }
 
-    /// Asks the policy to choose among the workers of the field `who`.
+    /// Asks the policy to choose one of the workers that may take the request.
     fn ask_policy(&mut self, request: &Request<'_>, depths: &Depths, now: f64) -> Choice {
         let Self { fleet, who, expected, policy, transfers, .. } = self;
         let who = (!who.is_empty()).then_some(&who[..]);
@@ -404,7 +404,7 @@ impl Router {
         }
     }
 
-    /// Reserves the worker of a row for the request that was last passed to [`Router::plan`].
+    /// Reserves the chosen candidate's worker for the request that was last passed to [`Router::plan`].
     pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: ChoiceReason, now: f64) -> Decision {
         let Self { fleet, who, policy, .. } = self;
         let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
@@ -502,7 +502,7 @@ impl Router {
     }
 }
 
-/// Row of the worker with the least queued work relative to its speed; among equals, the fewest requests.
+/// Candidate with the least queued work relative to its speed; among equals, the fewest requests.
 fn least_loaded(candidates: &Candidates) -> usize {
     let load = |row: usize| (candidates.queued_tokens[row] / candidates.prefill_rate[row], candidates.requests[row]);
     let less = |a: &usize, b: &usize| {

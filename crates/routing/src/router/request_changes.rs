@@ -63,7 +63,7 @@ pub struct RequestReport {
     pub(super) begun: HashMap<u64, bool>,
 }
 
-/// Requests that other routers have sent to the same workers; they count in the workers' rows.
+/// Requests that other routers have sent to the same workers; they count like this router's own requests.
 #[derive(Debug)]
 pub(super) struct Peers {
     /// Requests of other routers, by router and number.
@@ -105,7 +105,8 @@ pub(super) enum ComputeTime {
     Unknown,
 }
 
-/// Amounts that one request adds to its worker's row.
+/// Load that one request adds to its worker: tokens of its prompt, tokens to compute, tokens generated, and tokens
+/// still to be generated.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub(super) tokens: f64,

@@ -39,7 +39,8 @@ pub(super) fn of(config: &Config) -> Transfers {
 }
 
 impl Fleet {
-    /// Converts the way in which the worker of a row gets the prompt's blocks into the plan of a decision.
+    /// Converts the way in which a candidate gets the prompt's blocks (by loading, pulling, computing) into the plan of
+    /// a decision.
     pub(super) fn transfer(
         &self,
         way: &PromptWay,
@@ -77,8 +78,8 @@ impl Fleet {
 }
 
 impl Router {
-    /// Computes and stores the best way to serve a request at the candidate of a row, or at all candidates if `row` is
-    /// None, if the policy considers transfers.
+    /// Computes and stores the best way in which the candidate `row` gets the prompt's blocks, or each candidate if
+    /// `row` is None. Does nothing if the policy does not consider transfers.
     #[inline]
     pub(super) fn note_ways(&mut self, request: &Request<'_>, depths: &Depths, row: Option<usize>, now: f64) {
         if self.policy.weighs_transfers() && depths.has_transfers() {

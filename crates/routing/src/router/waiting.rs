@@ -139,7 +139,7 @@ pub(super) struct WaitingRequests {
     lanes: BTreeMap<u64, Lane>,
     lanes_made: u64,
     by_allowed: HashMap<Option<Arc<[WorkerId]>>, u64>,
-    /// Lane of each waiting request, and its sorting key in the lane.
+    /// Lane (queue of requests for the same workers) of each waiting request, and its sorting key in the lane.
     keys: HashMap<u64, (u64, Key)>,
     /// Time at which the waiting time of each request ends, and the request's number, in the order of these times.
     ends: VecDeque<(f64, u64)>,
@@ -280,8 +280,8 @@ impl WaitingRequests {
         self.lanes.iter().map(|(at, lane)| (*at, lane.allowed.as_ref()))
     }
 
-    /// Collects the first requests of a lane that may be placed now: at most `most` different prompts, and at most
-    /// [`SIBLINGS`] times as many requests. Returns true if there are no more.
+    /// Collects the first requests of a lane (queue of requests for the same workers) that may be placed now: at most
+    /// `most` different prompts, and at most [`SIBLINGS`] times as many requests. Returns true if there are no more.
     pub(super) fn first(&self, lane: u64, most: usize, room: &Room, now: f64, turns: &mut Vec<Turn>) -> bool {
         turns.clear();
         let Some(lane) = self.lanes.get(&lane) else { return true };

@@ -143,7 +143,8 @@ impl Router {
         self.fleet.look_up(found, depths);
     }
 
-    /// All rows with the values that a policy would get now for a request without a prompt. Updates every row.
+    /// Table of all workers with the values that a policy would get now for a request without a prompt. Updates all
+    /// values.
     pub fn candidates(&mut self, now: f64) -> &Candidates {
         let now = self.at(now);
         self.fleet.candidates(&Depths::unknown(), None, None, now)

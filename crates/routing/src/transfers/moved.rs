@@ -78,12 +78,12 @@ pub(crate) struct MovedTokens {
     is_late: bool,
     /// True if the answer arrives all at once. Its first token is not seen then, so the pull never counts as late.
     comes_whole: bool,
-    /// True if the tokens no longer count among those that the source is sending.
+    /// True if the pulled tokens no longer count among the tokens that the source is sending.
     has_arrived: bool,
 }
 
 impl MovedTokens {
-    /// Transfer of blocks for a request at the worker of a row, from the chosen way; None if nothing is loaded or
+    /// Loads and pulls of blocks for a request at a candidate, from the chosen way; None if nothing is loaded or
     /// pulled. `queue`: seconds until all prompts before the request are computed.
     pub(crate) fn of(
         way: &PromptWay,
@@ -135,8 +135,8 @@ impl MovedTokens {
         now + LATE_SECONDS + LATE * (self.queue.max(self.seconds) + self.prefill)
     }
 
-    /// Subtracts the tokens from those that the source is sending, because the first token has arrived or the request
-    /// has ended.
+    /// Subtracts the pulled tokens from the count of tokens that the source is sending, because the first token has
+    /// arrived or the request has ended.
     pub(crate) fn arrive(&mut self, transfers: &mut Transfers) {
         if let Some(source) = self.source.filter(|_| !self.has_arrived) {
             transfers.arrived(source, self.part(Kind::Pull).tokens);

@@ -235,8 +235,8 @@ impl Transfers {
         self.retire(worker, source, now);
     }
 
-    /// Excludes a pair and removes its samples, because a pull was late or brought nothing, or two in a row brought
-    /// only a part.
+    /// Excludes a pair of workers from pulls and removes its samples, because a pull was late or brought nothing, or
+    /// two in a row brought only a part.
     pub(crate) fn retire(&mut self, worker: u32, source: u32, now: f64) {
         let until = now + self.guards.out;
         if let Some(pair) = self.peer(worker).pairs.iter_mut().find(|pair| pair.source == source) {
@@ -286,7 +286,7 @@ impl Transfers {
         self.costs.learn_load(kind, worker, sample, now);
     }
 
-    /// Measured costs of workers and pairs, without those of the fleet as a whole.
+    /// Measured costs of workers' loads and of pulls between pairs of workers, without those of the fleet as a whole.
     pub(crate) fn shown(&self, now: f64) -> Vec<CostedTransfer> {
         let pairs = self.peers.iter().enumerate().flat_map(|(worker, peer)| {
             peer.pairs.iter().map(move |pair| CostedTransfer {

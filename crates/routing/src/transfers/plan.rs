@@ -136,7 +136,7 @@ impl Transfers {
 }
 
 impl Ways<'_> {
-    /// Bounds on the ways to serve the request at the candidate of a row.
+    /// Bounds on the ways in which a candidate can get the prompt's blocks: by loading, pulling and computing.
     #[inline(always)]
     pub(crate) fn least(&self, all: &Candidates, row: usize) -> LeastTransfer {
         let own = self.own(all, row);
@@ -168,7 +168,7 @@ impl Ways<'_> {
         }
     }
 
-    /// Best way to serve the request at the candidate of a row.
+    /// Best way for a candidate to get the prompt's blocks: by loading, pulling and computing.
     #[must_use]
     pub fn of(&self, all: &Candidates, row: usize) -> PromptWay {
         let own = self.own(all, row);

@@ -20,7 +20,8 @@ use crate::stats::step;
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
-    /// Block hashes by the block hash of their parent, which may be regular, irregular or unknown.
+    /// Block hashes by the block hash of their parent, which may be stored in a run of blocks, or be irregular, or
+    /// unknown.
     children: Map<u64, Siblings>,
     /// Positions of reachable irregular blocks (kept outside runs of blocks), whose chain to the beginning of the
     /// prompt is complete.

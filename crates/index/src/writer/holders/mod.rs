@@ -89,13 +89,14 @@ impl Tails {
     }
 }
 
-/// Runs of a holder (a rank's cache) that continue runs with too many children to list all.
+/// Runs of blocks in which a holder (a rank's cache) has blocks, and that continue runs with too many children to list
+/// all.
 #[derive(Default)]
 pub(crate) struct HangingRuns {
     /// Number of one parent run of blocks with unlisted children, and the holder's runs there; for most holders (ranks'
     /// caches) these are all.
     first: (u32, Hangers),
-    /// Runs of the holder (a rank's cache) at other parent runs with unlisted children.
+    /// Runs of blocks of the holder (a rank's cache) at other parent runs with unlisted children.
     rest: Option<Box<HashMap<u32, Hangers>>>,
 }
 
@@ -250,7 +251,7 @@ impl Branches {
     }
 }
 
-/// Progress of removing outdated and repeated entries from a holder's list of runs of blocks.
+/// Progress of removing outdated and repeated entries from the list of the runs of blocks of a holder (a rank's cache).
 pub(super) struct ListCleanup {
     /// Index of the next entry to check; `kept`: number of entries that were kept so far.
     pub(super) next: usize,

@@ -36,7 +36,7 @@ impl super::lines::Line for Line {
     const PACE: usize = 2;
 }
 
-/// Hash table of one holder's block hashes and the numbers of their positions (runs of blocks and offsets).
+/// Hash table of the block hashes of one holder (a rank's cache) and the numbers of their positions (run and offset).
 pub(in crate::writer) struct OwnTable {
     lines: Lines<Line>,
     len: usize,

@@ -25,13 +25,14 @@ struct TableBuilder {
     places: Box<PlaceNames>,
 }
 
-/// Private table of a holder's block hashes while it is being built in steps. Changes of the holder's blocks in the
-/// meantime are also applied to this table, so a block hash may be added twice, or removed before it was added.
+/// Private table of the block hashes of one holder (a rank's cache) while it is being built in steps. Changes of the
+/// holder's blocks in the meantime are also applied to this table, so a block hash may be added twice, or removed
+/// before it was added.
 pub(crate) struct NameTableBuilder {
     pub(in crate::writer) names: PrivateNames,
     /// Runs of blocks whose block hashes are still to be added.
     pub(in crate::writer) runs: Vec<u32>,
-    /// Number of blocks of the last one of `runs` that were added.
+    /// Number of blocks of the last run in `runs` whose block hashes were added.
     pub(in crate::writer) offset: u32,
 }
 

@@ -35,8 +35,8 @@ impl Writer {
         self.runs.start(at.run) + at.offset
     }
 
-    /// Finds a block by its block hash in a holder's branches: the branch (blocks after a missing block) and the
-    /// block's position (run of blocks and offset); None if no branch has it.
+    /// Finds a block by its block hash in the branches (blocks after missing blocks) of a holder (a rank's cache): the
+    /// branch and the block's position (run and offset); None if no branch has it.
     pub(in crate::writer) fn find_in_branches(&self, holder: u32, name: u64) -> Option<(Branch, Position)> {
         let branches = self.branches(holder);
         if branches.is_empty() {
@@ -78,7 +78,8 @@ impl Writer {
         self.holders[holder as usize].is_hidden
     }
 
-    /// Block hashes of all blocks in a holder's branches (blocks after missing blocks), in any order.
+    /// Block hashes of all blocks in the branches (blocks after missing blocks) of a holder (a rank's cache), in any
+    /// order.
     pub(in crate::writer) fn names_in_branches(&mut self, holder: u32) -> Vec<u64> {
         let mut names = Vec::new();
         for branch in self.branches(holder).to_vec() {
@@ -286,7 +287,8 @@ impl Writer {
         }
     }
 
-    /// Updates the number of blocks in a holder's branches, and removes an empty branch (blocks after a missing block).
+    /// Updates the number of blocks in the branches (blocks after missing blocks) of a holder (a rank's cache), and
+    /// removes an empty branch.
     fn count_branches(&mut self, holder: u32) {
         let branches = self.branches(holder).iter();
         let counts: SmallVec<[(u32, u64); MOST + 1]> =

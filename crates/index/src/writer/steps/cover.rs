@@ -182,12 +182,13 @@ impl Writer {
 
 /// Largest length of a list of runs of blocks that is cleaned up in one step.
 const FEW: usize = 1 << 9;
-/// Number of list entries that are checked whenever the holder's first block in a run of blocks is added or removed.
+/// Number of list entries that are checked whenever the first block of a holder (a rank's cache) in a run is added or
+/// removed.
 const PACE: usize = 4;
 
 impl Writer {
-    /// Cleans up a part of a holder's list of runs of blocks, if needed. Call it after the holder's first block in a
-    /// run was added or removed.
+    /// Cleans up a part of the list of runs of blocks of a holder (a rank's cache), if needed. Call it after the
+    /// holder's first block in a run was added or removed.
     #[inline]
     pub(in crate::writer) fn tidy_runs(&mut self, holder: u32) {
         let it = &self.holders[holder as usize];
@@ -225,7 +226,8 @@ impl Writer {
         (it.runs, it.tidying) = (runs, Some(tidying));
     }
 
-    /// Removes duplicates from a holder's list of runs of blocks, and runs in which it no longer has blocks.
+    /// Removes duplicates from the list of runs of blocks of a holder (a rank's cache), and runs in which it no longer
+    /// has blocks.
     pub(in crate::writer) fn compact_runs(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         it.tidying = None;
@@ -282,7 +284,7 @@ pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to:
     }
 }
 
-/// Splits a level in two at the offset `end`.
+/// Splits a level (number of first blocks with their holders) in two at the offset `end`.
 fn split_level(levels: &mut Vec<Level>, at: usize, end: u32, sets: &mut Sets) {
     let set = sets.retain(levels[at].set);
     levels.insert(at, Level { end, set });

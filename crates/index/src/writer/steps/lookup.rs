@@ -54,7 +54,7 @@ impl Writer {
 
     /// Position `at`, with the number of the run's first blocks that the holder (a rank's cache) has, if the holder has
     /// a regular block (stored in a run) there; None otherwise. Assumes that the holder uses the shared block hash for
-    /// the position.
+    /// this position.
     #[inline]
     pub(in crate::writer) fn covered(&self, holder: u32, at: Position) -> Option<(Position, u32)> {
         let cutoff = self.cutoff(holder, at.run, at.offset);
@@ -78,7 +78,8 @@ impl Writer {
         }
     }
 
-    /// Parent's block hash and content hash of the holder's regular block (stored in a run) at a position.
+    /// Parent's block hash and content hash of the regular block (stored in a run) of a holder (a rank's cache) at a
+    /// position.
     pub(in crate::writer) fn block_at(&self, holder: u32, at: Position) -> (Option<u64>, u64) {
         let parent = self.runs.parent(at).map(|parent| self.name_of(holder, parent));
         (parent, self.runs.content(at))
@@ -222,8 +223,8 @@ impl Writer {
         false
     }
 
-    /// Chain of the holder's regular blocks (stored in a run) at the positions `from..to` of a run of blocks; the
-    /// holder (a rank's cache) has all these positions. None if there are no regular blocks.
+    /// Chain of the regular blocks of a holder (a rank's cache) at the positions `from..to` of a run of blocks, all
+    /// covered by the holder. None if there are no regular blocks, that is only irregular ones.
     pub(in crate::writer) fn chain_in(&self, holder: u32, run: u32, from: u32, to: u32) -> Option<HeldChain> {
         let it = &self.holders[holder as usize];
         // Below the first position that only irregular blocks cover there is nothing regular.

@@ -286,7 +286,8 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Positions of the holder's regular blocks (stored in a run) at and after the position `at`, in all continuations.
+    /// Positions (runs and offsets) of the regular blocks of a holder (a rank's cache) at and after the position `at`,
+    /// in all continuations.
     fn regular_at_and_below(&self, holder: u32, at: Position) -> Vec<Position> {
         let it = &self.holders[holder as usize];
         let runs = self.runs_at_and_below(holder, at).into_iter();

@@ -21,8 +21,8 @@ impl Writer {
         self.workers.get(rank).expect("added before it is used").device
     }
 
-    /// Prefetches the data of a rank and of its device's holder. With a thousand ranks, they are seldom in the
-    /// processor's cache.
+    /// Prefetches the data of a rank and of its device. With a thousand ranks, they are seldom in the processor's
+    /// cache.
     #[inline]
     pub(in crate::writer) fn ask_for(&self, handle: &RankHandle) {
         self.workers.ask_for(handle.found().0);

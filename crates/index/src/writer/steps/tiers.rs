@@ -28,7 +28,8 @@ fn reach(claims: Claims, view: usize) -> bool {
 }
 
 impl Writer {
-    /// Creates the holder of a rank's view (set of tiers) that includes all tiers up to `tier`, if there is none.
+    /// Creates the holder (cache data) of a rank's view (set of tiers) that includes all tiers up to `tier`, if there
+    /// is none.
     pub(in crate::writer) fn add_view(&mut self, rank: u32, tier: Tier) {
         let number = tier as usize - 1;
         let books = self.rank_mut(rank);
