@@ -31,7 +31,9 @@ pub fn marks_of_prompt(content_hashes: &[u64], grain: u32) -> Vec<u64> {
 ///
 /// [`View::Device`]: kvatlas_index::View::Device
 ///
-/// # Panics If `grain` is 0.
+/// # Panics
+///
+/// If `grain` is 0.
 #[must_use]
 pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
     assert!(grain > 0, "a grain has at least one block");
@@ -87,7 +89,7 @@ fn parts(copy: &RankCopy) -> Vec<Part<'_>> {
     parts
 }
 
-/// State of a walk down a chain: prefix hash and number of the blocks so far.
+/// State of a walk down a chain of blocks: the number of blocks so far, and the prefix hash of the last one.
 #[derive(Clone, Copy, Default)]
 struct Walk {
     prefix: u64,

@@ -34,7 +34,8 @@ pub struct Digest {
     /// Sequence number of the digest within the publisher's life. A whole digest has the number of the last changes
     /// that it includes.
     pub seq: u64,
-    /// Checksum of all marks that the site has after this digest: the sum of a mixed value of each mark, modulo 2^64.
+    /// Checksum of all marks (prefix hashes) that the site has after this digest: the sum of a mixed value of each
+    /// mark, modulo 2^64.
     pub word: u64,
     /// Number of blocks between marks (prefix hashes).
     pub grain: u32,
@@ -70,7 +71,9 @@ impl Digest {
 
     /// Decodes a digest from bytes.
     ///
-    /// # Errors [`Error::Invalid`], with a description of what is wrong with the bytes.
+    /// # Errors
+    ///
+    /// [`Error::Invalid`], with a description of what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let Some((body, sum)) = bytes.split_last_chunk::<8>() else {
             return Err(Error::invalid(format!("{} bytes are too few", bytes.len())));
@@ -111,7 +114,7 @@ impl Digest {
     }
 }
 
-/// Mixed value of one mark, which is summed up in a digest's checksum.
+/// Mixed value of one mark (prefix hash); a digest's checksum is the sum of these values.
 pub(crate) fn word(mark: u64) -> u64 {
     let product = u128::from(mark ^ 0x243f_6a88_85a3_08d3) * u128::from(mark.rotate_left(29) ^ 0x9e37_79b9_7f4a_7c15);
     (product >> 64) as u64 ^ product as u64

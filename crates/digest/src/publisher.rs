@@ -24,9 +24,10 @@ pub struct Publisher {
     ranks: HashMap<(Arc<str>, u32), Rank>,
     /// Number of ranks that have each mark (prefix hash).
     marks: HashMap<u64, u32>,
-    /// Marks that were added or removed since the last digest, each with true if it was in the published set before.
+    /// Marks (prefix hashes) that were added or removed since the last digest. The value is true if the mark was in the
+    /// last published set.
     changed: HashMap<u64, bool>,
-    /// Checksum of the published marks: the sum of [`word`] over all marks.
+    /// Checksum of the published marks (prefix hashes): the sum of [`word`] over all marks.
     word: u64,
     /// Position of the rank that the next call of [`Publisher::look`] copies even if its fingerprint has not changed.
     turn: usize,
@@ -51,7 +52,9 @@ pub struct LookCounts {
 impl Publisher {
     /// Creates a publisher for a site with this name. `life`: a number that no earlier publisher of the name used.
     ///
-    /// # Errors [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
+    /// # Errors
+    ///
+    /// [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
     pub fn new(site: &str, life: u64, grain: u32) -> Result<Self, Error> {
         if grain == 0 {
             return Err(Error::Grain);
@@ -165,7 +168,7 @@ impl Publisher {
         self.replace(&old, &new);
     }
 
-    /// Replaces the marks `old` of a rank with `new`; both are in increasing order.
+    /// Replaces the marks (prefix hashes) `old` of a rank with `new`; each list is in increasing order.
     fn replace(&mut self, old: &[u64], new: &[u64]) {
         let (mut old, mut new) = (old.iter().copied().peekable(), new.iter().copied().peekable());
         loop {
@@ -225,7 +228,7 @@ impl Publisher {
         self.digest(false, removed, added)
     }
 
-    /// Creates a digest with all marks of the site, for an index that has missed a digest.
+    /// Creates a digest with all marks (prefix hashes) of the site, for an index of sites that has missed a digest.
     pub fn whole(&mut self) -> Digest {
         self.delta();
         let mut marks: Vec<u64> = self.marks.keys().copied().collect();

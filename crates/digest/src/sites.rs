@@ -27,12 +27,12 @@ struct Site {
     seq: u64,
     word: u64,
     marks: u64,
-    /// True if a digest was missed; the site's marks then do not count until a whole digest arrives.
+    /// True if a digest of the site was missed. The site's marks (prefix hashes) then do not count until a whole digest
+    /// arrives.
     broken: bool,
     heard: Duration,
     trust: Trust,
-    /// Number of answers since the last probe in which the doubted site, had its claims counted, would have been the
-    /// best.
+    /// Number of lookups since the last probe in which the doubted site would have been the best if its claims counted.
     doubts: AtomicU32,
     /// Total size of the site's digests so far, in bytes.
     bytes: u64,
@@ -96,7 +96,9 @@ impl Sites {
     /// `stale_after`: time without a digest after which a site may hold any blocks; `key`: a random number that
     /// protects the hash table.
     ///
-    /// # Errors [`Error::Grain`] if the grain is 0.
+    /// # Errors
+    ///
+    /// [`Error::Grain`] if the grain is 0.
     pub fn new(grain: u32, stale_after: Duration, key: u64) -> Result<Self, Error> {
         if grain == 0 {
             return Err(Error::Grain);
@@ -120,7 +122,9 @@ impl Sites {
 
     /// Applies a received digest. `bytes`: its encoded size.
     ///
-    /// # Errors [`Error::OtherGrain`]; [`Error::WholeWanted`] if an earlier digest is missing, after which the site may
+    /// # Errors
+    ///
+    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if an earlier digest is missing, after which the site may
     /// hold any blocks until a whole digest arrives; [`Error::TooMany`].
     pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         let applied = self.try_apply(digest, bytes, now);
@@ -222,7 +226,7 @@ impl Sites {
         }
     }
 
-    /// Removes all marks of a site, by a scan of the whole table.
+    /// Removes all marks (prefix hashes) of a site, by a scan of the whole table.
     fn clear(&mut self, at: usize) {
         if self.sites[at].as_ref().is_some_and(|site| site.marks > 0) {
             let has = |(_, set): &(u64, u32)| self.sets.has(*set, at);
@@ -231,7 +235,7 @@ impl Sites {
         }
     }
 
-    /// Removes a site and its marks. Returns false if the site is unknown.
+    /// Removes a site and its marks (prefix hashes). Returns false if the site is unknown.
     pub fn forget(&mut self, site: &str) -> bool {
         let Some(at) = self.numbers.get(site).map(|&at| at as usize) else { return false };
         self.clear(at);
@@ -247,8 +251,8 @@ impl Sites {
         self.sites.get(site as usize).and_then(Option::as_ref).map_or("", |site| &site.name)
     }
 
-    /// Looks up a prompt of `blocks` blocks, given by its [marks](crate::marks_of_prompt): bounds on the number of
-    /// leading blocks that each site holds.
+    /// Looks up a prompt of `blocks` blocks, given by its [marks](crate::marks_of_prompt) (prefix hashes): returns
+    /// bounds on the number of leading blocks that each site holds.
     #[must_use]
     pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
         self.counts.answers.fetch_add(1, Relaxed);
@@ -329,7 +333,7 @@ impl Sites {
         }
     }
 
-    /// Status of all sites, sorted by name.
+    /// Returns the status of all sites, sorted by name.
     #[must_use]
     pub fn list(&self, now: Duration) -> Vec<SiteStatus> {
         let status = |site: &Site| SiteStatus {
@@ -377,7 +381,7 @@ impl Sites {
         }
     }
 
-    /// True if the table of marks and the data of the sites agree; for tests.
+    /// True if the table of marks (prefix hashes) and the data of the sites agree; for tests.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let mut of_sites = vec![(0_u64, 0_u64); self.sites.len()];

@@ -20,7 +20,7 @@ pub struct Counts {
     pub sites: u64,
     /// Number of different marks (prefix hashes in digests) over all sites.
     pub marks: u64,
-    /// Number of different sets of two or more sites that share a mark.
+    /// Number of different sets of two or more sites that share a mark (prefix hash).
     pub sets: u64,
     /// Memory allocated by the index of sites, in bytes.
     pub bytes: u64,
@@ -115,13 +115,15 @@ pub struct SiteStatus {
     pub short: u64,
 }
 
-/// Number of comparisons after which the weight of an earlier comparison in the trust has fallen to about 1/e.
+/// Number of comparisons of claimed with real blocks after which the weight of an earlier comparison in a site's trust
+/// has fallen to about 1/e.
 const MEMORY: f64 = 16.0;
-/// Initial credit of a site, as a number of kept claims of `grain` blocks.
+/// Number of true claims, of `grain` blocks each, that a new site is credited with.
 const CREDIT: f64 = 4.0;
-/// Trust (share of true claims) below which a site becomes doubted.
+/// Trust (share of a site's claimed blocks that it really had) below which the site becomes doubted.
 const DOUBTED: f64 = 0.5;
-/// Trust (share of true claims) that a doubted site must reach for its claims to count again.
+/// Trust (share of a site's claimed blocks that it really had) that a doubted site must exceed for its claims to count
+/// again.
 const BELIEVED: f64 = 0.75;
 /// Number of lookups in which a doubted site would have been the best, for each probe of the site.
 pub(crate) const PROBE_EVERY: u32 = 32;

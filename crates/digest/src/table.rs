@@ -12,9 +12,9 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 const SHARDS: usize = 64;
-/// Number of a set that denotes an empty entry of the table.
+/// Number of a set that denotes an empty entry of the hash table.
 const EMPTY: u32 = u32::MAX;
-/// Minimum capacity of a shard that is not empty, in entries.
+/// Minimum capacity of a shard (part of the hash table) that is not empty, in entries.
 const SMALLEST: usize = 16;
 
 /// Entry of the table: a mark (prefix hash) in two halves, which avoids padding, and the number of its set of sites.
@@ -74,8 +74,8 @@ impl Table {
         self.shards[hash as usize % SHARDS].find(hash, mark).map(|(_, set)| set)
     }
 
-    /// Replaces the set of a mark with the result of `change`, which receives the number of the present set. `None`
-    /// stands for no entry.
+    /// Replaces the set of sites of a mark (prefix hash). `change` receives the number of the present set and returns
+    /// the number of the new one; `None` stands for no set.
     pub(crate) fn change(&mut self, mark: u64, change: impl FnOnce(Option<u32>) -> Option<u32>) {
         let hash = mix(mark ^ self.key);
         let shard = &mut self.shards[hash as usize % SHARDS];
@@ -96,8 +96,8 @@ impl Table {
 }
 
 impl Shard {
-    /// Preferred position of an entry in its shard. The lowest bits of the hash choose the shard, the highest the
-    /// position.
+    /// Preferred position of an entry in its shard (part of the table). The lowest bits of the hash choose the shard,
+    /// the highest the position.
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }
@@ -169,26 +169,26 @@ impl Shard {
     }
 }
 
-/// Maximum number of sites. A number of a set below it stands for the set with only that site.
+/// Maximum number of sites. A set's number below this limit stands for the set with only the site of that number.
 pub const MAX_SITES: usize = 1 << 16;
 const FIRST: u32 = MAX_SITES as u32;
 
-/// Set of sites, as a bit mask.
+/// Set of sites as a bit mask: one bit for each site's number.
 pub(crate) type Bits = [u64];
 
 struct SharedSet {
     bits: Arc<Bits>,
-    /// Number of marks that use this set.
+    /// Number of marks (prefix hashes) that use this set of sites.
     marks: u32,
 }
 
-/// Sets of two or more sites, each stored once for all marks that use it.
+/// Sets of two or more sites, each stored once for all marks (prefix hashes) that use it.
 #[derive(Default)]
 pub(crate) struct Sets {
     kept: Vec<Option<SharedSet>>,
     free: Vec<u32>,
     numbers: HashMap<Arc<Bits>, u32>,
-    /// Number of 64-bit words in all stored sets.
+    /// Number of 64-bit words in the bit masks of all stored sets of sites.
     words: usize,
 }
 
@@ -213,8 +213,8 @@ impl Sets {
         Some(&kept.bits)
     }
 
-    /// Adds a site to the set of sites of one mark. `set`: number of the mark's present set. Returns the number of the
-    /// mark's new set.
+    /// Adds a site to the set of sites of one mark (prefix hash). `set`: number of the mark's present set. Returns the
+    /// number of the mark's new set.
     pub(crate) fn with(&mut self, set: Option<u32>, site: usize) -> u32 {
         let Some(set) = set else { return site as u32 };
         if self.has(set, site) {
@@ -226,8 +226,8 @@ impl Sets {
         self.number(bits)
     }
 
-    /// Removes a site from the set of sites of one mark. `set`: number of the mark's present set. Returns the number of
-    /// the mark's new set; `None` if no site is left.
+    /// Removes a site from the set of sites of one mark (prefix hash). `set`: number of the mark's present set. Returns
+    /// the number of the mark's new set; `None` if no site is left.
     pub(crate) fn without(&mut self, set: u32, site: usize) -> Option<u32> {
         if !self.has(set, site) {
             return Some(set);

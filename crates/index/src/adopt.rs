@@ -30,7 +30,9 @@ impl BlockIndex {
     /// another content then gets this content, as the other one was a guess: engines announce a salt only at the
     /// beginning of a prompt. If false, the result for a block with another content is [`Adoption::Contrary`].
     ///
-    /// # Errors The errors of [`store`](Self::store).
+    /// # Errors
+    ///
+    /// The errors of [`store`](Self::store).
     pub fn adopt(
         &self,
         worker: &str,

@@ -35,7 +35,9 @@ impl<'i> Changes<'i> {
 
     /// Stores consecutive blocks of a chain like [`BlockIndex::store`].
     ///
-    /// # Errors The errors of [`BlockIndex::store`].
+    /// # Errors
+    ///
+    /// The errors of [`BlockIndex::store`].
     pub fn store(
         &mut self,
         rank: &impl RankRef,
@@ -51,7 +53,9 @@ impl<'i> Changes<'i> {
 
     /// Stores blocks without counting further copies, like [`BlockIndex::store_once`].
     ///
-    /// # Errors The errors of [`BlockIndex::store_once`].
+    /// # Errors
+    ///
+    /// The errors of [`BlockIndex::store_once`].
     pub fn store_once(
         &mut self,
         rank: &impl RankRef,

@@ -22,11 +22,11 @@ pub trait RankRef {
 pub struct RankHandle {
     worker: Arc<str>,
     rank: u32,
-    /// Number of the rank at the last look-up; `life`: identifier of the registration that had this number then, 0
-    /// before the first look-up.
+    /// Number of the rank in the index at the last look-up. `life`: identifier of the registration that had this number
+    /// then, 0 before the first look-up.
     number: AtomicU32,
     life: AtomicU64,
-    /// Holder number of the rank's device at the last look-up, used only for prefetching.
+    /// Number that the index gave to the rank's device, as of the last look-up; used only for prefetching.
     device: AtomicU32,
 }
 
@@ -62,7 +62,8 @@ impl RankHandle {
         (self.number.load(Ordering::Relaxed), self.life.load(Ordering::Relaxed))
     }
 
-    /// Holder number of the rank's device at the last look-up; may be outdated, so use it only for prefetching.
+    /// Number that the index gave to the rank's device, as of the last look-up. The number may be outdated, so use it
+    /// only for prefetching.
     #[inline]
     pub(crate) fn device(&self) -> u32 {
         self.device.load(Ordering::Relaxed)

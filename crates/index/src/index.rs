@@ -47,7 +47,7 @@ pub struct BlockIndex {
     writer: Mutex<Writer>,
     /// Number of changed blocks after which other writers get the lock.
     pub(crate) turn: AtomicUsize,
-    /// Pointers from which readers start to walk the stored blocks; shared with the writer.
+    /// Pointers to the shared data structures at which lookups start; shared with the writer.
     shown: Arc<ReaderEntry>,
     /// Blocks that ranks can load from tiers beyond their devices and from pools; changed by the writer.
     loading: Arc<RwLock<LoadBook>>,
@@ -60,7 +60,9 @@ impl BlockIndex {
 
     /// Creates an empty index.
     ///
-    /// # Errors [`Error::BlockSize`] if the block size is 0.
+    /// # Errors
+    ///
+    /// [`Error::BlockSize`] if the block size is 0.
     pub fn new(config: Config) -> Result<Self, Error> {
         if config.block_size == 0 {
             return Err(Error::BlockSize { got: 0 });
@@ -202,8 +204,8 @@ impl BlockIndex {
         self.loading.write().restore_pool(saved, elapsed)
     }
 
-    /// Frees all memory of blocks that were cleared or dropped. Without this call, it is freed bit by bit by the
-    /// following changes. Other writers may change the index meanwhile.
+    /// Frees all memory of blocks that were cleared or dropped. Otherwise each later change frees a small part of this
+    /// memory. Other writers may change the index meanwhile.
     pub fn settle(&self) {
         loop {
             // What is freed at the end of a change may be tables that go in steps.
@@ -311,7 +313,9 @@ impl BlockIndex {
     /// block hash of the same worker and rank, which need not be known), or starts a prompt; each further block
     /// continues the block before it.
     ///
-    /// # Errors [`Error::LengthMismatch`] if the numbers of content hashes and block hashes differ; [`Error::Full`] if
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`] if the numbers of content hashes and block hashes differ; [`Error::Full`] if
     /// the index can number no more blocks. In both cases nothing has changed.
     pub fn store(
         &self,
@@ -328,7 +332,9 @@ impl BlockIndex {
     /// Stores blocks like [`store`](Self::store), for engines that announce a block again without caching another copy:
     /// blocks that the rank already holds on this tier stay as they are.
     ///
-    /// # Errors The errors of [`store`](Self::store).
+    /// # Errors
+    ///
+    /// The errors of [`store`](Self::store).
     pub fn store_once(
         &self,
         worker: &str,
@@ -362,10 +368,10 @@ impl BlockIndex {
         self.changes().clear(worker, rank, tier);
     }
 
-    /// Applies a reset of the prefix cache of a worker's engine, or of one rank, that did not say if offloaded blocks
-    /// survive. If the engine's [settings](OffloadSettings::resets_keep) say that they do, removes only the blocks on
-    /// the device; otherwise removes all, like [`clear`](Self::clear). If the settings leave it open, host memory may
-    /// contain more blocks than the index counts from then on.
+    /// Applies a reset of the prefix cache of a worker's engine, or of one rank, when the engine did not say if
+    /// offloaded blocks survive. If the engine's [settings](OffloadSettings::resets_keep) say that they do, removes
+    /// only the blocks on the device; otherwise removes all, like [`clear`](Self::clear). If the settings leave this
+    /// open, host memory may contain more blocks than the index counts from then on.
     pub fn reset(&self, worker: &str, rank: Option<u32>) {
         self.changes().reset(worker, rank);
     }
@@ -377,7 +383,9 @@ impl BlockIndex {
 
     /// Applies a KV event: a store, removal, clear or drop.
     ///
-    /// # Errors The errors of [`store`](Self::store).
+    /// # Errors
+    ///
+    /// The errors of [`store`](Self::store).
     pub fn apply(&self, event: &Event) -> Result<(), Error> {
         match event {
             Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } => {

@@ -33,7 +33,7 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) const ROOT: Self = Self { run: ROOT, blocks: 0 };
 
-    /// Position of the block before this place; None at the start of the prompt.
+    /// Position (run of blocks and offset) of the block before this place; None at the start of the prompt.
     pub(crate) fn before(self) -> Option<Position> {
         (self.run != ROOT).then(|| Position { run: self.run, offset: self.blocks - 1 })
     }

@@ -1,5 +1,5 @@
-//! Garbage of the index: memory and numbers that the writer has unlinked and must keep until no reader can still use
-//! them.
+//! Garbage of the index: memory and numbers that the writer has unlinked, and must keep as long as a reader may still
+//! use them.
 
 use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, SpilledLevels};
 use crate::roster::Roster;
@@ -30,30 +30,32 @@ impl Garbage {
     }
 }
 
-/// Bytes of new garbage at which the writer checks if some of it can be freed. A check costs about as much as storing a
-/// block, and more if readers are counted in many places.
+/// Bytes of new garbage (unlinked memory) at which the writer checks if some of the garbage can be freed. A check costs
+/// about as much as storing a block, and more if readers are counted in many places.
 const ENOUGH: usize = 16 << 10;
-/// Bytes of new garbage at which the writer checks in any case, even if there are few items.
+/// Bytes of new garbage (unlinked memory) at which the writer checks in any case if some of the garbage can be freed,
+/// even if there are few items.
 const MUCH: usize = 256 << 10;
 
 /// Number of changes after which the writer checks again if the readers have finished that kept garbage from being
 /// freed.
 const MOST_QUESTIONS: u32 = 64;
-/// Largest number of items of garbage freed in one step.
+/// Largest number of items of garbage (unlinked memory and numbers) freed in one step.
 const AT_ONCE: usize = 512;
 
-/// Garbage that the writer has unlinked, with the counts that decide when to free it.
+/// Garbage (unlinked memory and numbers) with the counts that decide when the writer frees it.
 pub(crate) struct Trash {
     retired: RetiredList<Garbage>,
-    /// Bytes of garbage added since the last check.
+    /// Bytes of garbage (unlinked memory) added since the last check if garbage can be freed.
     fresh_bytes: usize,
     fresh: usize,
-    /// Number of reader counters that a check reads. The writer waits for at least as many new items between two
-    /// checks.
+    /// Number of reader counters that a check of the garbage (unlinked memory) reads. The writer waits for at least as
+    /// many new items between two checks.
     places: usize,
-    /// Total bytes of the garbage.
+    /// Total bytes of the garbage, the memory that is unlinked and not yet freed.
     bytes: usize,
-    /// Number of calls of `is_full` since the last check, if that check could not free everything; None otherwise.
+    /// Number of calls of `is_full` since the last check for garbage to free, if that check could not free everything;
+    /// None otherwise.
     asked: Option<u32>,
 }
 
@@ -71,7 +73,7 @@ impl Trash {
         self.retired.push(garbage);
     }
 
-    /// True if it is time to check which garbage can be freed.
+    /// True if it is time to check which garbage (unlinked memory and numbers) can be freed.
     #[inline]
     pub(crate) fn is_full(&mut self) -> bool {
         // What a reader kept from going must not wait for more garbage to come.
@@ -82,7 +84,7 @@ impl Trash {
         waited || self.fresh_bytes >= ENOUGH && self.fresh >= self.places || self.fresh_bytes >= MUCH
     }
 
-    /// True if there is garbage that no reader can use any longer.
+    /// True if there is garbage (unlinked memory or numbers) that no reader can use any longer.
     pub(crate) fn is_ready(&self) -> bool {
         self.retired.is_ready()
     }
@@ -91,13 +93,13 @@ impl Trash {
         self.bytes
     }
 
-    /// True if the total of bytes equals the sum over all items, for tests.
+    /// True if the total of bytes equals the sum over all items of garbage, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
-    /// Passes items that no reader can use any longer to `reuse`, up to a fixed number per call.
+    /// Passes items of garbage that no reader can use any longer to `reuse`, up to a fixed number per call.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
         self.fresh = 0;

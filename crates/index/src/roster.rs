@@ -1,5 +1,5 @@
-//! Rosters: tables with the worker and rank behind each holder's number, from which the result of a lookup takes its
-//! names.
+//! Rosters: tables with the worker and rank behind each holder's number (a holder is a rank's cache). The result of a
+//! lookup takes its names from a roster.
 //!
 //! A roster is immutable for readers: the writer publishes a new one when a holder is added or removed. Successive
 //! rosters share all chunks that did not change.
@@ -47,7 +47,7 @@ pub(crate) struct Chunk {
     /// Bit mask of the holders (ranks' caches) whose worker has several ranks. Only for these must a lookup check if
     /// the worker was found before, since a rank has only one holder in each view (set of tiers).
     of_many_ranks: u64,
-    /// Names of the workers, by the workers' numbers.
+    /// Names of the workers with the chunk's numbers; None for a number that no worker has.
     names: [Option<Arc<str>>; CHUNK],
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct Roster {
 
 const STRIPES: usize = 32;
 
-/// Holders of a roster, in chunks of 64.
+/// Holders (ranks' caches) of a roster, in chunks of 64.
 #[derive(Clone, Default)]
 pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
@@ -126,8 +126,8 @@ pub(crate) struct Members {
     leaving: usize,
 }
 
-/// Holders of a roster, for lookup results that are kept. The alignment gives the reference count cache lines of its
-/// own.
+/// Holders (ranks' caches) of a roster, for lookup results that are kept. The alignment gives the reference count cache
+/// lines of its own.
 #[repr(align(128))]
 pub(crate) struct RosterMembers(Members);
 
@@ -261,7 +261,8 @@ impl Roster {
     }
 }
 
-/// Copy of the roster, to be published by the writer; no lookup result refers to it yet.
+/// Copy of the roster (table of holders' workers and ranks), to be published by the writer; no lookup result refers to
+/// the copy yet.
 impl Clone for Roster {
     fn clone(&self) -> Self {
         Self { members: self.members.clone(), copies: Default::default() }

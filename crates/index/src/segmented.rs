@@ -127,7 +127,7 @@ impl<T> SegmentedTable<T> {
         self.bytes = self.bytes + segment.allocation_size() - bytes;
     }
 
-    /// Splits the next segment in two, by one more bit of its entries' hashes.
+    /// Splits the next segment of the table in two, by one more bit of its entries' hashes.
     #[cold]
     fn divide(&mut self, hash_of: &impl Fn(&T) -> u64) {
         let count = self.segments.len();
@@ -147,7 +147,7 @@ impl<T> SegmentedTable<T> {
         self.segments[count] = new;
     }
 
-    /// Merges the last segment into the one that it was split from: the reverse of `divide`.
+    /// Merges the last segment of the table into the one that it was split from: the reverse of `divide`.
     #[cold]
     fn unite(&mut self, hash_of: impl Fn(&T) -> u64) {
         let Some(last) = self.segments.pop() else { return };

@@ -1,4 +1,4 @@
-//! Sets of holders, each represented by one 64-bit word; equal sets have equal words.
+//! Sets of holders (ranks' caches), each represented by one 64-bit word; equal sets have equal words.
 //!
 //! A word either contains the members or points to an object with them (`raw/set.rs`). The object is shared by all
 //! users of the set. It is found by a key, the xor of its members' random words (Zobrist 1970), so that a set with one
@@ -21,7 +21,7 @@ pub(crate) enum OwnedMembers {
 }
 
 impl Members<'_> {
-    /// Number of members of the set.
+    /// Number of members of the set of holders (ranks' caches).
     #[inline]
     pub(crate) fn len(self) -> usize {
         match self {
@@ -85,8 +85,8 @@ impl NumberSet {
         Self(SmallVec::from_elem(0, words))
     }
 
-    /// Adds a number; returns true if it was not in the set before. Numbers beyond the last word are ignored, and give
-    /// false.
+    /// Adds a number; returns true if the number was not in the set before. Numbers beyond the last word are ignored,
+    /// and give false.
     #[inline]
     pub(crate) fn insert(&mut self, number: u32) -> bool {
         self.insert_word(number as usize / 64, 1 << (number % 64)) != 0
@@ -151,9 +151,9 @@ impl OwnedMembers {
     }
 }
 
-/// Decides if a set is stored as a bit mask rather than as a list of members: if the mask takes at most twice the space
-/// of the list, which is slower to search and to change. The decision depends only on the members, so that equal sets
-/// are stored in the same way.
+/// Decides if a set is stored as a bit mask rather than as a list of members: true if the mask needs at most twice the
+/// space of the list, as the list is slower to search and to change. The decision depends only on the members, so that
+/// equal sets are stored in the same way.
 fn as_bits(members: usize, highest: u32) -> bool {
     highest as usize / 64 < members
 }
@@ -161,14 +161,15 @@ fn as_bits(members: usize, highest: u32) -> bool {
 /// Table of all sets of holders (ranks' caches) that are objects, because their members do not fit into a word; used
 /// only by the writer.
 pub(crate) struct Sets {
-    /// Set objects with their keys, so that most look-ups end without reading a set.
+    /// Objects that contain the members of large sets, each with the set's key, so that most look-ups end without
+    /// reading a set.
     objects: HashTable<(u64, SetBox)>,
     secret: Secret,
-    /// Total size of all set objects, in bytes.
+    /// Total size of all objects that contain the members of large sets, in bytes.
     set_bytes: usize,
-    /// Set objects without users, which the writer must free once no reader can use them.
+    /// Objects of sets that nothing refers to any longer. The writer must free them once no reader can use them.
     pub(crate) dead: Vec<SetBox>,
-    /// Freed memory that is reused for new set objects.
+    /// Memory of freed sets, reused for the objects of new sets.
     pub(crate) spares: Spares<SetHead, u64>,
     /// Buffer for the members of the set that is being looked up.
     body: Vec<u64>,
@@ -188,7 +189,7 @@ impl Sets {
         }
     }
 
-    /// Number of sets that are objects rather than words.
+    /// Number of sets of holders (ranks' caches) that are objects in memory, rather than contained in a word.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()
     }
@@ -215,7 +216,7 @@ impl Sets {
         set.object(&self.counted)
     }
 
-    /// Adds a reference to a set's object, if it has one, and returns the set.
+    /// Adds a reference to the object that contains a set's members, if the set has one, and returns the set.
     #[inline]
     pub(crate) fn retain(&mut self, set: SetWord) -> SetWord {
         if let Some(object) = self.object_of(set) {
@@ -224,7 +225,8 @@ impl Sets {
         set
     }
 
-    /// Removes a reference to a set's object; the last one removes the object from the table.
+    /// Removes a reference to the object that contains a set's members, if the set has one. When the last reference is
+    /// removed, the object leaves the table.
     #[inline]
     pub(crate) fn release(&mut self, set: SetWord) {
         if set.is_object() {
@@ -337,7 +339,7 @@ impl Sets {
     }
 
     /// Looks up the set whose members are in `body`, creates it if it does not exist, and returns a new reference to
-    /// it.
+    /// the set.
     fn object(&mut self, key: u64, members: usize, bits: bool) -> SetWord {
         let Self { objects, body, counted, set_bytes, spares, .. } = self;
         // The key alone would do but for one chance in 2^64 a pair; the comparison makes it exact.

@@ -1,4 +1,4 @@
-//! Mixing of hashes with a secret, and the choice of a table's line by a hash.
+//! Mixing of hashes with a secret, and the choice of a hash table's line by a hash.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -10,15 +10,15 @@ pub(crate) fn line_of(hash: u64, lines: usize) -> usize {
     ((u128::from(hash) * lines as u128) >> 64) as usize
 }
 
-/// Number of the line after a line; the first one follows the last.
+/// Number of the line after a line of a hash table; the first line follows the last.
 #[inline]
 pub(crate) fn line_after(line: usize, lines: usize) -> usize {
     if line + 1 == lines { 0 } else { line + 1 }
 }
 
-/// Secret with which a table mixes its hashes. An attacker who chooses the inputs, knows this code and has seen the
-/// secrets of other tables cannot choose lines: both factors of the product are secret, and each table draws its own
-/// secret.
+/// Secret with which a hash table mixes its hashes. An attacker who chooses the inputs, knows this code and has seen
+/// the secrets of other tables cannot choose lines: both factors of the product are secret, and each table draws its
+/// own secret.
 #[derive(Clone, Copy)]
 pub(crate) struct Secret {
     x: u64,
@@ -49,7 +49,7 @@ impl Secret {
     }
 }
 
-/// Multiplies two numbers to 128 bits, and returns the xor of the two halves.
+/// Multiplies two numbers to 128 bits, and returns the xor of the lower and the upper 64 bits.
 #[inline]
 fn fold(x: u64, y: u64) -> u64 {
     let product = u128::from(x) * u128::from(y);

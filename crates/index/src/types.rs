@@ -105,12 +105,12 @@ pub enum View {
 }
 
 impl View {
-    /// All views, narrowest first.
+    /// All views (selections of tiers whose blocks count), narrowest first.
     pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Local, Self::AnyTier];
 }
 
 impl From<Tier> for View {
-    /// Narrowest view that includes `tier`: all tiers up to it, nearest first.
+    /// Narrowest view (selection of tiers) that includes `tier`: all tiers up to this one, nearest first.
     fn from(tier: Tier) -> Self {
         Self::ALL[tier as usize]
     }
@@ -172,7 +172,7 @@ pub enum Error {
         /// Block size that was requested, in tokens.
         got: u64,
     },
-    /// Lists of block hashes and content hashes with different lengths.
+    /// Lists of block hashes and content hashes that differ in length.
     #[error(
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
@@ -192,10 +192,10 @@ pub enum Error {
         /// Block size of the index, in tokens.
         block_size: usize,
     },
-    /// Name that no tier has.
+    /// Tier name that does not exist.
     #[error("unknown tier {name:?}: it is one of \"gpu\", \"cpu\", \"disk\", \"external\"")]
     UnknownTier {
-        /// The unknown name.
+        /// The unknown tier name.
         name: String,
     },
     /// Bytes that are not a valid snapshot of an index.
@@ -204,7 +204,7 @@ pub enum Error {
         /// Description of what is wrong with the bytes.
         what: String,
     },
-    /// Reached limit of the index, for instance the largest number of runs that it can number.
+    /// A limit of the index is reached, for instance the largest number of runs (lists of consecutive blocks).
     #[error("the index is full: {what}")]
     Full {
         /// Description of what cannot be numbered any further.

@@ -28,7 +28,9 @@ impl Options {
 
     /// Removes and returns the option `name`, a number from `low` to `high`; returns `default` if it is not given.
     ///
-    /// # Errors Code `bad_option` if the value is not a number, or out of range.
+    /// # Errors
+    ///
+    /// Code `bad_option` if the value is not a number, or out of range.
     pub fn number(&mut self, name: &'static str, default: f64, low: f64, high: f64) -> Result<f64, Error> {
         self.known.push(name);
         let Some(value) = self.given.remove(name) else { return Ok(default) };
@@ -44,7 +46,9 @@ impl Options {
 
     /// Removes and returns the option `name`, which is true or false; returns `default` if it is not given.
     ///
-    /// # Errors Code `bad_option` if the value is not a boolean.
+    /// # Errors
+    ///
+    /// Code `bad_option` if the value is not a boolean.
     pub fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, Error> {
         self.known.push(name);
         match self.given.remove(name) {
@@ -57,7 +61,9 @@ impl Options {
 
     /// Removes and returns the option `name`, one of `words`; returns the first of these words if it is not given.
     ///
-    /// # Errors Code `bad_option` if the value is another word.
+    /// # Errors
+    ///
+    /// Code `bad_option` if the value is another word.
     pub fn word(&mut self, name: &'static str, words: &[&'static str]) -> Result<&'static str, Error> {
         self.known.push(name);
         let Some(value) = self.given.remove(name) else { return Ok(words.first().copied().unwrap_or_default()) };
@@ -70,7 +76,9 @@ impl Options {
     /// Returns an error if the option `name`, which no longer exists, is given. `instead`: text that says what replaced
     /// it.
     ///
-    /// # Errors Code `bad_option` if the option is given.
+    /// # Errors
+    ///
+    /// Code `bad_option` if the option is given.
     pub fn refuse(&self, name: &str, instead: &str) -> Result<(), Error> {
         if self.given.contains_key(name) {
             return Err(Error::new("bad_option", format!("there is no option {name:?} any more: {instead}")));
@@ -81,7 +89,9 @@ impl Options {
     /// Returns an error if options are left that the policy does not have. `policy`: name of the policy, for the
     /// message.
     ///
-    /// # Errors Code `bad_option`, with the name of one unknown option, and the names of the known ones.
+    /// # Errors
+    ///
+    /// Code `bad_option`, with the name of one unknown option, and the names of the known ones.
     pub fn finish(self, policy: &str) -> Result<(), Error> {
         let Some((name, _)) = self.given.into_iter().next() else { return Ok(()) };
         let known = if self.known.is_empty() { "none".to_owned() } else { self.known.join(", ") };

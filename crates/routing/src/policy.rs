@@ -172,7 +172,9 @@ pub struct PolicyEntry {
 
 /// Moves a created policy to the heap, for [`PolicyEntry::make`].
 ///
-/// # Errors The error with which the creation failed.
+/// # Errors
+///
+/// The error with which the creation failed.
 pub fn boxed<P: Policy + 'static>(made: Result<P, Error>) -> Result<BoxedPolicy, Error> {
     Ok(Box::new(made?))
 }

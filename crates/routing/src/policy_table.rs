@@ -39,7 +39,9 @@ impl PolicyTable {
 
     /// Creates the policy called `name`. `seed`: seed of its random choices.
     ///
-    /// # Errors Code `unknown_policy` for an unknown name, or `bad_option` for an option that the policy does not have
+    /// # Errors
+    ///
+    /// Code `unknown_policy` for an unknown name, or `bad_option` for an option that the policy does not have
     /// or a value that it cannot use.
     pub fn make(&self, name: &str, mut options: Options, seed: u64) -> Result<BoxedPolicy, Error> {
         let Some(entry) = self.0.iter().find(|entry| entry.name == name) else {
@@ -54,7 +56,9 @@ impl PolicyTable {
 
 /// Creates a policy of this crate by its name, as listed by [`PolicyTable::own`].
 ///
-/// # Errors The errors of [`PolicyTable::make`].
+/// # Errors
+///
+/// The errors of [`PolicyTable::make`].
 pub fn by_name(name: &str, options: Options, seed: u64) -> Result<BoxedPolicy, Error> {
     PolicyTable::own().make(name, options, seed)
 }

@@ -83,12 +83,13 @@ pub(crate) struct LoadBook {
     pub(super) outside: Arc<Outside>,
 }
 
-/// Clock and flag of the book, which are read and set without locking the book.
+/// Clock of the book of loadable blocks, and a flag that says if the book is used; read and set without a lock of the
+/// book.
 #[derive(Default)]
 pub(crate) struct Outside {
     /// Current time in seconds, as the bits of an `f64`.
     now: AtomicU64,
-    /// True if the book has any ranks or pools.
+    /// True if the book of loadable blocks has any ranks or pools.
     is_in_use: AtomicBool,
 }
 
@@ -191,7 +192,7 @@ impl LoadBook {
         self.pools.iter().any(|it| it.pool.tier == tier && it.pool.members.has(worker))
     }
 
-    /// Adds a rank to the book, under its number.
+    /// Adds a rank to the book of loadable blocks, under its number.
     pub(crate) fn track(&mut self, number: u32, worker: Arc<str>, rank: u32) {
         let (pools, settings) = (pools_of(&self.pools, &worker), self.settings_of(&worker));
         let learnt = self.learnt.get(&(Box::from(&*worker), rank)).copied().unwrap_or([1; 3]);
@@ -223,8 +224,8 @@ impl LoadBook {
         pools.find_map(|it| Some(it.names.get(name)?.block))
     }
 
-    /// Applies changes of a rank's blocks. `device_says`: true if the changes come from a store on the device, whose
-    /// contents then also replace those in the rank's pools.
+    /// Applies changes of a rank's loadable blocks. `device_says`: true if the changes come from a store on the device,
+    /// whose contents then also replace those in the rank's pools.
     pub(crate) fn sync(&mut self, rank: u32, said: &[HeldName], device_says: bool) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };
         let mut forgotten: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
@@ -307,7 +308,7 @@ impl LoadBook {
         lost
     }
 
-    /// Removes the blocks of a rank, from one tier or from all. Blocks in pools stay.
+    /// Removes the loadable blocks of a rank, from one tier or from all. Blocks in pools stay.
     pub(crate) fn clear(&mut self, rank: u32, tier: Option<Tier>) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };
         let gone = tier.map_or(Tiers::MAX, only);
@@ -333,7 +334,8 @@ impl LoadBook {
         }
     }
 
-    /// Marks a rank whose engine may still have offloaded blocks that the book has deleted, after a reset of its cache.
+    /// Marks a rank whose engine, after a reset of its cache, may still have offloaded blocks that were deleted from
+    /// the book of loadable blocks.
     pub(crate) fn doubt(&mut self, rank: u32) {
         if let Some(it) = self.ranks.get_mut(&rank) {
             it.is_in_doubt = true;
@@ -344,7 +346,7 @@ impl LoadBook {
         self.ranks.get(&rank).is_some_and(|it| it.is_in_doubt)
     }
 
-    /// Removes a rank and its blocks from the book.
+    /// Removes a rank and its blocks from the book of loadable blocks.
     pub(crate) fn drop_rank(&mut self, rank: u32) {
         self.clear(rank, None);
         self.ranks.remove(&rank);
@@ -461,7 +463,7 @@ impl LoadBook {
         }
     }
 
-    /// True if the book's maps agree with each other; for tests.
+    /// True if the maps in the book of loadable blocks agree with each other; for tests.
     #[cfg(feature = "testing")]
     pub(crate) fn is_consistent(&self) -> bool {
         self.ranks.values().all(|it| it.names.is_consistent())
@@ -470,7 +472,8 @@ impl LoadBook {
 }
 
 impl PoolPart {
-    /// Number of blocks in a chunk of this pool: as configured, or else as learnt from stores; at least 1.
+    /// Number of blocks in a chunk (blocks stored and loaded together) of this pool: as configured, or else as learnt
+    /// from stores; at least 1.
     pub(super) fn chunk(&self) -> u32 {
         self.pool.chunk.map_or(self.learnt.max(1), NonZeroU32::get)
     }

@@ -16,7 +16,7 @@ pub(super) type Block = (Option<u64>, u64);
 /// Set of tiers as a bit mask: bit n stands for the n-th tier of [`Tier::ALL`].
 pub(super) type Tiers = u8;
 
-/// Set with one tier.
+/// Set of tiers, as a bit mask, with one tier.
 pub(crate) fn only(tier: Tier) -> Tiers {
     1 << tier as u8
 }
@@ -100,7 +100,7 @@ impl Names {
         moved
     }
 
-    /// All block hashes, each with its block, prefix hash and tiers.
+    /// All block hashes, each with the block's content, prefix hash and tiers.
     pub(super) fn known(&self) -> impl Iterator<Item = (u64, KnownName)> {
         self.by_name.iter().map(|(&name, known)| (name, *known))
     }
@@ -199,7 +199,7 @@ impl Names {
         }
     }
 
-    /// True if the maps agree with each other; for tests.
+    /// True if the maps from block hashes and from prefix hashes agree with each other; for tests.
     #[cfg(feature = "testing")]
     pub(super) fn is_consistent(&self) -> bool {
         let count = |lists: &Map<u64, SmallVec<[u64; 2]>>| lists.iter().map(|(_, names)| names.len()).sum::<usize>();

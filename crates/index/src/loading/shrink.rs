@@ -6,7 +6,8 @@ use std::collections::{HashSet, VecDeque};
 use super::book::{LoadBook, Part, PoolPart};
 use crate::segmented::Map;
 
-/// Number of announcements kept in addition to twice the number of blocks, before outdated announcements are deleted.
+/// Number of announcements of blocks kept in addition to twice the number of a pool's blocks, before outdated
+/// announcements are deleted.
 const SPARE: usize = 64;
 
 /// Announcements of a pool's blocks, the oldest first; empty for a pool without a limit of blocks.
@@ -59,7 +60,8 @@ impl PoolPart {
         names.iter().for_each(|name| self.announced.add(*name));
     }
 
-    /// Sorts the announcements by time; needed after blocks were added from a source other than events.
+    /// Sorts the announcements of a pool's blocks by time; needed after blocks were added from a source other than
+    /// events.
     pub(super) fn sort_announced(&mut self) {
         self.announced = AnnouncementOrder::default();
         if self.pool.room.is_some() {

@@ -10,16 +10,17 @@ use crate::types::Tier;
 /// Consecutive blocks of a prompt in one place from which an engine can use or load them: a tier of its own, or a pool.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Segment {
-    /// Number of blocks of the prompt before the segment.
+    /// Number of blocks of the prompt before this segment (consecutive blocks in one place).
     pub start: u32,
-    /// Number of blocks of the prompt up to and including the segment's last one.
+    /// Number of blocks of the prompt up to and including the last one of this segment (consecutive blocks in one
+    /// place).
     pub end: u32,
     /// Tier that has the blocks.
     pub tier: Tier,
     /// Name of the pool that has the blocks; None if the worker itself has them.
     pub pool: Option<Arc<str>>,
-    /// True if a removal of any of the blocks would have been announced; false for pools whose members do not announce
-    /// them.
+    /// True if a removal of any of the segment's blocks would have been announced; false for pools whose members do not
+    /// announce removals.
     pub is_certain: bool,
     /// Seconds since the least recently announced chunk of the segment was announced; None outside pools.
     pub age: Option<f64>,
@@ -57,7 +58,8 @@ impl Loadable {
     }
 }
 
-/// State of a walk along a prompt's blocks: their prefix hashes, and the segments found so far.
+/// State of a walk along a prompt's blocks: the blocks' prefix hashes, and the segments (consecutive blocks in one
+/// place) found so far.
 struct Walk<'q> {
     prefixes: &'q [u64],
     segments: Vec<Segment>,
@@ -86,7 +88,7 @@ impl Walk<'_> {
     }
 }
 
-/// Tiers beyond the device on which a rank may have blocks of its own, in the order in which they are looked up.
+/// Tiers beyond the device on which a rank may have blocks of its own, in the order in which lookups search them.
 const OWN: [Tier; 3] = [Tier::Cpu, Tier::Disk, Tier::External];
 
 impl LoadBook {

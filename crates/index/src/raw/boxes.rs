@@ -31,7 +31,7 @@ unsafe impl<T: Send> Send for SharedBox<T> {}
 unsafe impl<T: Sync> Sync for SharedBox<T> {}
 
 impl<T> SharedBox<T> {
-    /// Converts to a plain box, when no reader can use the content any longer.
+    /// Converts to a plain box; may be called only when no reader can use the content any longer.
     pub(crate) fn into_box(self) -> Box<T> {
         let it = std::mem::ManuallyDrop::new(self);
         // SAFETY: as when it is dropped, which it is not.
@@ -64,7 +64,7 @@ pub(crate) struct SwapCell<T: Send + Sync> {
 }
 
 impl<T: Send + Sync> SwapCell<T> {
-    /// Creates a cell with this content, for the index that the writer belongs to.
+    /// Creates a cell with the content `it`, for the index that the writer belongs to.
     pub(crate) fn new(it: T, writer: &WriterToken) -> Self {
         Self { it: AtomicPtr::new(Box::into_raw(Box::new(it))), index: writer.index }
     }
@@ -119,7 +119,9 @@ impl<T> PartialEq for GuardedPointer<T> {
 impl<T> GuardedPointer<T> {
     /// Content behind the pointer, for as long as the guard lives.
     ///
-    /// # Safety `guard` is the guard under which the pointer was loaded.
+    /// # Safety
+    ///
+    /// `guard` is the guard under which the pointer was loaded.
     #[inline]
     pub(super) unsafe fn get<'p>(&self, _guard: &'p Guard<'_>) -> &'p T {
         // SAFETY: rule 2.

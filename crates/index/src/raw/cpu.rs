@@ -6,7 +6,7 @@
 //! **Checked by** the test below, which compares the lanes with a loop; the tests of `writer/names/slots.rs` depend on
 //! the comparisons.
 
-/// Prefetches the cache line of a value; has no other effect.
+/// Prefetches the first cache line of a value; has no other effect.
 #[inline]
 pub(crate) fn prefetch<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]

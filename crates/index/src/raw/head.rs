@@ -1,5 +1,5 @@
 //! Head of a run (a list of consecutive blocks): its levels, read under a sequence number. A level is a number of
-//! blocks with the set of holders that have them.
+//! blocks with the set of holders (ranks' caches) that have them.
 //!
 //! **Protocol** (a sequence lock, Boehm 2012, without waiting). A reader copies the levels between two reads of the
 //! version, and tries again if the version has changed. Up to [`INLINE`] levels are in the head itself; a longer list
@@ -46,7 +46,7 @@ impl Deref for LevelsNow<'_> {
     }
 }
 
-/// Bit in [`Words::info`]: set if the run of blocks has children.
+/// Bit in [`Words::info`], set if other runs of blocks continue this run.
 const HAS_CHILDREN: u32 = 0x100;
 
 /// Head of a run of blocks, which fills the first cache line of the run's memory; the content hashes follow.
@@ -71,7 +71,7 @@ impl RunHead {
         Self { id, parent, fork, version: AtomicU32::new(0), words: Words::default() }
     }
 
-    /// Address of this head, which identifies it in the record of a change.
+    /// Address of this head of a run, which identifies the head in the record of a change.
     #[inline]
     fn address(&self) -> usize {
         ptr::from_ref(self).addr()
@@ -179,7 +179,7 @@ impl RunHead {
         None
     }
 
-    /// Increments the version after a change that readers saw as a single store.
+    /// Increments the version of the run's levels, after a change that readers saw as a single store.
     #[inline]
     fn next_version(&self) {
         let version = self.version.load(Ordering::Relaxed);
@@ -198,7 +198,8 @@ mod tests {
 
     const CHANGES: u32 = if cfg!(miri) { 200 } else { 100_000 };
 
-    /// Levels whose values all contain the version number `n`, and whose count depends on it.
+    /// Levels (numbers of first blocks with their holders) whose values all contain the version number `n`, and whose
+    /// count depends on it.
     fn version(n: u32) -> Vec<Level> {
         let count = 1 + n % 6;
         (0..count).map(|i| Level { end: n * 8 + i, set: SetWord::from_raw(u64::from(n * 8 + i) << 2 | 1) }).collect()

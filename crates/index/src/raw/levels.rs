@@ -1,5 +1,6 @@
-//! Levels of a run as words that are written one by one, and the record of the levels that are being changed. A level
-//! is a number of a run's blocks with the set of holders that have them.
+//! Levels of a run (a list of consecutive blocks) as words that are written one by one, and the record of the levels
+//! that are being changed. A level is a number of a run's blocks with the set of holders (ranks' caches) that have
+//! them.
 //!
 //! Both belong to the protocol of `head.rs`, which defines the order in which the words are written and read. The
 //! record is in this file, as a reader's guard and the writer's token both lead to it.
@@ -63,12 +64,13 @@ impl<'p> LevelsRef<'p> {
 /// Largest number of levels (numbers of first blocks with their holders) in the head of a run of blocks: only one under
 /// the model checker, which takes a day for three.
 pub(super) const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
-/// Bit mask of the number of a run's levels in [`Words::info`]; the value `SPILLED` means that they are in separate
-/// memory.
+/// Bit mask of the number of a run's levels (numbers of first blocks with their holders) in [`Words::info`]; the value
+/// `SPILLED` means that the levels are in separate memory.
 pub(super) const COUNT: u32 = 0xff;
 pub(super) const SPILLED: u32 = 0xff;
 
-/// Levels and flags of a run of blocks, as words that are written one by one.
+/// Levels (numbers of first blocks with their holders) and flags of a run of blocks, as words that are written one by
+/// one.
 #[derive(Default)]
 #[repr(C)]
 pub(super) struct Words {
@@ -83,9 +85,9 @@ pub(super) struct Words {
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct ChangeRecord {
-    /// Version of the record, odd while the writer is changing the record.
+    /// Version of this record of a head's levels, odd while the writer is changing the record.
     version: AtomicU32,
-    /// Odd version of the head during its change; `head`: address of this head.
+    /// Odd version that the run's head has during its change. `head`: address of this head.
     change: AtomicU32,
     head: AtomicUsize,
     words: Words,
@@ -138,7 +140,7 @@ impl Words {
         self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
     }
 
-    /// Copies all words from another head.
+    /// Copies all words, the levels and flags of a run of blocks, from another head.
     #[inline]
     pub(super) fn copy(&self, from: &Self) {
         self.info.store(from.info.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -152,7 +154,7 @@ impl Words {
 }
 
 impl ChangeRecord {
-    /// Records the words of a head before the writer starts to change them.
+    /// Records the words of a run's head, which contain its levels, before the writer starts to change them.
     #[inline]
     pub(super) fn begin(&self, head: usize, words: &Words, change: u32) {
         let version = self.version.load(Ordering::Relaxed);
@@ -165,10 +167,12 @@ impl ChangeRecord {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Levels of the head at the address `head` before the change with version `change`, which the caller has seen
-    /// started; None if the change is complete.
+    /// Levels (numbers of first blocks with their holders) of the run's head at the address `head`, before the change
+    /// with version `change`, which the caller has seen started; None if the change is complete.
     ///
-    /// # Safety The conditions of [`Words::read`] hold since before the caller saw the change.
+    /// # Safety
+    ///
+    /// The conditions of [`Words::read`] hold since before the caller saw the change.
     #[inline(never)]
     pub(super) unsafe fn before<'p>(&self, head: usize, change: u32) -> Option<LevelsRef<'p>> {
         let version = self.version.load(Ordering::Acquire);

@@ -31,7 +31,7 @@ struct Cell(AtomicU64);
 pub(crate) struct Readers {
     /// Counter of each stripe (group of threads) and parity, at index `stripe * 2 + parity`.
     cells: Box<[Cell]>,
-    /// Parity of the counters that new readers use, in the lowest bit.
+    /// Parity (one of two groups of reader counters) that new readers use, in the lowest bit.
     parity: AtomicUsize,
     index: IndexId,
     under_change: Arc<ChangeRecord>,
@@ -135,15 +135,15 @@ impl Drop for Guard<'_> {
 
 /// List of items that the writer has unlinked and not yet freed.
 pub(crate) struct RetiredList<T> {
-    /// Items retired after the current waiting period for readers began.
+    /// Items retired (unlinked, to be freed later) after the current waiting period for readers began.
     fresh: Vec<T>,
-    /// Items retired before the current waiting period for readers began.
+    /// Items retired (unlinked, to be freed later) before the current waiting period for readers began.
     waiting: Vec<T>,
-    /// Items that no reader can use any longer.
+    /// Retired (unlinked) items that no reader can use any longer, so that they may be freed.
     ready: Vec<T>,
-    /// Counters that were not yet seen at zero in the current waiting period, as a bit mask.
+    /// Reader counters that were not yet seen at zero in the current waiting period, as a bit mask.
     unseen: u128,
-    /// True if new readers were switched back to the other parity in the current waiting period.
+    /// True if new readers were directed back to the first parity's counters in the current waiting period.
     flipped_back: bool,
 }
 
@@ -152,7 +152,7 @@ impl<T> RetiredList<T> {
         Self { fresh: Vec::new(), waiting: Vec::new(), ready: Vec::new(), unseen: 0, flipped_back: false }
     }
 
-    /// True if there are items that no reader can use any longer.
+    /// True if there are retired (unlinked) items that no reader can use any longer.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -167,8 +167,8 @@ impl<T> RetiredList<T> {
         self.fresh.iter().chain(&self.waiting).chain(&self.ready)
     }
 
-    /// Passes items that no reader can use any longer to `free`, at most `most` per call. Never waits. Returns true if
-    /// any items are left.
+    /// Passes retired (unlinked) items that no reader can use any longer to `free`, at most `most` per call. Never
+    /// waits. Returns true if any items are left.
     pub(crate) fn advance(&mut self, readers: &Readers, most: usize, mut free: impl FnMut(T)) -> bool {
         self.look(readers);
         let from = self.ready.len().saturating_sub(most);
@@ -183,7 +183,7 @@ impl<T> RetiredList<T> {
         true
     }
 
-    /// Reads the counters, and moves items that no reader can use any longer to the list `ready`.
+    /// Reads the reader counters, and moves retired items that no reader can use any longer to the list `ready`.
     fn look(&mut self, readers: &Readers) {
         // Twice: what was fresh can often go at once.
         for _ in 0..2 {
@@ -230,7 +230,8 @@ impl<T> RetiredList<T> {
     }
 }
 
-/// Bit mask of all counters of one parity.
+/// Bit mask of all reader counters of one parity; each reader uses a counter of the parity that was current when it
+/// started.
 fn parity_bits(parity: usize) -> u128 {
     let even = u128::MAX / 3;
     if parity & 1 == 0 { even } else { even << 1 }

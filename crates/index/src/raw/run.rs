@@ -33,7 +33,7 @@ pub(crate) struct Run {
     room: u32,
     /// Number of blocks in the run (a list of consecutive blocks).
     len: u32,
-    /// Number of content hashes ever written to this memory; readers may still read those beyond `len`.
+    /// Number of content hashes ever written to the run's memory. Readers may still read those beyond `len`.
     written: u32,
 }
 
@@ -109,8 +109,8 @@ impl Run {
         self.len() + contents.len() <= self.room() && self.continues_with(contents)
     }
 
-    /// True if blocks with these content hashes can be added without overwriting a different hash, so that each offset
-    /// always stands for the same block.
+    /// True if blocks with these content hashes can be added to the run without overwriting a different hash, so that
+    /// each offset always stands for the same block.
     #[inline]
     pub(crate) fn continues_with(&self, contents: &[u64]) -> bool {
         let written = (self.written - self.len) as usize;
@@ -120,12 +120,13 @@ impl Run {
         beyond[..n] == contents[..n]
     }
 
-    /// Number of content hashes in this memory, including those of removed blocks.
+    /// Number of content hashes in the run's memory, including those of removed blocks.
     pub(crate) fn written(&self) -> usize {
         self.written as usize
     }
 
-    /// Adds blocks at the end; there must be space for them. Without `names`, their block hashes are [`NO_NAME`].
+    /// Adds blocks at the end of the run; there must be space for them. Without `names`, their block hashes are
+    /// [`NO_NAME`].
     #[inline]
     pub(crate) fn extend(&mut self, contents: &[u64], names: Option<&[u64]>) {
         assert!(self.has_room_for(contents));

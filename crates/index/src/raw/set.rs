@@ -40,10 +40,11 @@ pub(crate) struct SetWord(u64);
 pub(crate) struct SetRef<'p>(SetWord, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl SetRef<'_> {
-    /// Wraps a word that a reader found.
+    /// Wraps a word, found by a reader, that stands for a set of holders.
     ///
-    /// # Safety The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the
-    /// result.
+    /// # Safety
+    ///
+    /// The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the result.
     #[inline]
     pub(super) unsafe fn new(word: SetWord) -> Self {
         Self(word, PhantomData)
@@ -71,14 +72,14 @@ pub(crate) struct SetHead {
     /// Number of references to the set. Only the writer uses it; it is an atomic because readers may read the fields
     /// beside it.
     references: AtomicU32,
-    /// Number of members.
+    /// Number of members of the set.
     members: u32,
     /// True if the members are a bit mask up to the highest member; otherwise they are an ascending list, two to a
     /// word, padded with 0.
     bits: bool,
 }
 
-/// Set of holders (ranks' caches) that does not fit into a word, in memory of its own.
+/// Memory of a set of holders (ranks' caches) that does not fit into a word.
 pub(crate) type SetBox = ThinBox<SetHead, u64>;
 
 /// Reference to a set of holders (ranks' caches) that does not fit into a word.
@@ -130,14 +131,14 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// Adds a reference, without an atomic instruction, as there is only one writer.
+    /// Adds a reference to the set, without an atomic instruction, as there is only one writer.
     #[inline]
     pub(crate) fn retain(self, _: &CountedToken) {
         let references = self.head.references.load(Ordering::Relaxed);
         self.head.references.store(references + 1, Ordering::Relaxed);
     }
 
-    /// Removes a reference; returns true if it was the last one.
+    /// Removes a reference to the set; returns true if it was the last one.
     #[inline]
     pub(crate) fn release(self, _: &CountedToken) -> bool {
         let references = self.head.references.load(Ordering::Relaxed);
@@ -180,7 +181,9 @@ impl SetWord {
 
     /// Members of the set, for a reader.
     ///
-    /// # Safety The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the
+    /// # Safety
+    ///
+    /// The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the
     /// result.
     #[inline]
     pub(super) unsafe fn members<'p>(self) -> Members<'p> {
@@ -194,7 +197,8 @@ impl SetWord {
         self.decode(|address| Self::counted(address, token))
     }
 
-    /// Set in memory to which this word points; None if the word itself contains the members.
+    /// Set of holders (ranks' caches) in memory to which this word points; None if the word itself contains the
+    /// members.
     #[inline]
     pub(crate) fn object(self, token: &CountedToken) -> Option<Set<'_>> {
         self.is_object().then(|| Self::counted(self.0, token))
@@ -208,7 +212,9 @@ impl SetWord {
 
     /// Set in memory at this address.
     ///
-    /// # Safety The set at the address is not freed during `'a`.
+    /// # Safety
+    ///
+    /// The set at the address is not freed during `'a`.
     #[inline]
     unsafe fn at<'a>(address: u64) -> Set<'a> {
         let memory = ptr::with_exposed_provenance_mut::<Memory<SetHead, u64>>(address as usize);
@@ -237,7 +243,7 @@ impl SetWord {
         }
     }
 
-    /// Word that points to a set in memory, which the table of sets owns.
+    /// Word that points to a set of holders (ranks' caches) in memory, which the table of sets owns.
     pub(crate) fn of_object(set: &SetBox) -> Self {
         Self(set.as_ptr().expose_provenance() as u64)
     }
@@ -258,7 +264,7 @@ impl SetWord {
         is_mask.then(|| Self(self.0 | MASK | 1 << (2 + holder)))
     }
 
-    /// Word without one of its members, if the word is a bit mask; None otherwise.
+    /// Word without one of its holders (ranks' caches), if the word is a bit mask; None otherwise.
     #[inline]
     pub(crate) fn mask_without(self, holder: u32) -> Option<Self> {
         if self.0 & KIND != MASK {

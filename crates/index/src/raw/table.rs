@@ -29,15 +29,16 @@ const SLOTS: usize = 7;
 const FULL: usize = 4;
 const LOW: u64 = 0x0001_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
-/// Summand of one entry in the overflow count, which is the top byte of a word. Entries beyond the maximum of this byte
-/// are counted in `beyond`.
+/// Summand of one entry in a line's overflow count (entries that found the line full), which is the top byte of a word.
+/// Entries beyond the maximum of this byte are counted in `beyond`.
 const ONE_OVERFLOW: u64 = 1 << 56;
 const MAX_OVERFLOW: u64 = 255;
 
 #[cfg_attr(loom, derive(Default))]
 #[repr(align(64))]
 struct Line {
-    /// Tags of the slots in bytes 0 to 6, each 0 for an empty slot; overflow count in byte 7.
+    /// Tags of the line's slots in bytes 0 to 6, each a byte of the entry's hash, or 0 for an empty slot; overflow
+    /// count in byte 7.
     meta: AtomicU64,
     slots: [AtomicU64; SLOTS],
 }
@@ -149,12 +150,13 @@ impl Table {
         }
     }
 
-    /// Locks the overflow counts; never waits, as only the writer calls this method.
+    /// Locks the counts of overflowing entries beyond the maximum of a line's own count; never waits, as only the
+    /// writer calls this method.
     fn beyond(&self) -> std::sync::MutexGuard<'_, HashMap<usize, u64>> {
         self.beyond.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decrements the overflow count of a line.
+    /// Decrements the overflow count of a line: the number of entries that belong to the line but found it full.
     fn one_less_past(&self, line: usize) {
         let meta = &self.lines[line].meta;
         let now = meta.load(Ordering::Relaxed);
@@ -192,7 +194,8 @@ impl Table {
         true
     }
 
-    /// Finds a value: its line, its slot, and the number of lines between its preferred line and this line.
+    /// Finds a value. Returns its line, its slot (place in the line), and the number of lines between its preferred
+    /// line and this line.
     fn at(&self, hash: u64, value: u64) -> Option<(usize, usize, usize)> {
         let tag = tag(hash);
         let mut at = self.home(hash);
@@ -215,7 +218,7 @@ impl Table {
     }
 }
 
-/// Tag of a hash: its low byte, or 1 if that byte is 0.
+/// Tag of a hash, a byte by which a line is searched: the hash's low byte, or 1 if that byte is 0.
 #[inline]
 fn tag(hash: u64) -> u64 {
     (hash & 0xff).max(1)
@@ -230,7 +233,7 @@ fn zero_bytes(meta: u64) -> u64 {
     !(((meta & low_bits) + low_bits) | meta) & HIGH
 }
 
-/// Slot of the lowest bit set in `marks`.
+/// Slot (place in a line of the table) of the lowest bit set in `marks`.
 #[inline]
 fn slot(marks: u64) -> usize {
     marks.trailing_zeros() as usize / 8

@@ -36,7 +36,7 @@ pub(super) struct ThinRef<'p, H, T> {
     owned: PhantomData<&'p Memory<H, T>>,
 }
 
-/// Step in which the capacity of a list grows, in items.
+/// Step in which the capacity of a list in a [`ThinBox`] grows, in items.
 const CLASS: usize = 4;
 
 fn class(len: usize) -> usize {
@@ -55,7 +55,9 @@ impl<H, T: Copy> ThinBox<H, T> {
 
     /// Writes a header and a list to unused memory.
     ///
-    /// # Safety The memory is unused, and has the layout for a list of this length.
+    /// # Safety
+    ///
+    /// The memory is unused, and has the layout for a list of this length.
     unsafe fn write(memory: NonNull<Memory<H, T>>, head: H, items: &[T]) -> Self {
         const { assert!(!std::mem::needs_drop::<H>()) };
         let len = u32::try_from(items.len()).expect("a list is at most a fleet long");
@@ -90,7 +92,9 @@ impl<H, T: Copy> ThinBox<H, T> {
 
     /// Takes back the ownership of memory that `into_raw` gave away.
     ///
-    /// # Safety The pointer came from `into_raw`, and no other box is made of it.
+    /// # Safety
+    ///
+    /// The pointer came from `into_raw`, and no other box is made of it.
     pub(super) unsafe fn from_raw(memory: NonNull<Memory<H, T>>) -> Self {
         Self(memory)
     }
@@ -111,7 +115,9 @@ impl<H, T: Copy> Drop for ThinBox<H, T> {
 impl<'p, H, T> ThinRef<'p, H, T> {
     /// Reference to the header and list at this address.
     ///
-    /// # Safety The pointer came from a box that is not freed during `'p`.
+    /// # Safety
+    ///
+    /// The pointer came from a box that is not freed during `'p`.
     #[inline]
     pub(super) unsafe fn of(memory: NonNull<Memory<H, T>>) -> Self {
         Self { memory, owned: PhantomData }
@@ -165,7 +171,7 @@ impl<H, T: Copy> Spares<H, T> {
         unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
     }
 
-    /// Keeps a box that no reader uses any longer for reuse, unless enough are kept already.
+    /// Keeps a box for reuse, unless enough boxes are kept already. No reader uses the box any longer.
     pub(crate) fn keep(&mut self, it: ThinBox<H, T>) {
         let (class, bytes) = (class(it.get().items().len()), it.bytes());
         if class >= MOST_CLASSES || self.bytes + bytes > MOST_BYTES {

@@ -31,7 +31,8 @@ struct Entry {
     run: Option<Run>,
     /// Number of blocks from the beginning of the prompt to the run's first block.
     start: u32,
-    /// Next child at the same fork of the parent; `previous`: the previous one, unset for the first.
+    /// Next child run that continues the parent after the same number of blocks. `previous`: the previous one, unset
+    /// for the first.
     next: u32,
     previous: u32,
     /// True if the hashes of removed blocks that once followed the last one are lost. Then no block may be appended: a
@@ -41,12 +42,12 @@ struct Entry {
     listed: bool,
     /// Number of the run's last page, a group of 16 blocks.
     page: u32,
-    /// Forks of the run of blocks: the numbers of blocks after which children continue it.
+    /// Forks of the run of blocks: the numbers of blocks after which child runs continue the run.
     forks: Option<Box<Forks>>,
 }
 
-/// Pointers from which readers start, on one cache line: the table of children, and the roster of holders (ranks'
-/// caches).
+/// Pointers at which lookups start, on one cache line: to the table of child runs, and to the roster (table of the
+/// holders' workers and ranks).
 pub(crate) struct ReaderEntry {
     pub(crate) children: SwapCell<Children>,
     pub(crate) roster: SwapCell<Roster>,
@@ -57,14 +58,14 @@ pub(crate) struct Runs {
     entries: ChunkedList<Entry>,
     pages: Pages,
     free: ChunkedList<u32>,
-    /// Pointers from which readers start, shared with them.
+    /// Pointers at which lookups start, to the table of child runs and the roster of holders; shared with the readers.
     pub(crate) shown: Arc<ReaderEntry>,
-    /// Next table of children, while it is being built.
+    /// New table of child runs, while it is being built.
     next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
     bytes: usize,
-    /// Size of the lists of forks, in bytes.
+    /// Size of all lists of forks (places where runs are continued by child runs), in bytes.
     fork_bytes: usize,
     /// Freed memory for lists of levels (numbers of first blocks with their holders) that do not fit into the head of a
     /// run.
@@ -132,7 +133,7 @@ impl Runs {
         unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
     }
 
-    /// True if the counters of bytes are correct, for tests.
+    /// True if the counters of the bytes that runs use are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
@@ -159,7 +160,7 @@ impl Runs {
         self.entries[id as usize].run.as_mut().expect("a run that is referred to is live")
     }
 
-    /// Number of blocks from the beginning of the prompt to the run's first block.
+    /// Number of blocks from the beginning of the prompt to the first block of the run (a list of consecutive blocks).
     #[inline]
     pub(crate) fn start(&self, id: u32) -> u32 {
         self.entries[id as usize].start
@@ -267,7 +268,7 @@ impl Runs {
         self.get_mut(id).truncate(len);
     }
 
-    /// Frees the pages of a run of blocks beyond its first `len` blocks.
+    /// Frees the pages (groups of 16 blocks) of a run of blocks beyond its first `len` blocks.
     fn cut_off(&mut self, id: u32, len: usize) {
         let was = self.get(id).len();
         self.positions -= was - len;
@@ -290,8 +291,8 @@ impl Runs {
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
 
-    /// Creates a run of blocks that continues `place`, with the first of these blocks, as many as fit. It has no
-    /// holders (ranks' caches) yet. Returns its number.
+    /// Creates a run of blocks that continues `place`, with the first of these blocks, as many as fit. The blocks have
+    /// no holders (ranks' caches) yet. Returns the run's number.
     pub(crate) fn create(
         &mut self,
         place: Place,
@@ -385,7 +386,7 @@ impl Runs {
 }
 
 impl Entry {
-    /// Creates a list of entries with only the root.
+    /// Creates a list of runs with only the root, the run that represents the empty prompt.
     fn of_root() -> ChunkedList<Self> {
         let mut entries = ChunkedList::default();
         entries.push(Self::free());

@@ -21,11 +21,11 @@ pub struct Dictionary {
     pub names: Vec<BlockHash>,
     /// Content hashes of all blocks.
     pub contents: Vec<u64>,
-    /// Chains, as ranges of the blocks.
+    /// Chains of consecutive blocks, as ranges of the dictionary's blocks.
     pub chains: Vec<Entry>,
 }
 
-/// Chain in a dictionary.
+/// Chain of consecutive blocks in a snapshot's dictionary, as a range of the dictionary's blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     /// Index of the chain's first block.
@@ -59,7 +59,9 @@ impl Dictionary {
 
     /// Adds the chains in a section of kind `BLOCKS` to the dictionary.
     ///
-    /// # Errors A description of what is wrong with the section.
+    /// # Errors
+    ///
+    /// A description of what is wrong with the section.
     pub fn read(&mut self, payload: &[u8]) -> Result<(), String> {
         let mut cursor = Cursor(payload);
         // A chain has a block at least.
@@ -87,7 +89,7 @@ impl Dictionary {
     }
 }
 
-/// Chain of a dictionary that is being built.
+/// Chain of consecutive blocks in a snapshot's dictionary that is being built.
 #[derive(Debug)]
 struct NewEntry {
     parent: Option<BlockHash>,
@@ -100,8 +102,8 @@ struct NewEntry {
 #[derive(Debug, Default)]
 pub struct DictionaryWriter {
     entries: Vec<NewEntry>,
-    /// Indexes of the entries made from a run of blocks, by a flag `elsewhere` (the run belongs to another index) and
-    /// the run's number.
+    /// Indexes of the dictionary's chains made from a run of blocks, by a flag `elsewhere` (the run belongs to another
+    /// index) and the run's number.
     by_run: HashMap<(bool, u32), Vec<usize>>,
 }
 

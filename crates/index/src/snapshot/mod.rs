@@ -40,7 +40,7 @@ use crate::index::{BlockIndex, Config};
 use crate::stats::Counters;
 use crate::types::{BlockHash, Error, Tier};
 
-/// Largest total number of copies of a block over all tiers, as a check of snapshots.
+/// Largest accepted total number of copies of a block over all tiers; a snapshot with more is rejected as invalid.
 const MOST_COPIES: u64 = 1 << 16;
 
 /// Blocks of one rank, as read from a snapshot.
@@ -92,7 +92,9 @@ impl DictionaryWriter {
 impl SavedBlocks {
     /// Reads the blocks that a rank holds.
     ///
-    /// # Errors A description of what is wrong with the section.
+    /// # Errors
+    ///
+    /// A description of what is wrong with the section.
     pub fn read(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<Self, String> {
         let mut it = Self::default();
         let count = cursor.count(2)?;
@@ -214,7 +216,9 @@ impl BlockIndex {
 
     /// Builds the index from which a snapshot was made.
     ///
-    /// # Errors [`Error::Snapshot`] if the bytes are not a snapshot of an index, have another version, are incomplete
+    /// # Errors
+    ///
+    /// [`Error::Snapshot`] if the bytes are not a snapshot of an index, have another version, are incomplete
     /// or altered; [`Error::Full`] if the snapshot has more blocks than the index can number.
     pub fn from_snapshot(snapshot: &[u8]) -> Result<Self, Error> {
         let mut sections = Sections::new(snapshot).map_err(wrong)?;
@@ -245,7 +249,7 @@ impl From<ReadError> for Error {
     }
 }
 
-/// State of reading a snapshot.
+/// State of reading a snapshot: the dictionary of blocks so far, and the index under construction.
 struct PartialSnapshot {
     /// Index under construction, and the counts saved with it; None before the section of kind `INDEX`.
     index: Option<(BlockIndex, [u64; 6])>,

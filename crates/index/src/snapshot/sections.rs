@@ -55,7 +55,9 @@ pub struct SectionWriter<W> {
 impl<W: Write> SectionWriter<W> {
     /// Writes the start of a snapshot, its format and version, to `out`.
     ///
-    /// # Errors Any error of writing to `out`.
+    /// # Errors
+    ///
+    /// Any error of writing to `out`.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
@@ -64,7 +66,9 @@ impl<W: Write> SectionWriter<W> {
 
     /// Writes one section with its kind, length and checksum.
     ///
-    /// # Errors Any error of the underlying writer.
+    /// # Errors
+    ///
+    /// Any error of the underlying writer.
     pub fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let mut head = [kind; 9];
         head[1..].copy_from_slice(&(payload.len() as u64).to_le_bytes());
@@ -132,7 +136,9 @@ pub struct Sections<'a> {
 impl<'a> Sections<'a> {
     /// Checks the start of a snapshot, its format and version, in `bytes`.
     ///
-    /// # Errors A description of why the bytes are not a snapshot.
+    /// # Errors
+    ///
+    /// A description of why the bytes are not a snapshot.
     pub fn new(bytes: &'a [u8]) -> Result<Self, String> {
         let Some((start, rest)) = bytes.split_first_chunk::<{ MAGIC.len() + 4 }>() else {
             return Err("it is too short for a snapshot".to_owned());
@@ -151,7 +157,9 @@ impl<'a> Sections<'a> {
 
     /// Reads the next section; None after the section that ends the snapshot, whose number of sections is checked.
     ///
-    /// # Errors A description of what is wrong, with the section's number.
+    /// # Errors
+    ///
+    /// A description of what is wrong, with the section's number.
     #[allow(clippy::should_implement_trait, reason = "it may fail, and then it must not go on")]
     pub fn next(&mut self) -> Result<Option<Section<'a>>, String> {
         loop {

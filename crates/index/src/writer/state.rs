@@ -23,7 +23,8 @@ pub(super) const MOST_NAMES: usize = 1024;
 /// step.
 const OWN_AT_ONCE: u64 = 1 << 10;
 
-/// Smallest number of blocks after a missing block that are kept together as a branch.
+/// Smallest number of blocks after a missing block that are kept together, as a branch (a group of blocks under a
+/// holder of their own).
 const LEAST_BRANCH: u64 = 1 << 7;
 
 /// State of the writer: which holder (a rank's device, or with other tiers) has which blocks.
@@ -40,27 +41,30 @@ pub(crate) struct Writer {
     pub(super) names_of_event: Vec<u64>,
     /// Reusable buffer for the block hashes that a removal deletes.
     pub(super) gone: Vec<u64>,
-    /// Reusable buffer for a run's levels (numbers of blocks with their holders) while they change.
+    /// Reusable buffer for the levels of a run (numbers of its first blocks with their holders) while they change.
     pub(super) levels: Vec<Level>,
     pub(super) leaving: Departures,
     /// Number of blocks of all holders (ranks' caches) whose chain to the beginning of the prompt is incomplete.
     pub(super) waiting: usize,
-    /// Number of blocks not yet stored in stores whose first part was applied.
+    /// Number of blocks not yet stored of all stores whose first part has been applied.
     pub(super) promised: usize,
     /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
     pub(super) coming: usize,
     /// Newest roster, the table of the workers and ranks behind holders (ranks' caches), to be published to readers.
     pub(super) roster: Roster,
-    /// Holders whose private tables of block hashes are being built in steps; some may be complete.
+    /// Holders (ranks' caches) whose private tables of block hashes are being built in steps. Some of the tables may be
+    /// complete.
     pub(super) gathering: Vec<u32>,
     /// Largest number of blocks for which the private table of block hashes of a holder (a rank's cache) is built in
     /// one step.
     pub(crate) most_own_at_once: u64,
-    /// Smallest number of blocks after a missing block that are kept together as a branch.
+    /// Smallest number of blocks after a missing block that are kept together, as a branch (a group of blocks under a
+    /// holder of their own).
     pub(crate) least_branch: u64,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
-    /// Sum of the fingerprint summands of block hashes that the event assigns to other blocks, one for each assignment.
+    /// Sum of the values that block hashes, assigned to other blocks by the event, add to a fingerprint; one for each
+    /// assignment.
     pub(super) replaced_words: u64,
     /// Records of changes for the ranks that are being copied.
     pub(super) watches: Watches,

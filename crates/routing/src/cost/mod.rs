@@ -412,7 +412,9 @@ impl Default for Weights {
 impl Weights {
     /// Removes the weights from the given options and returns them.
     ///
-    /// # Errors Code `bad_option` for a weight that is not a number or is out of range.
+    /// # Errors
+    ///
+    /// Code `bad_option` for a weight that is not a number or is out of range.
     pub(crate) fn take(options: &mut Options) -> Result<Self, Error> {
         for (name, settings) in LEARNT {
             options.refuse(name, settings)?;

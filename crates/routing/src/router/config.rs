@@ -127,7 +127,9 @@ impl Config {
     /// Removes the router's settings from the options: each by its name, `order` as `least-work` or `fcfs`, `no_events`
     /// as `off`, `mock` (with `no_events_blocks`) or `ttl` (with `no_events_ttl`).
     ///
-    /// # Errors Code `bad_option` for a setting of the wrong type or out of range.
+    /// # Errors
+    ///
+    /// Code `bad_option` for a setting of the wrong type or out of range.
     pub fn from_options(options: &mut Options, seed: u64, block_size: u32) -> Result<Self, Error> {
         let mut config = Self { seed, block_size, ..Self::default() };
         config.take_numbers(options)?;

@@ -1,4 +1,5 @@
-//! Irregular blocks of a holder: those that cannot be described by the number of first blocks that it has of a run.
+//! Irregular blocks of a holder (a rank's cache): those that cannot be described by the number of first blocks that the
+//! holder has of a run (a list of consecutive blocks).
 //!
 //! An irregular block is kept as announced, by block hash: with its parent's block hash and its content. It is
 //! *reachable* if it begins a prompt, or its parent is regular, or irregular and reachable. Then it has a position (a
@@ -30,13 +31,13 @@ pub(crate) struct IrregularBlocks {
     in_runs: Map<u32, u32>,
     /// Number of blocks whose chain to the beginning of the prompt is incomplete.
     unlinked: usize,
-    /// Number of positions in `at` that have no regular block (stored in a run).
+    /// Number of positions (runs of blocks and offsets) in `at` that have no regular block (stored in a run).
     bare: usize,
-    /// Capacity, in block hashes, of those lists in `children` that are in separate memory.
+    /// Capacity, in block hashes, of those lists in `children` that are allocated separately because they are long.
     room: usize,
 }
 
-/// Block hashes of the children of one parent, in any order. Nearly all parents have one child.
+/// Block hashes of the blocks that continue one parent block, in any order. Nearly all parents have one child.
 type Siblings = SmallVec<[u64; 2]>;
 
 fn room(siblings: &Siblings) -> usize {
@@ -50,7 +51,7 @@ pub(crate) struct IrregularBlock {
     pub(crate) content: u64,
     /// Position of the block; None if its chain to the beginning of the prompt is incomplete.
     pub(crate) at: Option<Position>,
-    /// Index of the block in the list of its parent's children.
+    /// Index of the block in the list of the blocks that continue its parent.
     sibling: u32,
 }
 
@@ -139,7 +140,8 @@ impl IrregularBlocks {
         debug_assert!(old.is_none(), "a name is one block's");
     }
 
-    /// Removes a block, but leaves it in its parent's list of children, which the caller must update.
+    /// Removes a block, but leaves its block hash in the list of blocks that continue its parent; the caller must
+    /// update that list.
     fn take(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.blocks.remove(&name)?;
         self.unlinked -= usize::from(block.at.is_none());
@@ -192,7 +194,7 @@ impl IrregularBlocks {
         }
     }
 
-    /// True if [`Self::unlinked`], [`Self::bare`] and the capacity of the lists are correct, for tests.
+    /// True if [`Self::unlinked`], [`Self::bare`] and the count of the lists' capacity are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let lists = || self.children.iter().map(|(_, siblings)| siblings);

@@ -1,6 +1,6 @@
-//! State of a holder: its runs, its branches after missing blocks, and the progress of cleaning up its list of runs.
-//! Also the state of work done in steps: clearing holders and tables, sorting runs, and recording changes of ranks that
-//! are being copied.
+//! State of a holder (a rank's cache): its runs (lists of consecutive blocks), its branches (blocks after missing
+//! blocks), and the progress of cleaning up its list of runs. Also the state of work done in steps: clearing holders
+//! and tables, sorting runs, and recording changes of ranks that are being copied.
 
 pub(in crate::writer) mod irregular;
 pub(in crate::writer) mod workers;
@@ -26,12 +26,12 @@ pub(crate) struct Holder {
     pub(super) is_hidden: bool,
     /// Private table of block hashes; None while the holder (a rank's cache) uses the same block hashes as others.
     pub(crate) private: Option<PrivateNames>,
-    /// Private table of block hashes while it is being built in steps; None otherwise.
+    /// Private table of the holder's block hashes while it is being built in steps; None otherwise.
     pub(super) coming: Option<Box<NameTableBuilder>>,
     /// Blocks of the holder (a rank's cache) that cannot be described by numbers of first blocks of runs (lists of
     /// consecutive blocks); None if there are none.
     pub(crate) irregular: Option<Box<IrregularBlocks>>,
-    /// Large groups of blocks after missing blocks; None if there are none.
+    /// Branches of the holder: large groups of its blocks after missing blocks. None if there are none.
     pub(crate) branches: Option<Box<Branches>>,
     /// Parent of the block that was removed last, a guess for the block that will be removed next.
     pub(crate) resume: Option<Position>,
@@ -49,9 +49,11 @@ pub(crate) struct Holder {
     pub(crate) entered: u32,
     /// Number of positions (runs of blocks and offsets) at which the holder (a rank's cache) has blocks.
     pub(crate) blocks: u64,
-    /// Runs of the holder (a rank's cache) that their parents' lists of children do not contain.
+    /// Runs in which the holder (a rank's cache) has blocks, and which the lists of children of their parent runs do
+    /// not contain.
     pub(crate) hanging: HangingRuns,
-    /// Number of blocks whose chain to the beginning of the prompt is incomplete, as included in the writer's total.
+    /// Number of the holder's blocks whose chain to the beginning of the prompt is incomplete, as included in the
+    /// writer's total.
     pub(crate) waiting: usize,
 }
 
@@ -89,8 +91,8 @@ impl Tails {
     }
 }
 
-/// Runs of blocks in which a holder (a rank's cache) has blocks, and that continue runs with too many children to list
-/// all.
+/// Runs in which a holder (a rank's cache) has blocks, and which are missing in their parent run's list of children,
+/// because the parent has too many children to list all.
 #[derive(Default)]
 pub(crate) struct HangingRuns {
     /// Number of one parent run of blocks with unlisted children, and the holder's runs there; for most holders (ranks'
@@ -228,7 +230,8 @@ impl Holder {
 #[derive(Clone, Copy)]
 pub(super) struct Branch {
     pub(super) number: u32,
-    /// Block hash of the missing block; `at`: its position (run of blocks and offset).
+    /// Block hash of the missing block before the branch. `at`: position (run of blocks and offset) of the missing
+    /// block.
     pub(super) awaits: u64,
     pub(super) at: Position,
 }
@@ -253,7 +256,7 @@ impl Branches {
 
 /// Progress of removing outdated and repeated entries from the list of the runs of blocks of a holder (a rank's cache).
 pub(super) struct ListCleanup {
-    /// Index of the next entry to check; `kept`: number of entries that were kept so far.
+    /// Index of the next entry of the list of runs to check. `kept`: number of entries that were kept so far.
     pub(super) next: usize,
     pub(super) kept: usize,
     /// Runs of blocks that were kept so far, as a bit mask.
@@ -277,14 +280,14 @@ impl ListCleanup {
     }
 }
 
-/// Holders and tables whose memory is being freed in steps.
+/// Holders (ranks' caches) and tables that are no longer used, and whose memory is being freed in steps.
 #[derive(Default)]
 pub(crate) struct Departures {
     pub(in crate::writer) holders: VecDeque<DepartingHolder>,
     pub(in crate::writer) tables: Vec<Table>,
 }
 
-/// Holder that is being removed in steps, with the runs of blocks in which it had blocks.
+/// Holder (a rank's cache) that is being removed in steps, with the runs of blocks in which it had blocks.
 pub(in crate::writer) struct DepartingHolder {
     pub(in crate::writer) number: u32,
     pub(in crate::writer) runs: OrderedRuns,
@@ -364,7 +367,7 @@ impl OrderedRuns {
         if *left > 0 { self.sorted.pop().map(|(_, run)| run) } else { None }
     }
 
-    /// Puts a run of blocks back, so that it is returned again in its turn.
+    /// Puts a run of blocks back, so that a later call of `next` returns the run again.
     pub(in crate::writer) fn put_back(&mut self, run: u32, runs: &Runs) {
         let start = runs.start(run);
         self.sorted.push((if self.is_root_first { !start } else { start }, run));
@@ -378,11 +381,11 @@ pub(crate) struct Watch {
     pub(in crate::writer) holders: [u32; 2],
     /// Block hashes changed since they were last fetched by `Writer::take_touched`.
     pub(in crate::writer) touched: HashSet<u64>,
-    /// True if all block hashes changed, so that the copy is worthless.
+    /// True if all block hashes of the rank changed, so that the copy is worthless.
     pub(in crate::writer) over: bool,
 }
 
-/// Records of changes for all ranks that are being copied.
+/// Records of the changes of all ranks that are being copied.
 #[derive(Default)]
 pub(crate) struct Watches {
     pub(in crate::writer) all: Vec<Watch>,

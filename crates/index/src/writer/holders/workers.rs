@@ -32,13 +32,13 @@ pub(in crate::writer) struct Rank {
     pub(in crate::writer) device: u32,
     /// Unique identifier of this registration of the rank, which no other rank has or had.
     pub(in crate::writer) life: u64,
-    /// Holders of the views (sets of tiers) wider than the device: including host memory, disk and external storage.
-    /// None until the tier is used.
+    /// Holders (the rank's caches) of the views (sets of tiers) wider than the device: including host memory, disk and
+    /// external storage. None until the tier is used.
     pub(in crate::writer) wider: [Option<u32>; 3],
     /// Numbers of copies on the device, without the first copy of each block.
     pub(in crate::writer) copies: Copies,
     pub(in crate::writer) offloaded: OffloadedBlocks,
-    /// Sum of the fingerprint summands of the blocks on the device.
+    /// Sum of the values that the rank's device blocks add to the rank's fingerprint.
     pub(in crate::writer) device_word: u64,
     /// Number of times that each tier was cleared.
     pub(in crate::writer) clears: [u32; 4],
@@ -57,7 +57,7 @@ pub(in crate::writer) struct NewView {
     /// Index of the view (set of tiers) in the rank's field `wider`.
     pub(in crate::writer) number: usize,
     pub(in crate::writer) holder: u32,
-    /// Holder of the next narrower view (set of tiers), whose blocks are added first.
+    /// Holder (a rank's cache) of the next narrower view (set of tiers), whose blocks are added first.
     pub(in crate::writer) narrower: u32,
     pub(in crate::writer) watch: u64,
     pub(in crate::writer) runs: OrderedRuns,
@@ -73,8 +73,8 @@ pub(in crate::writer) struct NewView {
 /// State of clearing a tier in steps: the blocks still to be removed.
 pub(in crate::writer) struct TierClear {
     pub(in crate::writer) tier: Tier,
-    /// Holder that has the tier's blocks. `runs`: its runs of blocks still to be cleared; `names`: block hashes that
-    /// are in no run.
+    /// Holder (a rank's cache) that has the tier's blocks. `runs`: its runs of blocks still to be cleared; `names`:
+    /// block hashes that are in no run.
     pub(in crate::writer) holder: u32,
     pub(in crate::writer) runs: OrderedRuns,
     /// Run of blocks that is being cleared, and the number of its blocks that are left.
@@ -104,7 +104,7 @@ pub(in crate::writer) struct OffloadedBlocks {
     by_name: Map<u64, Claims>,
     /// Number of block hashes on each tier.
     tiers: [usize; 3],
-    /// Sum of the fingerprint summands of the blocks on each tier.
+    /// Sum of the values that the blocks on each tier add to the rank's fingerprint.
     words: [u64; 3],
 }
 
@@ -118,7 +118,7 @@ impl OffloadedBlocks {
         self.tiers[tier]
     }
 
-    /// Sums of the fingerprint summands of the blocks on each tier.
+    /// Sums of the values that the blocks on each tier add to the rank's fingerprint.
     pub(in crate::writer) fn words(&self) -> [u64; 3] {
         self.words
     }
@@ -332,12 +332,12 @@ impl Rank {
         self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
     }
 
-    /// Holder of the widest view (set of tiers) that is narrower than the view with index `view`.
+    /// Holder (a rank's cache) of the widest view (set of tiers) that is narrower than the view with index `view`.
     pub(in crate::writer) fn narrower(&self, view: usize) -> u32 {
         self.wider[..view].iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
     }
 
-    /// Holder of the rank's widest view (set of tiers), which has all blocks of the rank on any tier.
+    /// Holder (a rank's cache) of the rank's widest view (set of tiers), which has all blocks of the rank on any tier.
     pub(in crate::writer) fn widest(&self) -> u32 {
         self.narrower(self.wider.len())
     }

@@ -22,7 +22,8 @@ const PIECE: usize = 2048;
 const SHRINKING_PACE: usize = 2;
 /// Number of lines that are prefetched before they are moved.
 const AHEAD: usize = 8;
-/// Number of lines up to which a table is moved in one step, as entries are unevenly distributed over few lines.
+/// Number of lines up to which the entries of a table are moved in one step, as entries are unevenly distributed over
+/// few lines.
 const FEW: usize = 64;
 
 /// Number of lines below which a full table doubles, as time matters more than memory in small tables.
@@ -40,20 +41,21 @@ pub(in crate::writer) trait Line: Copy {
 
 /// Lines of a hash table that grows and shrinks in small steps.
 pub(in crate::writer) struct Lines<L: Line> {
-    /// Sides of the table: the lines for the hashes from `frontier` on, and the lines for lower hashes. A look-up
-    /// chooses a side without a branch, which no processor could predict.
+    /// Two sides of the table: the lines for the hashes from `frontier` on, and the lines for lower hashes. A look-up
+    /// chooses a side without a branch instruction, which no processor could predict.
     sides: [Side<L>; 2],
     frontier: u64,
-    /// Number of lines of the upper side whose entries have moved to the lower side.
+    /// Number of lines of the upper side (the set of lines for higher hashes) whose entries have moved to the lower
+    /// side.
     moved: usize,
-    /// Total size of all pieces of memory, in bytes.
+    /// Total size of all pieces of memory with the table's lines, in bytes.
     bytes: usize,
 }
 
 const UPPER: usize = 0;
 const LOWER: usize = 1;
 
-/// Side of a table: one of the two sets of lines that exist while entries move.
+/// Side of a table: one of the two sets of lines that exist while entries move from old to new lines.
 pub(in crate::writer) struct Side<L: Line> {
     /// Allocated pieces of memory: in the lower side up to the frontier, in the upper side from there on. Most tables
     /// have one piece, whose address is stored in place.
@@ -63,7 +65,7 @@ pub(in crate::writer) struct Side<L: Line> {
     pub(in crate::writer) shift: u32,
 }
 
-/// Line whose entries are to be moved to the other side.
+/// Line whose entries are to be moved to the other side, the set of lines that the table grows or shrinks to.
 pub(in crate::writer) struct LineMove<'t, L> {
     /// Piece of memory with the line, which is at index `at`. Entries that found the line full are in the following
     /// lines of the piece, continuing at its first line after the last one.
@@ -72,7 +74,7 @@ pub(in crate::writer) struct LineMove<'t, L> {
     /// Lowest hash that belongs to the line; `last`: the highest one.
     pub(in crate::writer) first: u64,
     pub(in crate::writer) last: u64,
-    /// Number of the line within its side, which has `lines` lines.
+    /// Number of the line within its side (one of the table's two sets of lines), which has `lines` lines.
     pub(in crate::writer) line: usize,
     pub(in crate::writer) lines: usize,
     pub(in crate::writer) shift: u32,
@@ -83,7 +85,7 @@ impl<L: Line> Side<L> {
         Self::of_so_many(0, 0)
     }
 
-    /// Creates a side for this number of lines, without allocating memory.
+    /// Creates a side (one of the table's two sets of lines) for this number of lines, without allocating memory.
     fn of_so_many(lines: usize, shift: u32) -> Self {
         Self { pieces: SmallVec::with_capacity(lines.div_ceil(PIECE)), lines, shift }
     }
@@ -172,7 +174,8 @@ fn lines_for<L: Line>(entries: usize) -> usize {
 }
 
 impl<L: Line> Lines<L> {
-    /// Creates lines for `entries` entries. The function `shift` returns a side's `shift` for a number of lines.
+    /// Creates lines for `entries` entries. The function `shift` returns the field `shift` of a side (one of the
+    /// table's two sets of lines) for a number of lines.
     pub(in crate::writer) fn with_room_for(entries: usize, shift: impl FnOnce(usize) -> u32) -> Self {
         let lines = lines_for::<L>(entries);
         let mut upper = Side::of_so_many(lines, shift(lines));
@@ -185,7 +188,7 @@ impl<L: Line> Lines<L> {
         self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Box<[L]>>()
     }
 
-    /// True if the count of bytes is correct, for tests.
+    /// True if the count of the bytes of all lines is correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.bytes == self.all().map(size_of_val::<[L]>).sum::<usize>()
@@ -200,7 +203,7 @@ impl<L: Line> Lines<L> {
         self.all().flatten()
     }
 
-    /// Side of the table to which a hash belongs.
+    /// Side of the table (one of its two sets of lines) to which a hash belongs.
     #[inline]
     pub(in crate::writer) fn side(&self, hash: u64) -> &Side<L> {
         &self.sides[usize::from(hash < self.frontier)]
@@ -229,7 +232,7 @@ impl<L: Line> Lines<L> {
         self.sides[LOWER].lines != 0
     }
 
-    /// Number of lines after the current move.
+    /// Number of lines that the table has after the current move of entries between its two sets of lines.
     #[inline]
     fn lines(&self) -> usize {
         if self.is_moving() { self.sides[LOWER].lines } else { self.sides[UPPER].lines }

@@ -1,4 +1,5 @@
-//! Table from block hash to position (a run and an offset in it), for the block hashes that several holders share.
+//! Table from block hash to position (a run of blocks and an offset in it), for the block hashes that several holders
+//! (ranks' caches) share.
 
 pub(in crate::writer) mod lines;
 pub(in crate::writer) mod own;
@@ -46,8 +47,8 @@ impl NameTable {
         self.slots.insert(self.hash(name), number);
     }
 
-    /// Adds the block hashes of a run's positions from `start` on, up to the first one that is already in the table.
-    /// Returns the number of block hashes added.
+    /// Adds the block hashes of the positions in a run of blocks from `start` on, up to the first one that is already
+    /// in the table. Returns the number of block hashes added.
     ///
     /// An entry's tag is a part of its hash, so a block hash with the tag of another entry is nearly always a different
     /// one. To compare them takes three accesses to memory. So all block hashes are added first, and those with equal
@@ -100,7 +101,7 @@ impl NameTable {
         self.slots.is_counted()
     }
 
-    /// Removes the block hashes of a run's positions from `offset` on.
+    /// Removes the block hashes of the positions in a run of blocks from `offset` on.
     pub(crate) fn remove_all(&mut self, run: u32, offset: u32, names: &[u64], runs: &Runs) {
         let mut ahead = NamePrefetch::of(self, names);
         for (i, (&name, offset)) in names.iter().zip(offset..).enumerate() {
@@ -113,7 +114,7 @@ impl NameTable {
     }
 }
 
-/// Number of possible duplicates that are collected before they are compared.
+/// Number of block hashes with equal tags (possible duplicates) that are collected before they are compared.
 const MOST_ALIKE: usize = 32;
 /// List of possible duplicates: a block hash to be added, the number of a position (run of blocks and offset) that may
 /// already have it, and its index among the block hashes to be added.
@@ -132,7 +133,7 @@ fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     alike.drain(..).find(|(name, number, _)| runs.name(runs.position(*number)) == *name).map(|(_, _, at)| at)
 }
 
-/// Number of block hashes whose lines are prefetched, about as many as a core can wait for at once.
+/// Number of block hashes whose lines of the table are prefetched, about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
 /// Hashes of the next block hashes in a list, whose lines in the table were prefetched.

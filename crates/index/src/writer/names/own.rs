@@ -1,4 +1,5 @@
-//! Hash table from block hash to position, for one holder. Unlike the shared table, it contains the block hashes.
+//! Hash table from block hash to position (a run of blocks and an offset in it), for one holder (a rank's cache).
+//! Unlike the shared table, it contains the block hashes.
 //!
 //! A line is a cache line: five block hashes, the numbers of their positions, and the number of entries that belong to
 //! this line but found it full; these are in the next line that had space. The number decreases again when one of them
@@ -15,7 +16,7 @@ use crate::spread::{Secret, line_after, line_of};
 use crate::stats::step;
 
 const SLOTS: usize = 5;
-/// Number of block hashes whose lines are prefetched, about as many as a core can wait for at once.
+/// Number of block hashes whose lines of the table are prefetched, about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -178,7 +179,8 @@ impl OwnTable {
     }
 }
 
-/// Moves all entries that belong to a line to the other side of the table.
+/// Moves all entries that belong to a line to the other side of the table, the set of lines that the table grows or
+/// shrinks to.
 fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     let LineMove { piece, at, line, lines, .. } = from;
     let (mut next, mut distance) = (at, 0);
@@ -199,7 +201,8 @@ fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     }
 }
 
-/// Finds a block hash: its line, its slot, and the number of lines between its preferred line and this line.
+/// Finds a block hash. Returns its line, its slot (place in the line), and the number of lines between its preferred
+/// line and this line.
 #[inline]
 fn locate(piece: &[Line], home: usize, name: u64) -> Option<(usize, usize, usize)> {
     let mut at = home;
@@ -231,7 +234,8 @@ fn insert(piece: &mut [Line], home: usize, name: u64, number: u32) {
     }
 }
 
-/// Empties a slot, given its line, its index, and the number of lines between the entry's preferred line and this line.
+/// Empties a slot (place in a line), given its line, its index, and the number of lines between the entry's preferred
+/// line and this line.
 #[inline]
 fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
     piece[line].names[slot] = NO_NAME;
@@ -243,7 +247,7 @@ fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, 
 }
 
 impl Line {
-    /// Bit mask of the slots with this block hash: bit i for slot i.
+    /// Bit mask of the line's slots (places) with this block hash: bit i for slot i.
     #[inline]
     fn marks(&self, name: u64) -> u32 {
         self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i)

@@ -1,4 +1,5 @@
-//! Tables from block hash to position (a run and an offset in it) and back, for the block hashes of one holder.
+//! Tables from block hash to position (a run of blocks and an offset in it) and back, for the block hashes of one
+//! holder (a rank's cache).
 
 use std::cell::OnceCell;
 
@@ -45,7 +46,7 @@ impl NameTableBuilder {
         size_of::<Self>() + self.names.bytes() + self.runs.capacity() * size_of::<u32>()
     }
 
-    /// Adds the block hashes of a run's positions from `start` on; [`NO_NAME`] is skipped.
+    /// Adds the block hashes of the positions in a run of blocks from `start` on; [`NO_NAME`] is skipped.
     pub(in crate::writer) fn add(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) {
         let table = &mut self.names.table;
         table.make_ready(names.len(), 0);
@@ -74,8 +75,8 @@ impl NameTableBuilder {
     }
 }
 
-/// Block hashes by run and offset. At positions with only irregular blocks (kept outside runs of blocks), the entry is
-/// [`NO_NAME`] or, at the end of the run, missing.
+/// Block hashes by run of blocks and offset. At positions with only irregular blocks (kept outside runs of blocks), the
+/// entry is [`NO_NAME`] or, at the end of the run, missing.
 #[derive(Default)]
 pub(in crate::writer) struct PlaceNames {
     names: Map<u32, Vec<u64>>,
@@ -196,7 +197,8 @@ impl PrivateNames {
         self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
 
-    /// Number of leading elements of `names` that are the block hashes of a run's positions from `start` on.
+    /// Number of leading elements of `names` that are the block hashes of the positions in a run of blocks from `start`
+    /// on.
     pub(crate) fn agree(&self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         let is_named =
             |(name, offset): &(&u64, u32)| self.find(**name, runs) == Some(Position { run, offset: *offset });
@@ -212,8 +214,8 @@ impl PrivateNames {
         }
     }
 
-    /// Sets the block hashes of a run's positions from `start` on, up to the first one that another position has;
-    /// [`NO_NAME`] is skipped. Returns the number of positions done.
+    /// Sets the block hashes of the positions in a run of blocks from `start` on, up to the first one that another
+    /// position has; [`NO_NAME`] is skipped. Returns the number of positions done.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         self.table.make_ready(names.len(), 0);
         let mut taken = 0;
@@ -254,7 +256,7 @@ impl PrivateNames {
         }
     }
 
-    /// Removes the positions of a run of blocks from `len` on, whose block hashes were removed before.
+    /// Removes the positions of a run of blocks from offset `len` on, whose block hashes were removed before.
     pub(crate) fn truncate(&mut self, run: u32, len: u32) {
         if let Some(by_place) = self.places_mut() {
             by_place.truncate(run, len as usize);

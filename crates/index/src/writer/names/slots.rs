@@ -17,9 +17,9 @@ use super::slot_lines::{ALL, FAR, FAR_AWAY, LATE, Line, OVERFLOW, SLOTS, insert,
 use crate::raw::prefetch;
 use crate::spread::{line_after, line_of};
 
-/// Number of bits of a hash in a tag.
+/// Number of bits of an entry's hash in its tag, by which a line is searched.
 const BITS: u32 = 15;
-/// Bit that is set in every tag; the tag of an empty slot is 0.
+/// Bit that is set in the tag (part of the hash) of every entry; the tag of an empty slot is 0.
 const TAKEN: u16 = 1 << BITS;
 
 /// Hash table of 32-bit words without keys, ten words per cache line.
@@ -40,7 +40,7 @@ fn tag(hash: u64, shift: u32) -> u16 {
     (hash >> shift) as u16 | TAKEN
 }
 
-/// Lowest and highest hash with this tag that belong to the line whose lowest hash is `first`.
+/// Lowest and highest hash with this tag (part of the hash) that belong to the line whose lowest hash is `first`.
 #[inline]
 fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
     let unknown = (1 << shift) - 1;
@@ -147,7 +147,8 @@ impl Slots {
     }
 }
 
-/// Moves all entries that belong to a line to the other side of the table.
+/// Moves all entries that belong to a line to the other side of the table, the set of lines that the table grows or
+/// shrinks to.
 #[inline]
 fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
     if !move_within(&mut from, to) {
@@ -158,9 +159,9 @@ fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn
     }
 }
 
-/// Moves the entries in a line at once, if they go to at most two lines of the other side that have space, and their
-/// tags tell to which one. Returns true if it did, as in nearly all cases; moving entries one by one takes several
-/// times as long.
+/// Moves the entries in a line at once, if they go to at most two lines of the other side (the other set of lines) that
+/// have space, and their tags tell to which one. Returns true if the entries were moved, as in nearly all cases; moving
+/// entries one by one takes several times as long.
 #[inline]
 fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     let old = &mut from.piece[from.at];
@@ -221,9 +222,9 @@ fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: 
     }
 }
 
-/// True if an entry can be moved by its tag alone, because all hashes with this tag belong to one line of the other
-/// side, and determine the tag there. Otherwise the key is needed: at the limits of lines, or if the other side's tags
-/// start at a later bit.
+/// True if an entry can be moved by its tag (part of its hash) alone, because all hashes with this tag belong to one
+/// line of the other side, and determine the tag there. Otherwise the key is needed: at the limits of lines, or if the
+/// other side's tags start at a later bit.
 fn is_known(to: &Side<Line>, shift: u32, (least, largest): (u64, u64)) -> bool {
     to.shift >= shift && to.line_of(least) == to.line_of(largest)
 }

@@ -20,11 +20,11 @@ pub struct Roots {
     replaced: u64,
 }
 
-/// Largest number of cached entries; beyond it the cache is emptied.
+/// Largest number of entries in the cache of missing blocks; beyond it the cache is emptied.
 const MOST_ROOTS: usize = 1 << 16;
 
 impl Roots {
-    /// Removes all cached entries.
+    /// Removes all entries from the cache of missing blocks.
     pub fn clear(&mut self) {
         self.by_name = HashMap::new();
     }
@@ -69,7 +69,7 @@ impl Writer {
         names.iter().map(|&name| self.missing_from(device, inner(name), roots).map(BlockHash)).collect()
     }
 
-    /// Holder of the blocks that a rank has on its device; None if the rank is unknown.
+    /// Holder (number of a rank's cache) for the blocks that a rank has on its device; None if the rank is unknown.
     fn known_device(&self, worker: &str, rank: u32) -> Option<u32> {
         Some(self.workers.get(self.workers.rank(worker, rank)?)?.device)
     }

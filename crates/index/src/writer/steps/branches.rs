@@ -1,5 +1,5 @@
-//! Branches: large groups of blocks after a missing block (a hole), which stay in their runs under another holder's
-//! number.
+//! Branches: large groups of a holder's blocks after a missing block (a hole), which stay in their runs under another
+//! holder's number. A holder is a rank's cache; a run is a list of consecutive blocks.
 //!
 //! Removing a block makes the blocks that continue it unreachable. If they are few, they are kept one by one
 //! (`irregular.rs`). If they are many, another holder takes them over, run by run: a *branch*. It has no entry in the
@@ -53,7 +53,8 @@ impl Writer {
         self.branches(holder).iter().any(|it| it.awaits == name) || self.find_in_branches(holder, name).is_some()
     }
 
-    /// Number of a run's leading blocks that belong to the path to the missing block, rather than to the branch itself.
+    /// Number of a run's leading blocks that belong to the path to the missing block, rather than to the branch (blocks
+    /// after a missing block) itself.
     pub(in crate::writer) fn branch_start(&self, branch: &Branch, run: u32) -> u32 {
         (self.depth(branch.at) + 1).saturating_sub(self.runs.start(run))
     }
@@ -179,8 +180,8 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// True if the block at a position (run of blocks and offset) is the only block of a branch that directly continues
-    /// the missing block.
+    /// True if the block at a position (run of blocks and offset) is the only block of a branch (blocks after a missing
+    /// block) that directly continues the missing block.
     fn is_first_and_only(&self, branch: &Branch, at: Position) -> bool {
         let Branch { number, at: missing, .. } = *branch;
         let first = Place { run: missing.run, blocks: missing.offset + 1 };
@@ -213,8 +214,9 @@ impl Writer {
         None
     }
 
-    /// Returns the blocks of a branch to a holder (a rank's cache) after its missing block `name` was stored at `at`.
-    /// `into`: the number of the holder, or of a branch of it, that has the block at `at`.
+    /// Returns the blocks of a branch (blocks after a missing block) to a holder (a rank's cache) after the missing
+    /// block `name` was stored at `at`. `into`: the number of the holder, or of a branch of it, that has the block at
+    /// `at`.
     pub(in crate::writer) fn rejoin(&mut self, holder: u32, into: u32, name: u64, at: Position) {
         let Some(branch) = self.branches(holder).iter().find(|it| it.awaits == name).copied() else { return };
         if branch.at != at {

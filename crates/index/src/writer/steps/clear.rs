@@ -143,7 +143,7 @@ impl Writer {
     }
 }
 
-/// Cost of clearing a block, in steps of about the copy of one block.
+/// Cost of clearing a block, in steps; a step is about the work to copy one block.
 const BLOCK_STEPS: isize = 4;
 
 impl Writer {
@@ -182,7 +182,7 @@ impl Writer {
         false
     }
 
-    /// Clears more blocks of a tier, in about `steps` steps. Returns true if more are left.
+    /// Clears more blocks of a rank's tier, in about `steps` steps. Returns true if more are left.
     fn clear_some(&mut self, rank: u32, it: &mut TierClear, steps: usize) -> bool {
         let mut spent = 0;
         let device = self.device_of(rank);

@@ -1,5 +1,6 @@
-//! Covers: the number of first blocks of each run that a holder has, as stored in the levels that readers see. Also the
-//! block hashes of these blocks, and the list of the runs in which a holder has blocks.
+//! Covers: the number of first blocks of each run that a holder has, as stored in the levels that readers see. A holder
+//! is a rank's cache; a run is a list of consecutive blocks. Also the block hashes of these blocks, and the list of the
+//! runs in which a holder has blocks.
 //!
 //! To find the outdated entries of that list, each of its runs must be read, which takes long for a holder in many
 //! runs. So when half of a long list is outdated, it is cleaned up from the start, a few entries whenever the holder's

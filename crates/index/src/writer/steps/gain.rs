@@ -1,5 +1,5 @@
-//! Stores of blocks for a holder: whole chains, or single blocks of any kind, together with blocks that waited for
-//! them.
+//! Stores of blocks for a holder (a rank's cache): whole chains, or single blocks of any kind, together with blocks
+//! that waited for them.
 
 use crate::fingerprint::word;
 use crate::position::{NO_NAME, Place, Position, ROOT, common_prefix};
@@ -98,8 +98,8 @@ impl Writer {
         done
     }
 
-    /// Stores the blocks that the run at this place already has. Returns the number of blocks with equal contents
-    /// there, and the number of these that were stored.
+    /// Stores the blocks of a chain that the run at this place (a list of consecutive blocks) already has. Returns the
+    /// number of blocks with equal contents there, and the number of these that were stored.
     #[inline]
     fn gain_along(
         &mut self,
@@ -230,7 +230,8 @@ pub(in crate::writer) enum Gain {
 }
 
 impl Writer {
-    /// Stores one block of any kind, and then the blocks that waited for it.
+    /// Stores one block of any kind for a holder (a rank's cache), and then the blocks that waited for the block as
+    /// their missing parent.
     pub(in crate::writer) fn gain_one(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> Gain {
         let result = if self.has_block(holder, parent, name, content) {
             return Gain::Same;
@@ -250,8 +251,8 @@ impl Writer {
         result
     }
 
-    /// Stores a block that the holder (a rank's cache) does not have, and appends the blocks that waited for it to
-    /// `todo`.
+    /// Stores a block that the holder (a rank's cache) does not have, and appends the blocks that waited for this block
+    /// to `todo`.
     fn link(
         &mut self,
         holder: u32,

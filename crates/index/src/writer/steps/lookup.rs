@@ -1,5 +1,5 @@
 //! Lookups of a holder's blocks: by block hash, by position (a run and an offset in it), and as chains of consecutive
-//! blocks.
+//! blocks. A holder is a rank's cache; a run is a list of consecutive blocks.
 
 use crate::position::{NO_NAME, Place, Position};
 use crate::raw::Level;

@@ -1,5 +1,5 @@
-//! Removal of blocks from a holder: blocks at the ends of chains, or blocks that other blocks of the holder continue,
-//! which are unreachable from then on.
+//! Removal of blocks from a holder (a rank's cache): blocks at the ends of chains, or blocks that other blocks of the
+//! holder continue, which are unreachable from then on.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -17,7 +17,7 @@ struct Stretch {
     high: u32,
     /// Number of the run's first blocks that the holder (a rank's cache) has.
     cutoff: u32,
-    /// Index of the range's first block hash in the list of removed ones.
+    /// Index in the list of removed block hashes at which the block hashes of this range begin.
     first: usize,
 }
 

@@ -1,4 +1,5 @@
-//! Operations of the writer on holders and ranks, as methods of one [`Writer`]. Long operations are done in steps.
+//! Operations of the writer on holders (ranks' caches) and ranks, as methods of one [`Writer`]. Long operations are
+//! done in steps.
 //!
 //! | file | operations |
 //! |---|---|
@@ -35,7 +36,7 @@ pub(crate) use slices::{LargeCopy, Slice};
 pub(crate) use store::{Chain, Way};
 
 impl Writer {
-    /// Does an event's share of the pending work, such as removing holders (ranks' caches) or building tables.
+    /// Does an event's share of the writer's pending work, such as removing holders (ranks' caches) or building tables.
     #[inline]
     pub(crate) fn do_share(&mut self) {
         self.see_off();

@@ -1,10 +1,10 @@
-//! Private tables of block hashes, for holders that cannot use the shared ones.
+//! Private tables of block hashes, for holders (ranks' caches) that cannot use the shared table.
 //!
-//! Holders use the same block hash for a position as long as they can. If a holder's engine uses another one for a
-//! position, or one that belongs to another position, the holder gets a private table with all its block hashes.
-//! Filling the table takes long for a holder with many blocks. So it is built in steps, at the end of the following
-//! events. Until it is complete, the holder uses the shared block hashes for its regular blocks, and keeps blocks for
-//! which it cannot as irregular blocks.
+//! Holders use the same block hash for a position (a run of blocks and an offset) as long as they can. If a holder's
+//! engine uses another one for a position, or one that belongs to another position, the holder gets a private table
+//! with all its block hashes. Filling the table takes long for a holder with many blocks. So it is built in steps, at
+//! the end of the following events. Until it is complete, the holder uses the shared block hashes for its regular
+//! blocks, and keeps blocks for which it cannot as irregular blocks.
 
 use crate::position::{NO_NAME, Position};
 use crate::stats::step;
@@ -13,7 +13,8 @@ use crate::writer::state::Writer;
 
 /// Approximate number of block hashes added to a private table at the end of each event.
 const SHARE: usize = 1 << 9;
-/// Cost of reading a run of blocks, as a number of block hashes.
+/// Cost of reading a run of blocks, as the number of block hashes that can be added to a private table in the same
+/// time.
 const RUN: usize = 8;
 
 impl Writer {

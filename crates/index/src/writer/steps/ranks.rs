@@ -15,14 +15,15 @@ impl Writer {
         self.workers.get_mut(rank).expect("added before it is used")
     }
 
-    /// Holder of the blocks that a rank has on its device; a clear may replace it by another one.
+    /// Holder (number of a rank's cache) for the blocks that a rank has on its device. A clear may replace the holder
+    /// by another one.
     #[inline]
     pub(in crate::writer) fn device_of(&self, rank: u32) -> u32 {
         self.workers.get(rank).expect("added before it is used").device
     }
 
-    /// Prefetches the data of a rank and of its device. With a thousand ranks, they are seldom in the processor's
-    /// cache.
+    /// Prefetches the data of a rank and its device. If there are a thousand ranks, these data are seldom in the
+    /// processor's cache.
     #[inline]
     pub(in crate::writer) fn ask_for(&self, handle: &RankHandle) {
         self.workers.ask_for(handle.found().0);

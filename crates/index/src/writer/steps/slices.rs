@@ -43,7 +43,7 @@ pub(crate) struct LargeCopy {
     /// widest view (set of tiers).
     runs: Vec<u32>,
     wider_runs: Vec<u32>,
-    /// Block hashes that are still to be looked up.
+    /// Block hashes of the rank that are still to be looked up.
     names: Vec<u64>,
     /// Block hashes that changed meanwhile, and must be looked up (again) at the end.
     touched: HashSet<u64>,
@@ -55,9 +55,9 @@ pub(crate) struct LargeCopy {
     rounds: usize,
 }
 
-/// Blocks of one run of blocks that a rank has.
+/// Blocks that a rank has in one run (a list of consecutive blocks).
 struct Piece {
-    /// Number of blocks from the beginning of the prompt to the run's first block.
+    /// Number of blocks from the beginning of the prompt to the first block of the run (a list of consecutive blocks).
     start: u32,
     run: u32,
     chain: HeldChain,
@@ -286,7 +286,7 @@ impl LargeCopy {
 }
 
 impl Writer {
-    /// Starts to record changes of the rank with these holders (ranks' caches); returns the record's identifier.
+    /// Starts to record the changes of the rank with these holders (ranks' caches); returns the record's identifier.
     pub(in crate::writer) fn watch(&mut self, holders: [u32; 2]) -> u64 {
         let watches = &mut self.watches;
         watches.last += 1;
@@ -294,7 +294,7 @@ impl Writer {
         watches.last
     }
 
-    /// Stops recording changes under this identifier.
+    /// Stops recording the changes of a rank under this identifier.
     pub(crate) fn unwatch(&mut self, id: u64) {
         if let Some(watch) = self.watches.all.iter().find(|watch| watch.id == id) {
             self.forget_places(watch.holders);
@@ -305,8 +305,8 @@ impl Writer {
         }
     }
 
-    /// Removes and returns the block hashes that changed since the last call; None if all of them changed, so that
-    /// everything copied is worthless.
+    /// Removes and returns the block hashes of a rank that changed since the last call; None if all of them changed, so
+    /// that everything copied is worthless.
     pub(in crate::writer) fn take_touched(&mut self, id: u64) -> Option<HashSet<u64>> {
         let watch = self.watches.all.iter_mut().find(|watch| watch.id == id)?;
         (!watch.over).then(|| std::mem::take(&mut watch.touched))

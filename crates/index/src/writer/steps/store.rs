@@ -54,8 +54,8 @@ impl<'a> Chain<'a> {
         self.begun = before.begun;
     }
 
-    /// Splits off the part after the first `blocks` blocks, to be stored later ([`Self::goes_on`]); None if there is
-    /// none.
+    /// Splits off the part of the chain after its first `blocks` blocks, to be stored later ([`Self::goes_on`]); None
+    /// if there is no such part.
     pub(crate) fn split_off(&mut self, blocks: usize) -> Option<Self> {
         if self.len() <= blocks {
             return None;
@@ -199,15 +199,15 @@ impl Writer {
 /// Sort key by the distance from the end of the chain: a block's key is smaller than the keys of the blocks before it.
 pub(crate) type LeafOrder = (Reverse<u32>, u32, Reverse<u32>);
 
-/// Order of a list of block hashes: along their chains, in either direction, or neither.
+/// Order of the block hashes in a list: along their chains, in either direction, or neither.
 pub(crate) enum Way {
     LeavesFirst,
     RootFirst,
     Neither,
 }
 
-/// Number of neighbouring pairs that are checked to find the order of a list. One in 32,768 unordered lists is taken
-/// for ordered; its removal then takes longer.
+/// Number of neighbouring pairs that are checked to find the order of a list of block hashes. One in 32,768 unordered
+/// lists is taken for ordered; its removal then takes longer.
 const LOOKS: usize = 16;
 
 impl Writer {

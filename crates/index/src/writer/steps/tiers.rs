@@ -57,7 +57,7 @@ impl Writer {
     }
 
     /// Updates the roster (the table of holders for readers) when the holders of a rank's views (sets of tiers) have
-    /// changed. The caller must publish it.
+    /// changed. The caller must publish the roster.
     pub(in crate::writer) fn set_views(&mut self, device: u32, before: [Option<u32>; 3], after: [Option<u32>; 3]) {
         let Some(member) = self.roster.get(device) else { return };
         for gone in before.into_iter().flatten().filter(|holder| !after.contains(&Some(*holder))) {
