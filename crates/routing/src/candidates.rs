@@ -271,18 +271,18 @@ pub struct PromptWay {
 }
 
 impl PromptWay {
-    /// Way without loads and pulls: all blocks after the first `device` ones are computed.
+    /// Way to serve a request without loads and pulls: all blocks after the first `device` ones are computed.
     pub(crate) fn computed(device: u32) -> Self {
         Self { device, host: device, loaded: device, reached: device, ..Self::default() }
     }
 
-    /// Number of blocks that are pulled from another worker.
+    /// Number of the prompt's blocks that are pulled from another worker.
     #[must_use]
     pub fn pulled(&self) -> u32 {
         self.reached - self.loaded
     }
 
-    /// True if blocks are loaded or pulled, or could have been.
+    /// True if blocks of the prompt are loaded or pulled, or could have been.
     #[must_use]
     pub fn is_choice(&self) -> bool {
         self.reached > self.device || self.is_limited

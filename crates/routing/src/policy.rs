@@ -12,11 +12,11 @@ pub enum Choice {
     Row(usize),
     /// Index of the candidate that takes the request because the policy's own code failed.
     Failed(usize),
-    /// Request waits in the router, as all workers are busy; the policy is asked again when a request at one of them
-    /// has ended.
+    /// The request waits in the router, as all workers are busy; the policy is asked again when a request at one of
+    /// them has ended.
     Wait,
-    /// Request waits in the router for the candidate `row`, which is the best but would not start it soon. The policy
-    /// is asked again when a request at this candidate has ended, or after a while.
+    /// The request waits in the router for the candidate `row`, which is the best but would not start the request soon.
+    /// The policy is asked again when a request at this candidate has ended, or after a while.
     WaitFor {
         /// Index of the candidate that should take the request.
         row: usize,
@@ -68,9 +68,9 @@ pub trait Policy: Send {
         false
     }
 
-    /// Picks a row of `candidates`, which has at least one. `now`: time in seconds, never decreasing.
+    /// Picks a row of the table `candidates`, which has at least one. `now`: time in seconds, never decreasing.
     ///
-    /// The request may not be sent to this row in the end: [`Policy::sent`] reports it if it is.
+    /// The request may not be sent to this candidate in the end; [`Policy::sent`] reports if it is.
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
 
     /// Picks a candidate like [`Policy::choose`], for a request that may not wait in the router. None if the policy has
@@ -116,8 +116,8 @@ pub trait Policy: Send {
         let _ = (request, candidates, row, now);
     }
 
-    /// Records that another router has sent a request to the worker of `row`, the only row of `candidates`. Returns
-    /// true if the policy remembers the request and must be informed of its first token and its end.
+    /// Records that another router has sent a request to the worker of `row`, the only row of the table `candidates`.
+    /// Returns true if the policy remembers the request and must be informed of its first token and its end.
     fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> bool {
         let _ = (request, candidates, row, now);
         false

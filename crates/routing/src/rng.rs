@@ -14,7 +14,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// The next random number, from 0 up to, not including, 1.
+    /// Next random number, at least 0 and below 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }

@@ -15,9 +15,10 @@ const FEW_MOST: f64 = 4.0;
 /// Factor by which a later sample must differ from the estimate to be ignored. After `FIRST` ignored samples in a row,
 /// the worker's speed is taken to have changed, and the estimate starts anew.
 const STRAY: f64 = 8.0;
-/// Upper limit of a worker's prompt tokens per second: 16 of the fastest GPUs reach a quarter of it with small models.
+/// Upper limit of a worker's prompt tokens per second: 16 of the fastest GPUs reach a quarter of this rate with small
+/// models.
 const MOST_RATE: f64 = 2e6;
-/// Number of prompt tokens that a sample of the prefill rate must have: with fewer, fixed costs dominate its duration.
+/// Smallest number of prompt tokens in a sample of the prefill rate: with fewer, fixed costs dominate its duration.
 const LEAST_TOKENS: f64 = 384.0;
 /// Shortest duration of a sample of the prefill rate, in seconds.
 const LEAST_SECONDS: f64 = 1e-3;
@@ -29,7 +30,7 @@ pub(crate) struct RunningMean {
     samples: f64,
     /// Logarithms of the first samples, in ascending order.
     first: [f64; FIRST],
-    /// Number of consecutive outliers: positive if they were too high, negative if too low.
+    /// Number of consecutive samples ignored as outliers: positive if they were too high, negative if too low.
     strays: i8,
 }
 
@@ -76,7 +77,7 @@ impl RunningMean {
         false
     }
 
-    /// Worker's estimate combined with the fleet's, each weighted by its number of samples.
+    /// Estimate for a worker: its own mean speed combined with the fleet's, each weighted by its number of samples.
     fn beside(&self, fleet: &Self) -> f64 {
         let own = self.samples.min(1.0 / SLOWEST);
         let other = if fleet.samples > 0.0 || own == 0.0 { FLEET_WEIGHT } else { 0.0 };
@@ -176,9 +177,9 @@ impl Speed {
         quicker
     }
 
-    /// Updates the prefill rate with a worker's report that it computed `tokens` tokens of a prompt, used if that
-    /// number is not known otherwise. The `seconds` include earlier prompts, so the sample is a lower bound and can
-    /// only raise the rate. Returns true if the estimate changed.
+    /// Updates the prefill rate with a worker's report that it computed `tokens` tokens of a prompt in `seconds`; used
+    /// if that number of tokens is not known otherwise. The time includes earlier prompts, so the sample is a lower
+    /// bound and can only raise the rate. Returns true if the estimate changed.
     pub(crate) fn learn_told(&mut self, tokens: f64, seconds: f64, fleet: &mut FleetSpeed) -> bool {
         let rate = (tokens / seconds).min(MOST_RATE);
         let quicker = !self.is_measured && tokens >= LEAST_TOKENS && rate > self.rate(fleet);

@@ -42,7 +42,8 @@ struct RunningRequest {
     first_token: f64,
     prefill: f64,
     blocks: f64,
-    /// Integrals of the engine's load ([`Area`]) at the time of the request's first token.
+    /// Integrals over time of the engine's load (running requests and their blocks), as they were at the time of the
+    /// request's first token.
     area: Area,
     most: Option<f64>,
     tail: Tail,
@@ -108,7 +109,7 @@ pub(super) struct Forecast {
     /// until the last of them starts.
     pub(super) computed: f64,
     begun: f64,
-    /// Seconds until enough requests have ended for one more to run.
+    /// Seconds until enough requests have ended for one more to run, within the engine's limit of running requests.
     turn: f64,
     /// Number of blocks in use when the last of the present prompts starts, including that prompt's blocks.
     used: f64,
@@ -145,7 +146,7 @@ impl Engine {
         self.blocked = false;
     }
 
-    /// Extends the integrals of running requests and of their blocks to the time `now`.
+    /// Extends the integrals over time of the number of running requests and of their blocks to the time `now`.
     fn pass(&mut self, now: f64) {
         let passed = (now - self.area.at).max(0.0);
         self.area.at = now.max(self.area.at);
@@ -209,7 +210,7 @@ impl Engine {
         self.queue.len() + self.running.len()
     }
 
-    /// Mean time between two tokens of a request, in seconds; 0 if unknown.
+    /// Mean time between two tokens of a request at this engine, in seconds; 0 if unknown.
     pub(super) fn step(&self) -> f64 {
         self.step
     }

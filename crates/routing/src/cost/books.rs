@@ -48,7 +48,8 @@ impl Books {
         &mut self.engines[at]
     }
 
-    /// Records that a request was sent to the worker of a candidate's row, by this router or another one.
+    /// Records that a request was sent, by this router or another one, to the worker of the candidate in this row of
+    /// the table.
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let depth = candidates.reached(row);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
@@ -148,7 +149,8 @@ impl Books {
         }
     }
 
-    /// Largest number of requests that the engine of a candidate's row can run at once; infinite if unknown.
+    /// Largest number of requests that the engine of a candidate, given by its row in the table, can run at once;
+    /// infinite if unknown.
     #[inline]
     fn limit(&self, candidates: &Candidates, row: usize) -> f64 {
         self.limits.get(candidates.worker[row] as usize).map_or(f64::INFINITY, RunningLimit::get)
@@ -241,7 +243,8 @@ impl Books {
         }
     }
 
-    /// Forecast for a request at the engine of a candidate's row: its waiting time and its effects on other requests.
+    /// Forecast for a request at the engine of a candidate, given by its row in the table: its waiting time and its
+    /// effects on other requests.
     pub(super) fn outlook(
         &self,
         common: &SharedForecast,
@@ -310,7 +313,8 @@ pub(super) struct SharedForecast {
     prices: Option<Prices>,
     /// Expected number of tokens of the request's answer.
     answer: f64,
-    /// Extension of an answer by one more running request, as a number of steps (the time between two tokens).
+    /// Extension of an answer by one more running request, as a number of steps (a step is the time between two
+    /// tokens).
     longer: f64,
     /// Mean number of requests that an engine runs.
     usual_requests: f64,

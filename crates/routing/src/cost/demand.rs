@@ -113,7 +113,7 @@ const FAR: f64 = 5.0;
 pub(super) struct Prices {
     rate: f64,
     residence: f64,
-    /// Mean share of a cache in use; `next`: share of a cache that one more request occupies.
+    /// Mean share of a cache in use. `next`: share of a cache that one more request occupies.
     usual: f64,
     next: f64,
     deviation: f64,

@@ -165,7 +165,7 @@ pub(super) struct Harm {
     pub(super) prefill: f64,
     pub(super) others: f64,
     /// Delay of waiting requests whose prompts the engine computes in the same step as this request's prompt, in
-    /// seconds; part of the delay of others.
+    /// seconds; included in the delay of other requests.
     beside: f64,
     pub(super) later: f64,
     pub(super) evict: f64,

@@ -10,20 +10,21 @@ use std::collections::VecDeque;
 
 use crate::request::Request;
 
-/// Upper limit of the shortest class of pauses, in seconds; the limit of each further class is twice as large.
+/// Upper limit of the shortest class of pauses between an answer and the prompt that continues it, in seconds. The
+/// limit of each further class is twice as large.
 const SHORTEST: f64 = 0.01;
-/// Number of classes in the histogram of pauses.
+/// Number of classes in the histogram of pauses between an answer and the prompt that continues it.
 const CLASSES: usize = 9;
 /// Seconds after which an idle prompt without a continuation is forgotten: the longest pause.
 const LONGEST: f64 = 2.56;
-/// Factor by which the counts of earlier pauses shrink with each new pause.
+/// Factor by which the counts of earlier pauses (between an answer and the next prompt) shrink with each new pause.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
 /// Number of prompts without a continuation that is assumed at the beginning.
 const PRIOR: f64 = 8.0;
 /// Seconds after its last query for which a request that continues an idle prompt counts as waiting in the router;
 /// waiting requests are queried more often than this.
 const WAITS: f64 = 1.0;
-/// Largest number of idle prompts kept for one worker.
+/// Largest number of idle prompts (prompts whose requests have ended) kept for one worker.
 const MOST: usize = 64;
 
 /// Histogram of the pauses between the end of an answer and the prompt that continues it.
@@ -79,18 +80,18 @@ impl Tail {
     }
 }
 
-/// Prompt whose request has ended.
+/// Prompt whose request has ended, and whose blocks are unused until the next request of the conversation.
 #[derive(Debug, Clone, Copy)]
 struct IdlePrompt {
     tail: Tail,
     ended: f64,
-    /// Number of its blocks that no other request used, including the blocks of its answer.
+    /// Number of the prompt's blocks that no other request used, including the blocks of the answer.
     blocks: f64,
     /// Time of the last routing query for a request that continues this prompt.
     asked: f64,
 }
 
-/// Idle prompts of one worker, in the order in which their requests ended.
+/// Idle prompts (prompts whose requests have ended) of one worker, in the order in which their requests ended.
 #[derive(Debug, Default)]
 struct Shelf {
     prompts: VecDeque<IdlePrompt>,
@@ -109,12 +110,12 @@ impl Shelf {
     }
 }
 
-/// Idle prompts of all workers.
+/// Idle prompts of all workers: prompts whose requests have ended.
 #[derive(Debug, Default)]
 pub(super) struct IdlePrompts {
-    /// Idle prompts of each worker, indexed by the worker's number.
+    /// Idle prompts (prompts whose requests have ended) of each worker, indexed by the worker's number.
     shelves: Vec<Shelf>,
-    /// Numbers of the workers that have idle prompts, in any order.
+    /// Numbers of the workers that have idle prompts (prompts whose requests have ended), in any order.
     occupied: Vec<u32>,
     count: usize,
     pauses: Pauses,
@@ -180,7 +181,8 @@ impl IdlePrompts {
         self.found = Matches { places: found, ..Matches::default() };
     }
 
-    /// Records a routing query for a request, at the idle prompts that the request continues.
+    /// Records a routing query for a request, at the idle prompts (prompts whose requests have ended) that it
+    /// continues.
     pub(super) fn asked(&mut self, request: &Request<'_>, now: f64) {
         if self.count == 0 {
             return;
@@ -215,7 +217,7 @@ impl IdlePrompts {
         }
     }
 
-    /// Number of blocks of all idle prompts at a worker.
+    /// Number of blocks of all idle prompts (prompts whose requests have ended) at a worker.
     #[inline]
     pub(super) fn blocks(&self, worker: u32) -> f64 {
         self.shelves.get(worker as usize).map_or(0.0, |shelf| shelf.blocks)

@@ -29,8 +29,9 @@ pub(super) struct Delay {
 }
 
 impl Delay {
-    /// Computes the delay at the engine of a candidate's row. `elapsed`: seconds for which the prompt at the head of
-    /// the queue could have been computed. `is_at_limit`: true if the engine runs as many requests as it can at once.
+    /// Computes the delay at the engine of a candidate, given by its row in the table. `elapsed`: seconds for which the
+    /// prompt at the head of the queue could have been computed. `is_at_limit`: true if the engine runs as many
+    /// requests as it can at once.
     pub(super) fn of(all: &Candidates, row: usize, elapsed: f64, block_size: f64, is_at_limit: bool) -> Self {
         let head = all.head_tokens[row] / all.prefill_rate[row];
         let late = (elapsed - head).max(0.0);

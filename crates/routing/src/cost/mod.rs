@@ -53,7 +53,7 @@ use books::Books;
 use harm::{Harm, NAMES, PromptParts, Scene, queue};
 use late::held;
 
-/// Difference of costs, in seconds, below which two candidates count as equal and one is chosen at random.
+/// Difference of costs, in seconds, below which two candidates count as equal, so that one of them is chosen at random.
 const EQUAL: f64 = 1e-9;
 /// Seconds that a request waits before another engine computes a prompt that is already on its way to one engine: more
 /// requests of its burst, or unrelated ones, may be about to come.
@@ -71,8 +71,8 @@ pub(crate) struct Kvatlas {
     least: (f64, usize),
     /// Seconds until each candidate's engine would start the request.
     starts: Vec<f64>,
-    /// Seconds to recompute blocks that the request would evict at each candidate and that are likely to be needed
-    /// soon.
+    /// Seconds to recompute those blocks that the request would evict at each candidate and that are likely to be
+    /// needed soon.
     losses: Vec<f64>,
     /// Part of each candidate's cost, in seconds, that later requests of a new session will cause.
     settled: Vec<f64>,
@@ -179,7 +179,7 @@ impl Kvatlas {
         }
     }
 
-    /// Calls `each` with the cost terms of every candidate, in the order of the rows.
+    /// Calls `each` with the cost terms of every candidate, in the order of the table's rows.
     fn assess(
         &self,
         request: &Request<'_>,

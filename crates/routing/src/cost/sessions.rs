@@ -10,9 +10,10 @@ use hashbrown::HashMap;
 
 /// Largest number of sessions that are remembered.
 const MOST: usize = 1 << 15;
-/// Upper limit of the shortest class of pauses, in seconds; the limit of each further class is twice as large.
+/// Upper limit of the shortest class of pauses between a session's requests, in seconds; the limit of each further
+/// class is twice as large.
 const SHORTEST: f64 = 1.0;
-/// Number of classes in the histogram of pauses.
+/// Number of classes in the histogram of pauses between a session's requests.
 const CLASSES: usize = 13;
 /// Quantile of the pauses between a session's requests after which the session counts as over.
 const NEARLY_ALL: f64 = 0.95;
@@ -20,9 +21,9 @@ const NEARLY_ALL: f64 = 0.95;
 /// seconds once they are known.
 const UNKNOWN: f64 = 60.0;
 const LEAST: f64 = 10.0;
-/// Factor by which the counts of earlier pauses shrink with each new pause.
+/// Factor by which the counts of earlier pauses between a session's requests shrink with each new pause.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Number of pauses needed before their distribution is used.
+/// Number of pauses between sessions' requests that must be known before their distribution is used.
 const FEW: f64 = 8.0;
 
 /// Worker of a session, and the time of the session's last request.

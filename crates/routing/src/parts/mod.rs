@@ -6,8 +6,8 @@ pub mod ring;
 
 use crate::policy::Terms;
 
-/// Builds the table of terms of `rows` candidates. `weigh` returns the terms of one candidate; the last term is the
-/// value by which candidates are compared.
+/// Builds the table of the terms (summands of the cost) of `rows` candidates. `weigh` returns the terms of one
+/// candidate; the last term is the value by which candidates are compared.
 pub fn sheet<const N: usize>(names: [&'static str; N], rows: usize, weigh: impl FnMut(usize) -> [f64; N]) -> Terms {
     Terms { names: names.to_vec(), values: (0..rows).flat_map(weigh).collect() }
 }

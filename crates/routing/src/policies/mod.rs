@@ -36,7 +36,8 @@ mod testing {
         Candidates::idle(count)
     }
 
-    /// Chooses a candidate for a request by a policy, reports the request as sent to it, and returns its row.
+    /// Chooses a candidate for a request by a policy and reports to the policy that the request was sent there; returns
+    /// the candidate's row in the table.
     pub(super) fn send(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
         let Choice::Row(row) = policy.choose(request, candidates, now) else { panic!("it waits") };
         policy.sent(request, candidates, row, now);

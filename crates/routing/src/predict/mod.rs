@@ -12,8 +12,8 @@ pub(crate) use sent_prompts::{Insertion, Leaf, SentPrompts};
 pub use unheard::{PredictedIndex, Retention};
 
 /// Priority queue of numbers by due time. Most numbers are added in the order of their times, or in one of two orders,
-/// as their delay is constant. They are kept in two lines; only the others are in a heap, which has slower memory
-/// access.
+/// as their delay is constant. These numbers are kept in two lines; only the others are in a heap, which has slower
+/// memory access.
 #[derive(Debug, Default)]
 struct DueNumbers {
     lines: [VecDeque<(Time, u32)>; 2],
@@ -33,7 +33,7 @@ impl DueNumbers {
         }
     }
 
-    /// Removes and returns a number that is due at the time `now`, in any order; None if there is none.
+    /// Removes and returns one of the numbers that are due at the time `now`, in any order; None if there is none.
     fn pop(&mut self, now: f64) -> Option<u32> {
         let first = self.lines.iter_mut().find(|line| line.front().is_some_and(|(time, _)| time.0 <= now));
         if let Some((_, number)) = first.and_then(VecDeque::pop_front) {

@@ -23,7 +23,7 @@ pub(crate) struct SentPrompts {
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
     due: DueNumbers,
-    /// Length of the queue `due` above which outdated items are removed from it.
+    /// Length of the queue of expiry times, `due`, above which outdated items are removed from the queue.
     due_most: usize,
     blocks: usize,
     most: usize,
@@ -43,7 +43,7 @@ struct BlockUse {
 struct Run {
     parent: u32,
     fork: u32,
-    /// Number of blocks of the prompt before the run.
+    /// Number of the prompt's blocks before this run (a list of consecutive blocks).
     before: u32,
     children: u32,
     hashes: Vec<u64>,
@@ -54,7 +54,7 @@ struct Run {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     worker: u32,
-    /// Number of the run's first blocks that the entry covers.
+    /// Number of first blocks of the run (a list of consecutive blocks) that the entry of a request on its way covers.
     end: u32,
     owner: u64,
     until: f64,
@@ -70,7 +70,7 @@ pub(crate) struct Leaf {
 /// Result of inserting a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Insertion {
-    /// End of the prompt. None if it was not stored, because it has no blocks or the store is full.
+    /// End of the stored prompt. None if the prompt was not stored, because it has no blocks or the store is full.
     pub(crate) leaf: Option<Leaf>,
     /// Number of the prompt's leading blocks that were stored.
     pub(crate) depth: u32,
@@ -198,7 +198,7 @@ impl SentPrompts {
         }
     }
 
-    /// Changes the expiry time of the entries of a request.
+    /// Changes the expiry time of the entries of a request, by which its blocks count as on their way to a worker.
     pub(crate) fn until(&mut self, leaf: Leaf, owner: u64, until: f64) {
         self.climb(leaf, |run| {
             for entry in run.entries.iter_mut().filter(|entry| entry.owner == owner) {
@@ -212,13 +212,14 @@ impl SentPrompts {
         }
     }
 
-    /// Removes the entries of a request whose prompt will not be computed at its worker.
+    /// Removes the entries, by which blocks count as on their way, of a request whose prompt will not be computed at
+    /// its worker.
     pub(crate) fn forget(&mut self, leaf: Leaf, owner: u64) {
         self.climb(leaf, |run| run.entries.retain(|entry| entry.owner != owner));
         self.prune(leaf.run);
     }
 
-    /// Removes all entries and used blocks of a worker.
+    /// Removes all blocks on their way to a worker, and all blocks that its requests use.
     pub(crate) fn forget_worker(&mut self, worker: u32) {
         for run in &mut self.runs {
             run.entries.retain(|entry| entry.worker != worker);
@@ -229,7 +230,7 @@ impl SentPrompts {
         }
     }
 
-    /// Removes entries that expire at the time `now` or before.
+    /// Removes entries of blocks on their way that expire at the time `now` or before.
     pub(crate) fn expire(&mut self, now: f64) {
         while let Some(run) = self.due.pop(now) {
             self.runs[run as usize].entries.retain(|entry| entry.until > now);
@@ -237,7 +238,8 @@ impl SentPrompts {
         }
     }
 
-    /// Removes items from the queue `due` whose entries no longer exist or expire earlier than queued.
+    /// Removes outdated items from the queue of expiry times `due`: those whose entries no longer exist or expire
+    /// earlier than queued.
     fn compact(&mut self) {
         for run in 0..self.runs.len() as u32 {
             self.prune(run);
@@ -257,7 +259,8 @@ impl SentPrompts {
         }
     }
 
-    /// Frees a run if it has no entries, no used blocks and no children, and then its parents by the same rule.
+    /// Frees a run (a list of consecutive blocks) if it has no entries, no used blocks and no continuations, and then
+    /// its parent runs by the same rule.
     fn prune(&mut self, mut at: u32) {
         while let Some(run) = self.runs.get_mut(at as usize)
             && run.entries.is_empty()
@@ -279,8 +282,8 @@ impl SentPrompts {
 }
 
 impl Run {
-    /// Adds an entry, unless the worker has one that covers as many blocks for as long. Removes entries that the new
-    /// one covers.
+    /// Adds an entry (blocks of a run on their way to a worker), unless the worker has one that covers as many blocks
+    /// for as long. Removes entries that the new one covers.
     fn add(&mut self, new: Entry) {
         let covers = |a: &Entry, b: &Entry| a.worker == b.worker && a.end >= b.end && a.until >= b.until;
         if self.entries.iter().any(|entry| covers(entry, &new)) {
@@ -290,8 +293,8 @@ impl Run {
         self.entries.push(new);
     }
 
-    /// Records a request of a worker that uses the first `end` blocks of the run. Returns the number of these blocks
-    /// that no other request at this worker used before.
+    /// Records a request of a worker that uses the first `end` blocks of the run (a list of consecutive blocks).
+    /// Returns the number of these blocks that no other request at this worker used before.
     fn begin_use(&mut self, worker: u32, end: u32) -> u32 {
         let before = self.most_used(worker);
         let at = self.uses.partition_point(|its| (its.worker, its.end) < (worker, end));
@@ -302,8 +305,8 @@ impl Run {
         end.saturating_sub(before)
     }
 
-    /// Removes a request of a worker that used the first `end` blocks of the run. Returns the number of blocks that no
-    /// request at this worker uses any longer.
+    /// Removes a request of a worker that used the first `end` blocks of the run (a list of consecutive blocks).
+    /// Returns the number of these blocks that no request at this worker uses any longer.
     fn end_use(&mut self, worker: u32, end: u32) -> u32 {
         let Ok(at) = self.uses.binary_search_by_key(&(worker, end), |its| (its.worker, its.end)) else { return 0 };
         self.uses[at].requests -= 1;
@@ -314,7 +317,7 @@ impl Run {
         end.saturating_sub(self.most_used(worker))
     }
 
-    /// Number of the run's leading blocks that requests of a worker use.
+    /// Number of leading blocks of the run (a list of consecutive blocks) that requests of a worker use.
     fn most_used(&self, worker: u32) -> u32 {
         let after = self.uses.partition_point(|its| its.worker <= worker);
         let last = after.checked_sub(1).and_then(|last| self.uses.get(last));

@@ -53,8 +53,8 @@ struct Cache {
     /// Capacity of the cache in blocks; None for the capacity in [`Retention::Mock`].
     room: Option<usize>,
     blocks: HashMap<u64, Block>,
-    /// Eviction queue: time, key and stamp of each unused block. An item is valid only if its stamp is the latest one
-    /// of its block.
+    /// Eviction queue: time, key and stamp (sequence number) of each unused block. An item is valid only if its stamp
+    /// is the latest one of its block.
     leaving: VecDeque<(f64, u64, u64)>,
     stamp: u64,
 }
@@ -63,7 +63,7 @@ struct Cache {
 struct Block {
     /// Number of requests that use the block.
     users: u32,
-    /// Stamp of the block's latest item in the eviction queue; 0 if the block was never queued.
+    /// Stamp (sequence number) of the block's latest item in the eviction queue; 0 if the block was never queued.
     stamp: u64,
 }
 

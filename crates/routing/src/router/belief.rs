@@ -31,7 +31,7 @@ impl Belief {
     }
 }
 
-/// Corrections of the index for all workers, and the uncorrected numbers of blocks for the last request.
+/// Corrections of the index for all workers, and the uncorrected numbers of the last request's blocks at each worker.
 #[derive(Debug, Default)]
 pub(super) struct Beliefs {
     all: Vec<Belief>,

@@ -30,7 +30,7 @@ struct PolicyAnswer {
     since: f64,
     /// Seconds of prefill that the request needs at the chosen worker; None if it continues to wait.
     work: Option<f64>,
-    /// Content hash of the first block to compute; 0 if that block has no hash.
+    /// Content hash of the request's first block that the worker must compute; 0 if that block has no hash.
     next: u64,
     /// Worker that the request waits for; None if it waits for any.
     aim: Option<Aim>,
@@ -91,7 +91,7 @@ impl Router {
         waits
     }
 
-    /// True if no request waits, or nothing has changed since the waiting requests were last tried.
+    /// True if no request waits in the router, or nothing has changed since the waiting requests were last tried.
     fn rests(&self, now: f64) -> bool {
         self.waiting.len() == 0 || !self.room.is_new && now < self.tried + LOOK_AGAIN
     }
@@ -122,9 +122,9 @@ impl Router {
         self.room.is_new = placed >= most;
     }
 
-    /// Places the waiting request that is next, and with it the requests that start with the same block to compute, so
-    /// that the block is computed once. Returns the number of requests placed: 0 if no worker has room for any of those
-    /// compared.
+    /// Places the waiting request that is next, and with it the requests whose first uncached block is the same, so
+    /// that this block is computed once. Returns the number of requests placed: 0 if no worker has room for any of the
+    /// requests that were compared.
     fn place_next(&mut self, most: usize, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> usize {
         let mut group = Vec::new();
         let Some(number) = self.next(now, &mut group, look_up) else { return 0 };
@@ -302,7 +302,8 @@ impl Router {
         Some(PolicyAnswer { priority, since, work, next, aim, is_due })
     }
 
-    /// Makes a request wait for the worker of a row of the last candidates: returns the data of this wait.
+    /// Makes a request wait for one of the last candidates, given by its row in the table. Returns the data of this
+    /// wait.
     pub(super) fn aim(&self, request: &Request<'_>, row: usize, now: f64) -> Aim {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         let candidates = self.fleet.same_candidates(who);
@@ -321,7 +322,7 @@ impl Router {
     }
 }
 
-/// Number of placeable requests whose first block to compute is the block `next`; 1 if that block is unknown.
+/// Number of placeable requests whose first block to compute is the block `next`; 1 if `next` is unknown.
 fn siblings(asked: &[(Turn, PolicyAnswer)], next: u64) -> f64 {
     if next == 0 {
         return 1.0;

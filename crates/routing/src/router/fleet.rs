@@ -1,4 +1,4 @@
-//! Fleet of a router: one row of [`Candidates`] for each worker's rank, updated with each event.
+//! Fleet of a router: one row of the table [`Candidates`] for each worker's rank, updated with each event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(super) struct Slot {
     speed: Speed,
 }
 
-/// Prompt at a worker that has no first token yet.
+/// Prompt that was sent to a worker and has no first token yet.
 #[derive(Debug, Clone, Copy)]
 struct QueuedPrompt {
     request: u64,
@@ -72,9 +72,9 @@ impl Slot {
 pub(super) struct Fleet {
     /// Table of all workers, one row for each worker's rank.
     rows: Candidates,
-    /// Time at which each worker joined; `reported`: time of its engine's last report; `head_since`: time at which the
-    /// prompt at the head of its queue became the first (`inf` without one). Separate from the other data, as they are
-    /// read for every request.
+    /// Time at which each worker joined. `reported`: time of its engine's last report; `head_since`: time at which the
+    /// prompt at the head of its queue became the first (`inf` if the queue is empty). These lists are separate from
+    /// the other data, as they are read for every request.
     joined: Vec<f64>,
     reported: Vec<f64>,
     head_since: Vec<f64>,
@@ -208,7 +208,7 @@ impl Fleet {
 
     // What requests do to a row.
 
-    /// Counts a request whose prompt is not computed yet at its worker.
+    /// Counts a request at its worker before its prompt is computed.
     pub(super) fn begin(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.requests[at] += 1;
@@ -227,8 +227,8 @@ impl Fleet {
         rows.queued_prompt_tokens[at] -= share.tokens;
     }
 
-    /// Adds a request that was sent to a worker. `cold`: true if no engine holds any of its blocks; `ready`: time at
-    /// which its loads and pulls should be done.
+    /// Adds a request that was sent to a worker. `cold`: true if no engine holds any of the request's blocks; `ready`:
+    /// time at which its loads and pulls of blocks should be done.
     pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, ready: f64, now: f64) {
         self.begin(at, share);
         let (at, rows) = (at as usize, &mut self.rows);
@@ -382,7 +382,7 @@ impl Fleet {
         self.rows.step_time[at] = speed.step(&self.speed);
     }
 
-    /// Table of all workers, including rows of workers that have left.
+    /// Table of all workers, including the rows of workers that have left.
     pub(super) fn rows(&self) -> &Candidates {
         &self.rows
     }
@@ -458,7 +458,7 @@ impl Fleet {
         }
     }
 
-    /// Candidates as last returned by [`Fleet::candidates`]; `who` must be the same.
+    /// Table of candidates as last returned by [`Fleet::candidates`]; `who` must be the same as in that call.
     pub(super) fn same_candidates(&self, who: Option<&[u32]>) -> &Candidates {
         if who.is_none() { &self.rows } else { &self.chosen }
     }
@@ -478,7 +478,7 @@ impl Fleet {
         }
     }
 
-    /// True if every number of a worker is in use by a worker that is up.
+    /// True if the numbers of the workers have no gaps, and all workers are up.
     pub(super) fn is_dense(&self) -> bool {
         self.up == self.slots.len()
     }

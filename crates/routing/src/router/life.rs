@@ -8,11 +8,12 @@ use crate::router::request_changes::ComputeTime;
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 
-/// Number of tokens of an answer after which a sample of the time between tokens is taken.
+/// Smallest number of tokens of an answer that a sample of the time between tokens covers.
 const STEPS: f64 = 8.0;
 /// Lower limit of the weight of a new request in the mean number of generated tokens.
 const OUTPUT_SHARE: f64 = 0.02;
-/// Factor by which the sums `computed` and `gone` shrink with each request that ends.
+/// Factor by which the sums `computed` (prompt tokens computed) and `gone` (prompt tokens evicted before reuse) shrink
+/// with each request that ends.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
 
 impl Router {
@@ -70,7 +71,7 @@ impl Router {
     }
 
     /// Records that the answer of a request just placed will arrive all at once, so that its first token will not be
-    /// reported. The prompt then counts as computed at the expected time. Otherwise a request that generates for half a
+    /// reported. The prompt then counts as computed at the expected time; otherwise a request that generates for half a
     /// minute would look like a prompt that blocks the queue. The end of the request can only raise the estimate of the
     /// worker's speed.
     ///

@@ -74,7 +74,7 @@ pub struct Router {
     unseen: BinaryHeap<Reverse<(Time, u64)>>,
     first_tokens: u64,
     on_the_way: SentPrompts,
-    /// Prediction of cached blocks that replaces the index if engines publish no events.
+    /// Prediction of the workers' cached blocks, used instead of the index if engines publish no events.
     unheard: Option<PredictedIndex>,
     guessed: Depths,
     sessions: Sessions,
@@ -269,7 +269,7 @@ impl Router {
     }
 }
 
-/// Sessions with the worker to which the requests of each one go.
+/// Sessions, each with the worker to which its requests go.
 #[derive(Debug, Default)]
 struct Sessions {
     places: HashMap<u64, (u32, Time, u64)>,
@@ -358,7 +358,7 @@ pub struct Explanation {
     /// Parts of the prompt that each candidate would load or pull, as in
     /// [`Decision::transfer`](crate::Decision::transfer); empty if nothing can be loaded or pulled.
     pub transfers: Vec<Option<Transfer>>,
-    /// Terms by which the policy compares the candidates; None if the policy computes none.
+    /// Terms (summands of the cost) by which the policy compares the candidates; None if the policy computes none.
     pub terms: Option<Terms>,
 }
 

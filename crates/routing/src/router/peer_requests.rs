@@ -1,9 +1,9 @@
 //! Exchange of requests between routers that serve the same workers.
 //!
-//! A router reports the requests that it has at workers, with the content hashes of their prompts, to its peers. They
-//! count in a peer's rows like its own requests: requests, tokens, blocks in use, prompts on their way, and requests
-//! that have to end before a worker has room. A report contains the changes since the last one, so the sender keeps for
-//! each peer only the numbers of the requests that the peer knows.
+//! A router reports the requests that it has at workers, with the content hashes of their prompts, to its peers. A peer
+//! counts them like its own requests in its table of workers: requests, tokens, blocks in use, prompts on their way,
+//! and requests that have to end before a worker has room. A report contains the changes since the last one, so the
+//! sender keeps for each peer only the numbers of the requests that the peer knows.
 
 use std::collections::hash_map::Entry;
 
@@ -367,7 +367,7 @@ mod tests {
         assert!(terms.values[room] > 1.0, "{terms:?}");
     }
 
-    /// Counts of a worker that depend on requests, as one router has them.
+    /// Request-dependent counts of a worker, as one router has them.
     fn work(router: &Router, at: usize) -> [f64; 7] {
         let rows = router.rows();
         [

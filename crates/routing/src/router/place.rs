@@ -20,7 +20,7 @@ use crate::transfers::MovedTokens;
 /// Plan for a request: the result of the choice, before it is carried out.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Plan {
-    /// Assignment of the request to the worker of this row of the candidates.
+    /// Assignment of the request to the worker in this row of the table of candidates.
     Row {
         row: usize,
         why: ChoiceReason,
@@ -143,13 +143,14 @@ impl Router {
         outcome
     }
 
-    /// True if no waiting request might go to the worker of a row of the last candidates.
+    /// True if no waiting request might go to the worker in this row of the last table of candidates.
     fn comes_first(&self, row: usize) -> bool {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         self.waiting.none_for(self.fleet.same_candidates(who).worker[row])
     }
 
-    /// Places a request for which a worker has room while other requests wait, only if none of these comes before it.
+    /// Places a request for which a worker has room while other requests wait: queues the request, tries all waiting
+    /// requests in their order if `binds` is true, and returns the request's own outcome.
     fn in_turn(
         &mut self,
         request: &Request<'_>,
@@ -239,8 +240,8 @@ impl Router {
         true
     }
 
-    /// Counts a request's leading blocks that are on their way to each worker, and those that requests at each worker
-    /// use.
+    /// Counts, for each worker, a request's leading blocks that are on their way to the worker, and those that requests
+    /// at the worker use.
     pub(super) fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
         let Self { fleet, expected, on_the_way, .. } = self;
         expected.clear(fleet.slots.len());
@@ -258,8 +259,8 @@ impl Router {
         on_the_way.find(request.content_hashes, now, held, found, |worker, depth| raise(used, worker, depth));
     }
 
-    /// Removes workers that joined recently from the candidates if they have already been sent their share of all
-    /// requests, which grows with their age. Returns the former candidates; None if no worker was removed.
+    /// Removes recently joined workers from the candidates if they have already been sent their share of all requests;
+    /// the share grows with a worker's age. Returns the former candidates; None if no worker was removed.
     pub(super) fn hold_back(&mut self, now: f64) -> Option<Vec<u32>> {
         let (seconds, start) = (self.config.warm_seconds, self.config.warm_share);
         let (total, up) = (self.total_placed, self.fleet.up as f64);

@@ -1,5 +1,5 @@
 //! Messages by which routers report their requests to each other, the requests of other routers kept by this one, and
-//! the amounts that a request adds to its worker's row.
+//! the load that a request adds to its worker.
 
 use std::collections::HashMap;
 
@@ -121,7 +121,7 @@ pub(super) struct Share {
 pub(super) struct ExpectedBlocks {
     pub(super) held: Vec<u32>,
     pub(super) used: Vec<u32>,
-    /// Largest number of the prompt's blocks that a cache can provide.
+    /// Largest number of the prompt's blocks that a cache can provide; at least one token is always computed.
     pub(super) usable: u32,
 }
 

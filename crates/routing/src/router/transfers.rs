@@ -23,11 +23,11 @@ pub struct TransferCost {
     pub line: Line,
     /// Number of samples; with few samples, the cost of the whole fleet is used.
     pub samples: usize,
-    /// Seconds for which pulls between the two workers remain suspended; 0 if they are not.
+    /// Seconds for which pulls of blocks between the two workers remain suspended; 0 if they are not suspended.
     pub out: f64,
 }
 
-/// Creates the costs of transfers and the limits on pulls from a router's settings.
+/// Creates the costs of transfers (loads and pulls of blocks) and the limits on pulls from a router's settings.
 pub(super) fn of(config: &Config) -> Transfers {
     let lines = [
         Line { floor: config.host_floor, token: config.host_token },
@@ -148,8 +148,8 @@ impl Router {
         }
     }
 
-    /// Updates the costs with the transfer of a request that succeeded. `cached`: number of prompt tokens that were in
-    /// the cache, if reported.
+    /// Updates the costs with the transfer (load or pull of blocks) of a request that succeeded. `cached`: number of
+    /// prompt tokens that were in the cache, if reported.
     pub(super) fn note_transfer(&mut self, its: &Reservation, cached: Option<u32>) {
         self.transfers.heard(its.worker, self.now);
         let Some(moved) = &its.moved else { return };
@@ -167,7 +167,7 @@ impl Router {
         }
     }
 
-    /// Suspends pulls between workers whose current pull is late.
+    /// Suspends pulls of blocks between two workers whose current pull is late.
     pub(super) fn look_at_late_pulls(&mut self, now: f64) {
         while let Some(number) = self.transfers.late(now) {
             if let Some(its) = self.placed.get_mut(&number)

@@ -94,7 +94,7 @@ pub(super) struct Ticket {
     pub(super) depths: Depths,
     pub(super) allowed: Option<Arc<[WorkerId]>>,
     pub(super) since: f64,
-    /// Number of the placing round in which the prompt was last looked up.
+    /// Number of the round of placing requests in which the prompt was last looked up.
     pub(super) round: u64,
     pub(super) aim: Option<Aim>,
 }
@@ -104,7 +104,8 @@ pub(super) struct Ticket {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Aim {
     pub(super) worker: u32,
-    /// Number of events in [`Room`] when the policy was last asked.
+    /// Number of the last event in [`Room`] (a worker may have got room) when the policy was last asked about the
+    /// request.
     pub(super) asked: u64,
     pub(super) again: f64,
     /// Number of prompt tokens that the worker would have to compute.
@@ -118,7 +119,7 @@ impl Ticket {
     }
 }
 
-/// Waiting request that may be placed next.
+/// Request that waits in the router and may be placed next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Turn {
     pub(super) number: u64,
@@ -298,8 +299,8 @@ impl WaitingRequests {
         true
     }
 
-    /// Copies the depths of a prompt, as just looked up for the request `from`, to a request with the same prompt that
-    /// was temporarily removed.
+    /// Copies the numbers of leading blocks that workers hold, just looked up for the prompt of request `from`, to a
+    /// request with the same prompt that was temporarily removed from the queue.
     pub(super) fn copy_depths(&self, from: u64, to: &mut Ticket) {
         let from = self.keys.get(&from).and_then(|(lane, key)| self.lanes.get(lane)?.tickets.get(key));
         if let Some(from) = from {
@@ -328,7 +329,7 @@ impl WaitingRequests {
 /// counted from 1.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    /// True if a worker may have got room since waiting requests were last tried.
+    /// True if a worker may have got room for a request since waiting requests were last tried.
     pub(super) is_new: bool,
     events: u64,
     anywhere: u64,
@@ -336,7 +337,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Records that a worker may have got room.
+    /// Records that a worker may have got room for a waiting request.
     pub(super) fn came_to(&mut self, worker: u32) {
         let at = worker as usize;
         if self.at.len() <= at {
@@ -347,19 +348,19 @@ impl Room {
         self.is_new = true;
     }
 
-    /// Records that any worker may have got room.
+    /// Records that any of the workers may have got room for a waiting request.
     pub(super) fn came(&mut self) {
         self.events += 1;
         self.anywhere = self.events;
         self.is_new = true;
     }
 
-    /// Number of events so far.
+    /// Number of events so far after which a worker may have had room.
     pub(super) fn now(&self) -> u64 {
         self.events
     }
 
-    /// True if a worker may have got room after event number `since`.
+    /// True if a worker may have got room for a waiting request after event number `since`.
     pub(super) fn is_new_at(&self, worker: u32, since: u64) -> bool {
         self.anywhere > since || self.at.get(worker as usize).is_some_and(|at| *at > since)
     }

@@ -10,14 +10,14 @@
 
 use std::collections::VecDeque;
 
-/// Number of samples that a worker or pair needs to have costs of its own.
+/// Number of samples that a worker, or a pair of workers, needs to have transfer costs of its own.
 const OWN: usize = 3;
-/// Weight of a new sample in the mean additional duration of a pair's first pull.
+/// Weight of a new sample in the mean additional duration of the first pull by a pair of workers.
 const FIRST_SHARE: f64 = 0.3;
-/// Upper limit of a sample of a first pull, as a multiple of the present estimate.
+/// Upper limit of a sample of the first pull by a pair of workers, as a multiple of the present estimate.
 const FIRST_MOST: f64 = 8.0;
 
-/// Kind of a transfer, by the source of the blocks.
+/// Kind of a transfer of blocks to a worker, by their source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Load from a worker's own host memory.
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Host, Self::Far, Self::Pull];
 
-    /// Name of the kind, as one word.
+    /// Name of the kind of transfer, as one word.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -50,7 +50,7 @@ pub(crate) struct CostedTransfer {
     pub(crate) source: Option<u32>,
     pub(crate) line: Line,
     pub(crate) samples: usize,
-    /// Seconds for which pulls by the pair remain suspended; 0 if they are not.
+    /// Seconds for which pulls by the pair of workers remain suspended; 0 if they are not suspended.
     pub(crate) out: f64,
 }
 
@@ -62,18 +62,19 @@ pub(crate) struct Priors {
     pub(crate) first: f64,
 }
 
-/// Costs of transfers in the fleet as a whole, and of loads by each worker.
+/// Costs of transfers (loads and pulls of blocks) in the fleet as a whole, and of loads by each worker.
 #[derive(Debug)]
 pub(crate) struct Costs {
     priors: [Line; 3],
     fleet: [LearntLine; 3],
-    /// Current costs of the fleet by kind: measured, or else the initial ones; recomputed from time to time.
+    /// Current costs of the fleet by kind of transfer: measured, or else the initial ones; recomputed from time to
+    /// time.
     lines: [Line; 3],
     /// Measurements of each worker's loads, indexed by the worker's number: from host memory, and from disks or pools.
     own: Vec<[LearntLine; 2]>,
     /// Current costs of each worker's loads; None without enough samples; recomputed from time to time.
     own_lines: Vec<[Option<Line>; 2]>,
-    /// Additional seconds of a pair's first pull.
+    /// Additional seconds of the first pull by a pair of workers.
     first: f64,
     /// Lower bound of the costs of pulls over all pairs of workers.
     least_pull: Line,
@@ -92,7 +93,8 @@ impl Costs {
         }
     }
 
-    /// Cost of a kind of transfer in the fleet, for workers or pairs without enough samples.
+    /// Cost of a kind of transfer (load or pull of blocks) in the fleet, for workers or pairs of workers without enough
+    /// samples.
     #[inline]
     pub(crate) fn of_fleet(&self, kind: Kind) -> Line {
         self.lines[kind as usize]
@@ -117,7 +119,8 @@ impl Costs {
         self.least_pull
     }
 
-    /// Lowers [`Costs::least_pull`] if the cost of a pair is below it.
+    /// Lowers [`Costs::least_pull`], the lower bound of all costs of pulls, if the cost for a pair of workers is below
+    /// it.
     pub(crate) fn note_pull(&mut self, line: Option<Line>) {
         if let Some(line) = line {
             self.least_pull.floor = self.least_pull.floor.min(line.floor);
@@ -125,8 +128,8 @@ impl Costs {
         }
     }
 
-    /// Removes outdated samples and recomputes the current costs. [`Costs::note_pull`] must be called again for all
-    /// pairs.
+    /// Removes outdated samples of transfers and recomputes the current costs. [`Costs::note_pull`] must be called
+    /// again for all pairs of workers.
     pub(crate) fn look(&mut self, now: f64) {
         for (line, (learnt, prior)) in self.lines.iter_mut().zip(self.fleet.iter().zip(self.priors)) {
             *line = learnt.line(now).unwrap_or(prior);
@@ -137,19 +140,19 @@ impl Costs {
         self.least_pull = self.of_fleet(Kind::Pull);
     }
 
-    /// Additional seconds of a pair's first pull.
+    /// Additional seconds of the first pull by a pair of workers.
     pub(crate) fn first(&self) -> f64 {
         self.first
     }
 
-    /// Updates the additional duration of first pulls. `longer`: seconds by which a pair's first pull took longer than
-    /// expected of later ones.
+    /// Updates the additional duration of first pulls. `longer`: seconds by which the first pull by a pair of workers
+    /// took longer than later ones are expected to take.
     pub(crate) fn learn_first(&mut self, longer: f64) {
         let most = self.first * FIRST_MOST;
         self.first += (longer.clamp(0.0, most.max(1e-3)) - self.first) * FIRST_SHARE;
     }
 
-    /// Updates the cost of pulls by a pair with a sample: number of tokens, and seconds.
+    /// Updates the cost of pulls by a pair of workers with a sample: number of tokens, and seconds.
     pub(crate) fn learn_pull(&mut self, pair: &mut LearntLine, (tokens, seconds): (f64, f64), now: f64) {
         self.learn_of_fleet(Kind::Pull, tokens, seconds, now);
         pair.add(tokens, seconds, self.of_fleet(Kind::Pull), now);
@@ -179,7 +182,7 @@ impl Costs {
         }
     }
 
-    /// Removes the costs of a worker that has left.
+    /// Removes the transfer costs of a worker that has left.
     pub(crate) fn left(&mut self, worker: u32) {
         if let Some(own) = self.own.get_mut(worker as usize) {
             *own = Default::default();
@@ -203,19 +206,20 @@ impl Costs {
     }
 }
 
-/// Measured cost of a worker or pair; None without enough samples.
+/// Measured cost of a worker or a pair of workers; None without enough samples.
 pub(super) fn known(own: &LearntLine, now: f64) -> Option<Line> {
     (own.samples() >= OWN).then(|| own.line(now)).flatten()
 }
 
-/// Number of samples kept; newer ones replace the oldest.
+/// Number of samples of transfers kept; newer ones replace the oldest.
 const KEPT: usize = 24;
 /// Number of samples needed to fit both the fixed cost and the seconds per token. With fewer, only the fixed cost is
 /// fitted: seconds per token follow from a model's size and a link, while a fixed cost can only be measured.
 const ENOUGH: usize = 6;
-/// Factor by which the shortest and the longest sample must differ in tokens for both parameters to be fitted.
+/// Factor by which the shortest and the longest sample must differ in tokens for both the fixed cost and the seconds
+/// per token to be fitted.
 const SPREAD: f64 = 1.5;
-/// Seconds after which a sample is removed.
+/// Seconds after which a sample of a transfer is removed.
 const FORGOTTEN: f64 = 1_800.0;
 
 /// Duration of a transfer in seconds, as a linear function of its number of tokens.
@@ -228,7 +232,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Seconds that a transfer of this number of tokens takes.
+    /// Expected duration of a transfer of this number of tokens, in seconds.
     #[must_use]
     #[inline]
     pub fn seconds(&self, tokens: f64) -> f64 {
@@ -236,7 +240,7 @@ impl Line {
     }
 }
 
-/// Linear function for the duration of transfers, fitted to samples.
+/// Duration of transfers (loads or pulls of blocks) as a linear function of the tokens, fitted to samples.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LearntLine {
     /// Samples, the oldest first: time in seconds, number of tokens, duration in seconds.
@@ -245,20 +249,19 @@ pub(crate) struct LearntLine {
 }
 
 impl LearntLine {
-    /// Number of samples.
+    /// Number of samples of transfers.
     pub(crate) fn samples(&self) -> usize {
         self.samples.len()
     }
 
-    /// Fitted linear function; None without recent samples.
+    /// Linear function for the duration of transfers, fitted to the samples; None without recent samples.
     #[inline]
     pub(crate) fn line(&self, now: f64) -> Option<Line> {
         let line = self.line?;
         self.samples.back().filter(|(at, ..)| now - at < FORGOTTEN).map(|_| line)
     }
 
-    /// Adds a sample: a transfer of `tokens` tokens that took `seconds`. `prior`: linear function assumed without
-    /// samples.
+    /// Adds a sample of a transfer: `tokens` tokens took `seconds`. `prior`: linear function assumed without samples.
     pub(crate) fn add(&mut self, tokens: f64, seconds: f64, prior: Line, now: f64) {
         self.samples.retain(|(at, ..)| now - at < FORGOTTEN);
         if self.samples.len() == KEPT {
@@ -268,7 +271,7 @@ impl LearntLine {
         self.line = Some(self.fit(prior));
     }
 
-    /// Forgets all samples.
+    /// Forgets all samples of transfers.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -291,8 +294,8 @@ impl LearntLine {
         Line { floor: prior.floor * times, token: prior.token * times }
     }
 
-    /// Fits both parameters (Theil and Sen): the median slope between two samples, and the median of the remainders as
-    /// fixed part.
+    /// Fits the fixed cost and the seconds per token (Theil and Sen): the median slope between two samples, and the
+    /// median of the remainders as fixed cost.
     fn fit_both(&self) -> Line {
         let samples = &self.samples;
         let pairs =

@@ -8,13 +8,15 @@ use crate::transfers::pairs::Transfers;
 /// Factor in the time after which a pull is late: `LATE` times the expected time, plus `LATE_SECONDS`.
 const LATE: f64 = 2.0;
 const LATE_SECONDS: f64 = 1.0;
-/// Factor by which the time before the first token, without prefill, must exceed the queue's time, for the duration of
-/// the transfer to be inferred; otherwise the transfer may have ended while the request was queued.
+/// Smallest ratio of the time before the first token, without prefill, to the time in the queue, for which the duration
+/// of a transfer (load or pull of blocks) is inferred. With a smaller ratio, the transfer may have ended while the
+/// request was queued.
 const HIDDEN: f64 = 2.0;
-/// Factor by which the prefill of the rest of the prompt may exceed the transfer's time; beyond it, the duration of the
-/// transfer cannot be inferred.
+/// Factor by which the prefill of the rest of the prompt may exceed the transfer's time. Beyond this factor, the
+/// duration of the transfer (load or pull of blocks) cannot be inferred.
 const OUTWEIGHED: f64 = 2.0;
-/// Lower limit of the inferred duration of a transfer, in seconds.
+/// Lower limit of the duration of a transfer (load or pull of blocks) that is inferred from a first token's time, in
+/// seconds.
 const SHORTEST: f64 = 1e-4;
 
 /// Result of pulling blocks from another worker.
@@ -26,11 +28,11 @@ pub enum PullResult {
     Short,
     /// None of the expected tokens was in the consumer's cache.
     Nothing,
-    /// First token of the request came much later than expected, or not at all.
+    /// The first token of the request came much later than expected, or not at all.
     Late,
-    /// Request failed, or was abandoned.
+    /// The request failed, or was abandoned.
     Failed,
-    /// Result unknown, as the engine did not report the number of cached tokens.
+    /// The result is unknown, as the engine did not report the number of cached tokens.
     Unknown,
 }
 
@@ -52,7 +54,8 @@ impl PullResult {
     }
 }
 
-/// Part of a transfer from one kind of source: number of tokens, and expected seconds.
+/// Part of a request's transfer (load or pull of blocks) from one kind of source: number of tokens, and expected
+/// seconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Part {
     pub(crate) tokens: f64,
@@ -64,7 +67,7 @@ pub(crate) struct Part {
 pub(crate) struct MovedTokens {
     worker: u32,
     pub(crate) source: Option<u32>,
-    /// Parts of the transfer, indexed by [`Kind`] of source.
+    /// Parts of the request's transfer (load or pull of blocks), indexed by the [`Kind`] of source.
     parts: [Part; 3],
     block_size: u32,
     /// Number of prompt tokens expected in the cache without the pulled ones; `with`: including the pulled ones.
@@ -125,12 +128,12 @@ impl MovedTokens {
         })
     }
 
-    /// Part of the transfer from one kind of source.
+    /// Part of the request's transfer (load or pull of blocks) from one kind of source.
     pub(crate) fn part(&self, kind: Kind) -> Part {
         self.parts[kind as usize]
     }
 
-    /// Time, in seconds, after which the transfer is late if the request is sent now.
+    /// Time, in seconds, after which the transfer (load or pull of blocks) is late if the request is sent now.
     pub(crate) fn due(&self, now: f64) -> f64 {
         now + LATE_SECONDS + LATE * (self.queue.max(self.seconds) + self.prefill)
     }
@@ -149,7 +152,7 @@ impl MovedTokens {
         self.comes_whole = true;
     }
 
-    /// Records that the first token is late.
+    /// Records that the first token of a request with a pull is late.
     pub(crate) fn is_late(&mut self, transfers: &mut Transfers, now: f64) {
         if let Some(source) = self.source.filter(|_| !self.comes_whole) {
             self.is_late = true;
@@ -157,9 +160,9 @@ impl MovedTokens {
         }
     }
 
-    /// Updates the costs at the end of the request. `waited`: seconds until its first token, if known; `cached`: number
-    /// of prompt tokens that were in the cache, if the engine reported it. Returns the result of a pull; None if
-    /// nothing was pulled.
+    /// Updates the costs of transfers at the end of the request. `waited`: seconds until its first token, if known;
+    /// `cached`: number of prompt tokens that were in the cache, if the engine reported it. Returns the result of a
+    /// pull; None if nothing was pulled.
     pub(crate) fn end(
         &self,
         waited: Option<f64>,

@@ -13,7 +13,8 @@ use crate::time::Time;
 use crate::transfers::costs::{CostedTransfer, Costs, Kind, LearntLine, Line, Priors, known};
 use crate::transfers::plan::Source;
 
-/// Number of consecutive pulls with only a part of the expected blocks after which the pair is excluded.
+/// Number of consecutive pulls with only a part of the expected blocks after which a pair of workers is excluded from
+/// pulls.
 const SHORT: u32 = 2;
 /// Seconds between two removals of outdated data.
 const LOOKS: f64 = 60.0;
@@ -23,11 +24,11 @@ pub(super) const CLOSED: f64 = 300.0;
 /// Limits on pulls between workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guards {
-    /// Largest age of a source's last sign of life, in seconds.
+    /// Largest age of a source's last sign of life, in seconds, at which other workers may pull blocks from the source.
     pub(crate) heard_within: f64,
-    /// Seconds for which a pair is excluded after a failed pull.
+    /// Seconds for which a pair of workers is excluded from pulls after a failed pull.
     pub(crate) out: f64,
-    /// Largest number of sources of one consumer.
+    /// Largest number of sources, workers from which a worker pulls blocks, of one consumer.
     pub(crate) most_sources: usize,
 }
 
@@ -36,9 +37,9 @@ pub(crate) struct Guards {
 pub(super) struct Pair {
     pub(super) source: u32,
     short: u32,
-    /// Measured cost of pulls by the pair, recomputed from time to time; None without enough samples.
+    /// Measured cost of pulls by the pair of workers, recomputed from time to time; None without enough samples.
     line: Option<Line>,
-    /// Time at which a pull by the pair last brought blocks, in seconds.
+    /// Time at which a pull by the pair of workers last brought blocks, in seconds.
     brought: f64,
     used: f64,
     out_until: f64,
@@ -54,7 +55,8 @@ pub(super) struct Peer {
     heard: f64,
     /// Number of tokens that other workers are pulling from the worker now.
     pub(super) outgoing: f64,
-    /// Time until which the worker is excluded as a source; `consumer_out`: as a consumer; both in seconds.
+    /// Time until which the worker is excluded as a source of pulls. `consumer_out`: time until which it is excluded as
+    /// a consumer; both in seconds.
     source_out: f64,
     consumer_out: f64,
     pub(super) pairs: Vec<Pair>,
@@ -74,19 +76,19 @@ impl Default for Consumer {
     }
 }
 
-/// Costs of transfers, and the pairs of workers that may pull from each other.
+/// Costs of transfers (loads and pulls of blocks), and the pairs of workers that may pull from each other.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pub(super) costs: Costs,
     pub(super) peers: Vec<Peer>,
     /// State of each worker as a consumer of pulls, indexed by the worker's number.
     pub(super) consumers: Vec<Consumer>,
-    /// Index of each pair in its consumer's list of pairs, by source and consumer; a search in these lists would take
-    /// most of a decision's time.
+    /// Index of each pair of workers in its consumer's list of pairs, by source and consumer; a search in these lists
+    /// would take most of a decision's time.
     places: Vec<Vec<u8>>,
     /// Number of workers that belong to a group.
     grouped: usize,
-    /// Time of the next removal of outdated data, in seconds.
+    /// Time of the next removal of outdated data about transfers, in seconds.
     looks_at: f64,
     /// Queue of the pulls in flight: the time after which each is late, and its request.
     due: BinaryHeap<Reverse<(Time, u64)>>,
@@ -145,7 +147,7 @@ impl Transfers {
         }
     }
 
-    /// Removes all data of a worker that has left.
+    /// Removes all data about the transfers of a worker that has left.
     pub(crate) fn left(&mut self, worker: u32) {
         self.costs.left(worker);
         self.set_group(worker, 0, f64::NEG_INFINITY);
@@ -160,7 +162,7 @@ impl Transfers {
         }
     }
 
-    /// Removes outdated data, if the time for that has come.
+    /// Removes outdated data about transfers, if the time for this has come.
     #[inline]
     pub(super) fn look(&mut self, now: f64) {
         if now >= self.looks_at {
@@ -173,7 +175,8 @@ impl Transfers {
         }
     }
 
-    /// Pair of a consumer with a source; None if the consumer has not pulled from the source.
+    /// Data of a pair of workers, a consumer and a source of pulls; None if the consumer has not pulled from the
+    /// source.
     #[inline]
     pub(super) fn pair<'p>(&self, worker: u32, peer: &'p Peer, source: u32) -> Option<&'p Pair> {
         let place = self.places.get(source as usize)?.get(worker as usize)?;
@@ -227,7 +230,8 @@ impl Transfers {
         })
     }
 
-    /// Excludes, after a late pull, its pair, its source for all consumers, and its consumer from all pulls.
+    /// Excludes from further pulls, after a late one: the pair of workers, its source for all consumers, and its
+    /// consumer.
     pub(crate) fn is_late(&mut self, worker: u32, source: u32, now: f64) {
         let until = now + self.guards.out;
         self.peer(source).source_out = until;
@@ -247,7 +251,7 @@ impl Transfers {
         }
     }
 
-    /// Records a pull that brought only a part of the expected blocks.
+    /// Records a pull by a pair of workers that brought only a part of the expected blocks.
     pub(crate) fn is_short(&mut self, worker: u32, source: u32, now: f64) {
         let Some(pair) = self.peer(worker).pairs.iter_mut().find(|pair| pair.source == source) else { return };
         pair.brought = now;
@@ -259,7 +263,8 @@ impl Transfers {
         }
     }
 
-    /// Records a pull that brought all expected blocks. `sample`: its tokens and seconds, if known.
+    /// Records a pull by a pair of workers that brought all expected blocks. `sample`: its tokens and seconds, if
+    /// known.
     pub(crate) fn has_brought(&mut self, worker: u32, source: u32, sample: Option<(f64, f64)>, now: f64) {
         self.peer(source).source_out = f64::NEG_INFINITY;
         let Self { costs, peers, consumers, .. } = self;
@@ -302,7 +307,7 @@ impl Transfers {
     }
 }
 
-/// Sets the index of a pair in its consumer's list of pairs.
+/// Sets the index of a pair of workers in its consumer's list of pairs.
 fn set_place(places: &mut Vec<Vec<u8>>, source: u32, consumer: u32, place: usize) {
     let (source, consumer) = (source as usize, consumer as usize);
     if places.len() <= source {
@@ -315,7 +320,7 @@ fn set_place(places: &mut Vec<Vec<u8>>, source: u32, consumer: u32, place: usize
 }
 
 impl Peer {
-    /// True unless the worker is excluded as a consumer.
+    /// True if the worker is not excluded as a consumer, so that it may pull blocks from others.
     #[inline]
     pub(super) fn may_pull(&self, now: f64) -> bool {
         now >= self.consumer_out
@@ -323,23 +328,24 @@ impl Peer {
 }
 
 impl Pair {
-    /// Measured cost of pulls by the pair; None without enough samples.
+    /// Measured cost of pulls by the pair of workers; None without enough samples.
     #[inline]
     pub(super) fn line(&self) -> Option<Line> {
         self.line
     }
 
-    /// True if the pair's next pull must first open a connection.
+    /// True if the next pull by the pair of workers must first open a connection.
     pub(super) fn is_first(&self, now: f64) -> bool {
         now - self.brought > CLOSED
     }
 
-    /// True if the pair is excluded from pulls.
+    /// True if the pair of workers is excluded from pulls.
     pub(super) fn is_out(&self, now: f64) -> bool {
         now < self.out_until
     }
 
-    /// True if the pair's connection may still be open, so that it counts among its consumer's connections.
+    /// True if the connection of the pair of workers may still be open, so that it counts among its consumer's
+    /// connections.
     pub(super) fn is_open(&self, now: f64) -> bool {
         now - self.used <= CLOSED
     }

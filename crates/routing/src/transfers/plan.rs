@@ -34,15 +34,17 @@ pub struct Ways<'t> {
     /// Number of tokens in a block.
     size: f64,
     now: f64,
-    /// Number of blocks of the source with the most; `least`: of the source with the fewest.
+    /// Number of blocks that can be pulled from the source with the most of them. `least`: number for the source with
+    /// the fewest.
     most: u32,
     least: u32,
     /// Group to which all sources belong; None if they belong to several groups.
     group: Option<u32>,
 }
 
-/// Bounds on the ways to serve a request at a candidate, computed without reading its pairs. Unless
-/// [`LeastTransfer::is_way`] is set, the candidate may also compute all blocks that it does not hold.
+/// Bounds on the ways to serve a request at a candidate by loading, pulling and computing blocks. They are computed
+/// without reading the candidate's pairs with sources of pulls. Unless [`LeastTransfer::is_way`] is set, the candidate
+/// may also compute all blocks that it does not hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastTransfer {
     /// Number of leading blocks that the candidate has on its device when the request starts.
@@ -53,16 +55,16 @@ pub(crate) struct LeastTransfer {
     pub(crate) seconds: f64,
     /// Lower bound of the number of blocks that are pulled, if any blocks are loaded or pulled.
     pub(crate) pulled: u32,
-    /// True if the values are exact rather than bounds.
+    /// True if the other fields are the exact values of a way to serve the request, rather than bounds.
     pub(crate) is_way: bool,
 }
 
 /// Ways for a worker to get a prompt's blocks without pulling from another worker.
 #[derive(Debug, Clone, Copy)]
 struct OwnWay {
-    /// Best way without pulling.
+    /// Best way for the worker to get the blocks without pulling from another worker.
     best: PromptWay,
-    /// Way that loads all blocks that the worker can load.
+    /// Way for the worker to get the blocks by loading all that it can load.
     all: PromptWay,
     /// Cost of [`OwnWay::best`], in weighted seconds.
     least: f64,
@@ -82,7 +84,8 @@ impl OwnWay {
 }
 
 impl Transfers {
-    /// Ways for the candidates to get a prompt's blocks; None if nothing can be loaded or pulled.
+    /// Ways for the candidates to get a prompt's blocks (by loading, pulling, computing); None if nothing can be loaded
+    /// or pulled.
     pub(crate) fn ways(
         &mut self,
         request: &Request<'_>,
