@@ -44,32 +44,32 @@ pub enum Error {
     /// The grain, the number of blocks between the prefix hashes of a digest, is 0.
     #[error("the grain must be at least 1 block, got 0")]
     Grain,
-    /// The site's name is empty or too long.
+    /// The site's name in a digest is empty or too long.
     #[error("a site's name has 1 to {most} bytes, got {got}")]
     Name {
         /// Length of the given name, in bytes.
         got: usize,
-        /// Maximum length, in bytes.
+        /// Maximum length of a site's name, in bytes.
         most: usize,
     },
     /// The bytes are not a valid digest.
     #[error("not a digest: {what}")]
     Invalid {
-        /// Description of what is wrong with the bytes.
+        /// Description of what is wrong with the bytes of a digest.
         what: String,
     },
     /// A site's digest has another grain (number of blocks between its prefix hashes) than the index of sites.
     #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
     OtherGrain {
-        /// Grain of the digest.
+        /// Grain of the digest: the number of blocks between its prefix hashes.
         got: u32,
-        /// Grain of the index of sites.
+        /// Grain of the index of sites: the number of blocks between the prefix hashes that it expects.
         expected: u32,
     },
     /// A whole digest is needed, because an earlier digest is missing or the site has restarted.
     #[error("a whole digest is wanted: {why}")]
     WholeWanted {
-        /// Reason why a whole digest is needed.
+        /// Reason why a whole digest, instead of changes, is needed.
         why: &'static str,
     },
     /// A site cannot be added, because there are too many.

@@ -105,7 +105,7 @@ impl Walk {
 
 type Names = BuildHasherDefault<NameHasher>;
 
-/// Hasher for block hashes, which may be small numbers.
+/// Hasher for maps whose keys are block hashes, which may be small numbers.
 #[derive(Default)]
 struct NameHasher(u64);
 

@@ -40,12 +40,12 @@ struct Rank {
     seen: bool,
 }
 
-/// Counts of ranks in one call of [`Publisher::look`].
+/// Counts of ranks that one call of [`Publisher::look`] found in the index, and copied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LookCounts {
-    /// Number of ranks in the index.
+    /// Number of ranks in the site's index.
     pub ranks: usize,
-    /// Number of ranks that were copied.
+    /// Number of ranks whose blocks were copied from the site's index.
     pub copied: usize,
 }
 

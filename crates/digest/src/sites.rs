@@ -58,9 +58,9 @@ struct SiteCounters {
 /// Effect of a received digest on the index of sites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestEffect {
-    /// Digest was applied.
+    /// The digest was applied to the index of sites.
     Now,
-    /// Digest had already been applied earlier, and was ignored.
+    /// The digest had already been applied earlier, and was ignored.
     Before,
 }
 
@@ -71,7 +71,7 @@ pub struct Level {
     pub at_least: u32,
     /// Maximum number of the prompt's leading blocks that each of the sites holds.
     pub at_most: u32,
-    /// Numbers of the sites; [`Sites::name`] returns their names.
+    /// Numbers of the sites in this group; [`Sites::name`] returns their names.
     pub sites: Vec<u32>,
 }
 
@@ -353,7 +353,7 @@ impl Sites {
         list
     }
 
-    /// Counts since the index was created, and present sizes.
+    /// Counts of digests and lookups since the index of sites was created, and its present sizes.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let SiteCounters {

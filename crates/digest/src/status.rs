@@ -16,7 +16,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Number of sites.
+    /// Number of sites in the index.
     pub sites: u64,
     /// Number of different marks (prefix hashes in digests) over all sites.
     pub marks: u64,
@@ -30,11 +30,11 @@ pub struct Counts {
     pub whole: u64,
     /// Number of digests that were ignored because they had already been applied.
     pub repeated: u64,
-    /// Number of digests that were rejected as unusable.
+    /// Number of digests that were rejected because they could not be used.
     pub refused: u64,
     /// Number of digests that could not be applied, so that a whole digest was requested.
     pub whole_wanted: u64,
-    /// Number of sites that were removed.
+    /// Number of sites that were removed from the index.
     pub forgotten: u64,
     /// Number of times that a site became doubted, because it had claimed more blocks than it had.
     pub doubted: u64,
@@ -44,7 +44,7 @@ pub struct Counts {
     pub short: u64,
     /// Number of comparisons in which a site really had more blocks than its upper bound.
     pub beyond: u64,
-    /// Number of prompts looked up.
+    /// Number of prompts that were looked up in the index of sites.
     pub answers: u64,
     /// Number of times that the claim of a doubted site was left out although it would have been the best.
     pub left_out: u64,
@@ -53,7 +53,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Names and values of all counts.
+    /// Names and values of all counts of the index of sites.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 17] {
         [
@@ -81,7 +81,7 @@ impl Counts {
 /// State of a site, which determines if its claims count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Site with usable bounds.
+    /// Site with usable bounds on the number of a prompt's blocks that it holds.
     Known,
     /// Site that may hold any blocks, because it sent no digest for too long, or one of its digests is missing.
     Unknown,
@@ -89,7 +89,7 @@ pub enum State {
     Doubted,
 }
 
-/// Status of one site.
+/// Status of one site: its last digest, its marks (prefix hashes), and the trust in its claims.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SiteStatus {

@@ -15,7 +15,7 @@ use crate::writer::{LargeCopy, Slice};
 /// State of the copy of a rank's blocks after a step.
 #[derive(Debug)]
 pub enum CopyState<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
-    /// Incomplete copy: call [`step`](RankCopier::step) again.
+    /// Incomplete copy of the rank's blocks: call [`step`](RankCopier::step) again.
     More(RankCopier<I>),
     /// Complete copy of the blocks held at the time of the last step.
     Done(CopyDone),

@@ -302,7 +302,7 @@ impl ReferenceMatch {
         levels
     }
 
-    /// The greatest depth of any worker, in blocks.
+    /// Greatest number of leading blocks of the query that any worker holds.
     #[must_use]
     pub fn depth(&self, view: View) -> u32 {
         self.by_rank(view).iter().map(|&(_, _, depth)| depth).max().unwrap_or(0)

@@ -29,7 +29,7 @@ pub(crate) struct Member {
     /// Bit mask of the views (selections of tiers) in which the holder (a rank's cache) stands for its rank; at least
     /// one bit is set.
     pub(crate) views: u8,
-    /// True if the worker has no other rank.
+    /// True if the holder's worker has no other rank.
     pub(crate) is_only_rank: bool,
 }
 

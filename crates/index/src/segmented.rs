@@ -267,9 +267,9 @@ const CHUNK: usize = 1 << BITS;
 
 /// List of elements in chunks, which grows without moving its elements.
 pub(crate) struct ChunkedList<T> {
-    /// Chunks of elements; all but the last are full.
+    /// Chunks (separately allocated parts) of the list's elements; all but the last are full.
     chunks: Vec<Vec<T>>,
-    /// Capacity of all chunks, in elements.
+    /// Capacity of all chunks of the list, in elements.
     room: usize,
 }
 

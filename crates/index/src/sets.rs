@@ -61,7 +61,7 @@ impl Members<'_> {
         }
     }
 
-    /// Calls `f` with each member, in ascending order.
+    /// Calls `f` with the number of each holder (a rank's cache) in the set, in ascending order.
     #[inline]
     pub(crate) fn for_each(self, mut f: impl FnMut(u32)) {
         match self {

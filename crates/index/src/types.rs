@@ -60,7 +60,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// All tiers, nearest first.
+    /// All tiers (places of blocks), nearest to the engine's device first.
     pub const ALL: [Self; 4] = [Self::Gpu, Self::Cpu, Self::Disk, Self::External];
 
     /// Name of the tier: `gpu`, `cpu`, `disk` or `external`.
@@ -93,14 +93,14 @@ impl FromStr for Tier {
 /// of a chain may be on different tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum View {
-    /// Blocks in device memory.
+    /// View that counts only blocks in device memory.
     #[default]
     Device,
-    /// Blocks in device and host memory.
+    /// View that counts blocks in device and host memory.
     Host,
-    /// Blocks in memory and on local storage.
+    /// View that counts blocks in device memory, in host memory and on local storage.
     Local,
-    /// Blocks on any tier.
+    /// View that counts blocks on any tier.
     AnyTier,
 }
 
@@ -177,15 +177,15 @@ pub enum Error {
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
     LengthMismatch {
-        /// Number of block hashes.
+        /// Number of block hashes in the store.
         block_hashes: usize,
-        /// Number of content hashes.
+        /// Number of content hashes in the store.
         content_hashes: usize,
     },
     /// Number of tokens in a store that does not fill its blocks exactly.
     #[error("{tokens} tokens for {block_hashes} block hashes: blocks of {block_size} tokens need exactly {}", block_hashes * block_size)]
     TokenCount {
-        /// Number of tokens that were given.
+        /// Number of tokens that were given in the store.
         tokens: usize,
         /// Number of block hashes.
         block_hashes: usize,
@@ -207,7 +207,7 @@ pub enum Error {
     /// A limit of the index is reached, for instance the largest number of runs (lists of consecutive blocks).
     #[error("the index is full: {what}")]
     Full {
-        /// Description of what cannot be numbered any further.
+        /// Description of what the index cannot number any further, such as runs of blocks.
         what: &'static str,
     },
 }

@@ -103,7 +103,7 @@ impl Depths {
         self.is_tiered || !self.pullable.is_empty()
     }
 
-    /// Depths of the worker with this number.
+    /// Numbers of a prompt's leading blocks that the worker with this number holds.
     #[must_use]
     pub fn get(&self, worker: u32) -> Depth {
         self.rows.get(worker as usize).copied().unwrap_or_default()

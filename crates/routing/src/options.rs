@@ -103,9 +103,9 @@ impl Options {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// Stable code for programs: `unknown_policy`, `bad_option`, ...
+    /// Stable code of the error for programs: `unknown_policy`, `bad_option`, ...
     pub code: &'static str,
-    /// Message for users.
+    /// Message for users: says what was wrong and what would be right.
     pub message: String,
 }
 

@@ -29,7 +29,7 @@ pub enum Choice {
 /// Request that was placed at a worker, as reported to policies.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
-    /// Number of the request.
+    /// Number of the placed request.
     pub number: u64,
     /// Number of the worker, as in [`Candidates::worker`].
     pub worker: u32,

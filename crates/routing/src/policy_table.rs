@@ -1,4 +1,4 @@
-//! Table of policies by name.
+//! Table of routing policies by name.
 
 use crate::cost::Kvatlas;
 use crate::options::{Error, Options};
@@ -32,7 +32,7 @@ impl PolicyTable {
         self
     }
 
-    /// Names of all policies, `kvatlas` first.
+    /// Names of all policies in the table, `kvatlas` first.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().map(|entry| entry.name)
     }

@@ -40,7 +40,7 @@ pub struct Request<'a> {
 /// Kind of event that caused a request of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Start of a session.
+    /// Start of a new session.
     Start,
     /// Start of a sub-agent by another session.
     Subagent,

@@ -28,7 +28,7 @@ const LEAST_SECONDS: f64 = 1e-3;
 pub(crate) struct RunningMean {
     log: f64,
     samples: f64,
-    /// Logarithms of the first samples, in ascending order.
+    /// Logarithms of the first samples of the mean, in ascending order.
     first: [f64; FIRST],
     /// Number of consecutive samples ignored as outliers: positive if they were too high, negative if too low.
     strays: i8,
@@ -87,14 +87,14 @@ impl RunningMean {
     }
 }
 
-/// Mean speed of all workers of the fleet.
+/// Mean speed of all workers of the fleet: prefill rate and time between tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FleetSpeed {
     rate: RunningMean,
     step: RunningMean,
     /// Number of samples since the speeds of all workers were last updated.
     pub(crate) fresh: u32,
-    /// Number of samples that were ignored.
+    /// Number of speed samples that were ignored as outliers.
     pub(crate) left_out: u64,
 }
 
@@ -109,7 +109,7 @@ impl FleetSpeed {
     }
 }
 
-/// Estimated speed of one worker.
+/// Estimated speed of one worker: prefill rate and time between tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Speed {
     rate: RunningMean,

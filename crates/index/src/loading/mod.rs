@@ -46,7 +46,7 @@ pub struct OffloadSettings {
 /// Members of a pool: the workers that write to it and may load from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Members {
-    /// All workers.
+    /// All workers are members of the pool.
     All,
     /// Workers with these names, including workers that have not announced any block yet.
     Named(Vec<Box<str>>),

@@ -15,7 +15,7 @@ pub struct Segment {
     /// Number of blocks of the prompt up to and including the last one of this segment (consecutive blocks in one
     /// place).
     pub end: u32,
-    /// Tier that has the blocks.
+    /// Tier that has the segment's blocks.
     pub tier: Tier,
     /// Name of the pool that has the blocks; None if the worker itself has them.
     pub pool: Option<Arc<str>>,

@@ -27,7 +27,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 #[repr(align(128))]
 struct Cell(AtomicU64);
 
-/// Counters of the readers of one index.
+/// Counters of the readers that are using the memory of one index.
 pub(crate) struct Readers {
     /// Counter of each stripe (group of threads) and parity, at index `stripe * 2 + parity`.
     cells: Box<[Cell]>,

@@ -72,7 +72,7 @@ pub(crate) struct SetHead {
     /// Number of references to the set. Only the writer uses it; it is an atomic because readers may read the fields
     /// beside it.
     references: AtomicU32,
-    /// Number of members of the set.
+    /// Number of holders (ranks' caches) in the set.
     members: u32,
     /// True if the members are a bit mask up to the highest member; otherwise they are an ascending list, two to a
     /// word, padded with 0.
@@ -106,7 +106,7 @@ impl<'a> Set<'a> {
         self.head.key
     }
 
-    /// Number of members of the set.
+    /// Number of holders (ranks' caches) in the set.
     #[inline]
     pub(crate) fn len(self) -> usize {
         self.head.members as usize

@@ -146,7 +146,7 @@ pub(crate) struct Spares<H, T: Copy> {
     bytes: usize,
 }
 
-/// Number of capacities for which freed boxes are kept.
+/// Largest number of different capacities of freed boxes that are kept for reuse.
 const MOST_CLASSES: usize = 64;
 /// Largest total size of the freed boxes that are kept, in bytes.
 const MOST_BYTES: usize = 64 << 10;
@@ -184,7 +184,7 @@ impl<H, T: Copy> Spares<H, T> {
         self.classes[class].push(it);
     }
 
-    /// Frees the memory of all kept boxes.
+    /// Frees the memory of all boxes that are kept for reuse.
     pub(crate) fn clear(&mut self) {
         *self = Self::new();
     }

@@ -94,7 +94,7 @@ impl Runs {
         }
     }
 
-    /// Number of runs of blocks in use.
+    /// Number of runs (lists of consecutive blocks) that exist in the index.
     pub(crate) fn len(&self) -> usize {
         self.live
     }

@@ -17,9 +17,9 @@ const MOST_ALIKE: usize = 4;
 /// Dictionary of a snapshot: the blocks of all chains, one chain after the other.
 #[derive(Debug, Default)]
 pub struct Dictionary {
-    /// Block hashes of all blocks.
+    /// Block hashes of all blocks in the dictionary.
     pub names: Vec<BlockHash>,
-    /// Content hashes of all blocks.
+    /// Content hashes of all blocks in the dictionary.
     pub contents: Vec<u64>,
     /// Chains of consecutive blocks, as ranges of the dictionary's blocks.
     pub chains: Vec<Entry>,
@@ -28,9 +28,9 @@ pub struct Dictionary {
 /// Chain of consecutive blocks in a snapshot's dictionary, as a range of the dictionary's blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// Index of the chain's first block.
+    /// Index of the chain's first block in the dictionary.
     pub start: usize,
-    /// Number of the chain's blocks.
+    /// Number of blocks in the chain.
     pub blocks: usize,
     /// Block hash of the block before the first one; None at the start of a prompt.
     pub parent: Option<BlockHash>,
@@ -41,9 +41,9 @@ pub struct Entry {
 pub struct Piece {
     /// Index of the chain in the dictionary.
     pub entry: usize,
-    /// Number of the chain's blocks before the piece.
+    /// Number of the chain's blocks before the part that the rank holds.
     pub from: usize,
-    /// Number of blocks in the piece.
+    /// Number of the chain's blocks that the rank holds, consecutively.
     pub blocks: usize,
 }
 

@@ -135,14 +135,14 @@ impl SavedBlocks {
         Ok(it)
     }
 
-    /// Number of blocks held: block hashes on the device plus block hashes on other tiers.
+    /// Number of blocks that the rank holds: block hashes on the device plus block hashes on other tiers.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
         pieces + self.others.iter().map(|chain| chain.names.len() as u64).sum::<u64>()
     }
 
-    /// Number of copies of all blocks held.
+    /// Number of copies of all blocks that the rank holds.
     #[must_use]
     pub fn copies(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
@@ -287,7 +287,7 @@ impl PartialSnapshot {
     }
 }
 
-/// Stores the blocks of one rank in the index.
+/// Stores the blocks of one rank, as read from a snapshot, in the index.
 fn restore(
     index: &BlockIndex,
     worker: &str,

@@ -18,7 +18,7 @@ pub mod kind {
     pub const BLOCKS: u8 = 3;
     /// Section with an event stream and the blocks of its ranks.
     pub const STREAM: u8 = 4;
-    /// Section that ends the snapshot.
+    /// Section that marks the end of a snapshot.
     pub const END: u8 = 5;
     /// Section with the configuration and counts of an index that is saved without a service.
     pub const INDEX: u8 = 6;
@@ -44,7 +44,7 @@ pub mod kind {
     }
 }
 
-/// Writer of a snapshot's sections.
+/// Writer of a snapshot's sections (typed parts, each with a checksum).
 #[derive(Debug)]
 pub struct SectionWriter<W> {
     out: W,
@@ -100,12 +100,12 @@ fn sum(head: &[u8; 9], payload: &[u8]) -> u64 {
     sum.digest()
 }
 
-/// Section that was read from a snapshot.
+/// Section (typed part with a checksum) that was read from a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct Section<'a> {
     /// Kind of the section, one of the constants in [`kind`].
     pub kind: u8,
-    /// Content of the section, in bytes.
+    /// Content of the snapshot's section, in bytes.
     pub payload: &'a [u8],
     number: u64,
     at: usize,
@@ -125,7 +125,7 @@ impl Section<'_> {
     }
 }
 
-/// Reader of the sections of a snapshot.
+/// Reader of a snapshot's sections (typed parts, each with a checksum).
 #[derive(Debug)]
 pub struct Sections<'a> {
     rest: &'a [u8],

@@ -22,7 +22,7 @@ const LEAST_TOKENS: f64 = 8.0;
 /// forecast takes microseconds if many requests run.
 const HOLDS: f64 = 0.02;
 
-/// Request that has not received its first token.
+/// Request at an engine that has not received its first token.
 #[derive(Debug, Clone, Copy)]
 struct QueuedRequest {
     number: u64,
@@ -35,7 +35,7 @@ struct QueuedRequest {
     tail: Tail,
 }
 
-/// Request that has received its first token.
+/// Request at an engine that has received its first token and has not ended.
 #[derive(Debug, Clone, Copy)]
 struct RunningRequest {
     number: u64,
@@ -85,12 +85,12 @@ pub(super) struct Engine {
 /// State of an engine's cache and speed, taken from the engine's row in the table of candidates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cache {
-    /// Capacity of the cache in blocks; infinite if unknown.
+    /// Capacity of the engine's cache in blocks; infinite if unknown.
     pub(super) room: f64,
     /// Number of blocks in use by prompts, including requests of other routers.
     pub(super) used: f64,
     pub(super) block_size: f64,
-    /// Prompt tokens computed per second.
+    /// Number of prompt tokens that the engine computes per second.
     pub(super) rate: f64,
     /// Seconds for which the prompt at the head of the queue could have been computed so far, if the cache had room for
     /// it.

@@ -167,7 +167,8 @@ impl Books {
         Delay::of(candidates, row, elapsed, self.block_size, is_at_limit)
     }
 
-    /// Computes the part of the forecasts that is equal for all candidates of a decision.
+    /// Computes the part of the forecasts (waiting times, effects on other requests) that is equal for all candidates
+    /// of a decision.
     pub(super) fn common(
         &self,
         weights: &Weights,
@@ -304,7 +305,7 @@ impl Books {
     }
 }
 
-/// Part of the forecasts that is equal for all candidates of a decision.
+/// Part of the forecasts (waiting times, effects on other requests) that is equal for all candidates of a decision.
 #[derive(Debug)]
 pub(super) struct SharedForecast {
     /// True if the cache of any candidate is nearly full, so that the request may have to wait for space.
@@ -323,7 +324,8 @@ pub(super) struct SharedForecast {
     settle: f64,
     /// Mean time to compute the prompt of a session's later request, in seconds.
     prefill: f64,
-    /// Seconds of waiting at an engine that are tolerated: the weight `hold` of the policy.
+    /// Seconds of waiting at an engine up to which a request is not held in the router: the weight `hold` of the
+    /// policy.
     hold: f64,
 }
 

@@ -48,7 +48,7 @@ impl Demand {
         self.residence += seconds;
     }
 
-    /// Copy of the sums, decayed to the time `now`.
+    /// Copy of the sums over a worker's requests, decayed to the time `now`.
     fn at(&self, now: f64) -> Self {
         let passed = (now - self.at).max(0.0);
         let share = (-passed / SHARES).exp();

@@ -106,9 +106,9 @@ pub(super) struct Outlook {
 /// engine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptParts {
-    /// Number of tokens to compute.
+    /// Number of the prompt's tokens that the engine must compute.
     pub(super) uncached: f64,
-    /// Seconds that loads and pulls take.
+    /// Seconds that loads and pulls of the prompt's blocks take.
     pub(super) seconds: f64,
     /// Number of tokens pulled from another engine.
     copied: f64,
@@ -155,7 +155,7 @@ impl PromptParts {
     }
 }
 
-/// Terms of the cost of one candidate, in seconds.
+/// Cost of one candidate, split into its summands, in seconds each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Harm {
     pub(super) wait: f64,

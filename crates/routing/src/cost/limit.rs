@@ -15,12 +15,12 @@ const MOST: f64 = 32.0;
 /// Share of the cache in use above which an engine's requests may be waiting for cache space rather than at a limit.
 const ROOM: f64 = 0.85;
 
-/// Estimate of one engine's limit of running requests.
+/// Estimate of the largest number of requests that one engine runs at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunningLimit {
     most: f64,
     score: f64,
-    /// Time of the last report, in seconds.
+    /// Time of the engine's last report, in seconds.
     at: f64,
     /// True if a request has started to run since the last report that counted.
     has_begun: bool,
@@ -62,7 +62,7 @@ impl RunningLimit {
         }
     }
 
-    /// Estimated limit of running requests; infinite if unknown.
+    /// Estimated limit of the requests that the engine runs at once; infinite if unknown.
     #[inline]
     pub(super) fn get(&self) -> f64 {
         if self.score >= ENOUGH { self.most } else { f64::INFINITY }

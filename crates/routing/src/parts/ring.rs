@@ -19,13 +19,13 @@ impl Ring {
         Self { points: points.max(1), workers: Vec::new(), places: Vec::new() }
     }
 
-    /// Number of workers on the ring.
+    /// Number of workers on the hash ring.
     #[must_use]
     pub fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// True if no worker is on the ring.
+    /// True if no worker is on the hash ring.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.workers.is_empty()
@@ -45,7 +45,7 @@ impl Ring {
         }
     }
 
-    /// Removes a worker from the ring.
+    /// Removes a worker from the hash ring.
     pub fn remove(&mut self, worker: u32) {
         if let Ok(at) = self.workers.binary_search(&worker) {
             self.workers.remove(at);

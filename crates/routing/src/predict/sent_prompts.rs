@@ -67,7 +67,7 @@ pub(crate) struct Leaf {
     end: u32,
 }
 
-/// Result of inserting a prompt.
+/// Result of inserting a prompt into the store of prompts on their way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Insertion {
     /// End of the stored prompt. None if the prompt was not stored, because it has no blocks or the store is full.

@@ -20,13 +20,13 @@ use crate::rng::mix;
 /// Constant mixed into the keys of output blocks, so that they differ from the keys of all prompt blocks.
 const OUTPUT: u64 = 0x006F_7574_7075_7421;
 
-/// Rule by which predicted blocks are forgotten.
+/// Rule by which blocks that an engine is predicted to hold are forgotten.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Retention {
     /// Eviction of blocks as from an engine's cache with a capacity of `blocks`, unless the engine reports its own
     /// capacity.
     Mock {
-        /// Capacity of the cache in blocks.
+        /// Capacity of the engine's cache in blocks.
         blocks: usize,
     },
     /// Expiry of blocks a fixed time after they were last sent.
@@ -43,7 +43,7 @@ pub struct PredictedIndex {
     caches: Vec<Cache>,
     /// Requests in flight, each with its worker and the keys of its blocks.
     using: HashMap<u64, (u32, Vec<u64>)>,
-    /// Reusable buffer for the keys of blocks.
+    /// Reusable buffer for the keys of a prompt's blocks.
     names: Vec<u64>,
     outputs: u64,
 }
@@ -145,7 +145,7 @@ impl PredictedIndex {
         }
     }
 
-    /// Removes an engine that has left, with its blocks.
+    /// Removes an engine that has left the fleet, with its predicted blocks.
     pub fn left(&mut self, worker: u32) {
         self.using.retain(|_, (its, _)| *its != worker);
         *self.cache(worker) = Cache::default();

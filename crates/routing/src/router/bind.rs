@@ -23,7 +23,7 @@ const ROWS: usize = 4_096;
 /// Number of waiting requests that are compared at least, even if the fleet is so large that [`ROWS`] allows fewer.
 const FEWEST: usize = 4;
 
-/// Answer of the policy for one waiting request.
+/// Answer of the policy for one waiting request: if the request can be placed now, or which worker it waits for.
 #[derive(Debug, Clone, Copy)]
 struct PolicyAnswer {
     priority: Reverse<i32>,

@@ -8,7 +8,7 @@ use crate::predict::Retention;
 /// Order in which requests of equal priority that wait in the router are placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// First come, first served.
+    /// First come, first served: the request that has waited longest is placed first.
     Fcfs,
     /// Least work first: the seconds of prefill that a request needs, minus [`Config::ageing`] for each second waited;
     /// the reduction is smaller if admitting long waiting requests would destroy more cached work than it does.
@@ -28,7 +28,7 @@ macro_rules! settings {
         #[derive(Debug, Clone, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct Config {
-            /// Seed of all random choices.
+            /// Seed of all random choices of the router.
             #[serde(skip)]
             pub seed: u64,
             /// Number of tokens in a block, for requests that do not specify it.

@@ -302,7 +302,7 @@ impl Sessions {
         }
     }
 
-    /// Removes sessions that have expired.
+    /// Removes sessions that have expired at the time `now`.
     fn expire(&mut self, now: f64) {
         while let Some(first) = self.ends.first_entry()
             && first.key().0.0 <= now
@@ -351,7 +351,7 @@ impl Lookup for OwnedMatch {
 /// Explanation of a router's choice for a request: data of each candidate.
 #[derive(Debug, Clone, Default)]
 pub struct Explanation {
-    /// Numbers of the candidates.
+    /// Numbers of the candidates, the workers that may take the request.
     pub workers: Vec<WorkerId>,
     /// Number of prompt tokens that each candidate is expected to have in its cache.
     pub cached_tokens: Vec<u32>,

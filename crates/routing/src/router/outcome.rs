@@ -69,7 +69,7 @@ impl ChoiceReason {
 /// Decision to send a request to a worker. The router counts the request at this worker until its end is reported.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// Number of the request.
+    /// Number of the request to which this decision belongs.
     pub id: RequestId,
     /// Number of the chosen worker's rank.
     pub worker: WorkerId,
@@ -151,7 +151,7 @@ pub struct PullSource {
 /// Reason for the refusal of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// Refusal because no worker may take the request.
+    /// Refusal because no worker may take the request, for instance as all are drained.
     NoWorker,
     /// Refusal because all workers are fully loaded and the router's queue is full.
     QueueFull,
@@ -183,7 +183,7 @@ impl Refusal {
     }
 }
 
-/// Outcome of placing a request.
+/// Outcome of placing a request: a worker, a wait in the router, or a refusal.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// Assignment of the request to a worker.
@@ -214,7 +214,7 @@ pub struct Load {
 pub struct Usage {
     /// Number of prompt tokens that were in the engine's cache.
     pub cached_tokens: Option<u32>,
-    /// Number of generated tokens.
+    /// Number of tokens that the engine generated for the request.
     pub output_tokens: Option<u32>,
     /// Number of prompt tokens that the engine computed, by its own count.
     pub computed_tokens: Option<u32>,

@@ -68,8 +68,8 @@ impl Router {
         changes
     }
 
-    /// Applies the reported changes of the requests of another router, `peer`. Its requests count until the time
-    /// `until`, or longer if it reports again. Returns the number of new requests that were added.
+    /// Applies the reported changes of the requests of another router, `peer`. The other router's requests count until
+    /// the time `until`, or longer if that router reports again. Returns the number of new requests that were added.
     pub fn hear_changes(&mut self, peer: u64, changes: &RequestChanges, until: f64, now: f64) -> usize {
         let now = self.at(now);
         self.end_peers(now);
@@ -88,7 +88,7 @@ impl Router {
         heard
     }
 
-    /// Removes all requests of another router.
+    /// Removes all requests that another router, `peer`, has reported.
     pub fn forget_changes(&mut self, peer: u64, now: f64) {
         let now = self.at(now);
         let mut numbers: Vec<u64> =

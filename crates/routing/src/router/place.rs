@@ -287,7 +287,7 @@ impl Router {
         (!rest.is_empty() && rest.len() < all).then(|| std::mem::replace(who, rest))
     }
 
-    /// Plans where a request goes, without carrying it out.
+    /// Plans where a request goes (to a worker or into the queue), without carrying out the plan.
     pub(super) fn plan(
         &mut self,
         request: &Request<'_>,

@@ -49,7 +49,7 @@ impl<Sent> RequestChanges<Sent> {
         RequestChanges { sent: self.sent.into_iter().filter_map(told).collect(), begun: self.begun, ended: self.ended }
     }
 
-    /// True if nothing has changed.
+    /// True if no request has changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sent.is_empty() && self.begun.is_empty() && self.ended.is_empty()
@@ -66,11 +66,11 @@ pub struct RequestReport {
 /// Requests that other routers have sent to the same workers; they count like this router's own requests.
 #[derive(Debug)]
 pub(super) struct Peers {
-    /// Requests of other routers, by router and number.
+    /// Requests of other routers, by the router's number and the request's.
     pub(super) requests: HashMap<(u64, u64), PeerRequest>,
     /// Expiry time of each other router's requests, in seconds.
     pub(super) until: HashMap<u64, f64>,
-    /// Earliest expiry time in `until`, in seconds.
+    /// Earliest expiry time of any other router's requests, as in `until`, in seconds.
     pub(super) next: f64,
     /// Number of other routers' requests that were not kept because there were too many.
     pub(super) refused: u64,
@@ -90,7 +90,7 @@ pub(super) struct PeerRequest {
     pub(super) leaf: Option<Leaf>,
     pub(super) nameless: f64,
     pub(super) begun: bool,
-    /// True if the policy remembers the request as well.
+    /// True if the policy remembers the request of the other router as well.
     pub(super) is_kept: bool,
 }
 
@@ -101,7 +101,7 @@ pub(super) enum ComputeTime {
     Now,
     /// Some time since the prompt was sent, as its whole answer has arrived at once.
     Before { sent: f64 },
-    /// Unknown time, or never.
+    /// Time that is unknown, or a prompt that is never computed.
     Unknown,
 }
 

@@ -19,7 +19,7 @@ pub struct TransferCost {
     pub worker: WorkerId,
     /// Worker and rank from which the blocks are pulled; None for loads.
     pub source: Option<WorkerId>,
-    /// Duration in seconds, as a linear function of the number of tokens.
+    /// Duration of the transfer in seconds, as a linear function of the number of tokens.
     pub line: Line,
     /// Number of samples; with few samples, the cost of the whole fleet is used.
     pub samples: usize,

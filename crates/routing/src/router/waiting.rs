@@ -18,7 +18,7 @@ const SIBLINGS: usize = 8;
 
 type Key = (Reverse<i32>, u64);
 
-/// Owned copy of a waiting request.
+/// Owned copy of a request that waits in the router.
 #[derive(Debug)]
 pub(super) struct WaitingRequest {
     tokens: u32,
@@ -113,7 +113,7 @@ pub(super) struct Aim {
 }
 
 impl Ticket {
-    /// True if the policy might place the request now.
+    /// True if the policy might now place the request that waits for this worker.
     pub(super) fn is_due(&self, room: &Room, now: f64) -> bool {
         self.aim.is_none_or(|aim| now >= aim.again || room.is_new_at(aim.worker, aim.asked))
     }

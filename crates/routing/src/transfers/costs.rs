@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// Measured cost of a transfer, for display to operators.
+/// Measured cost of a kind of transfer (load or pull of blocks), for display to operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostedTransfer {
     pub(crate) kind: Kind,
@@ -190,7 +190,7 @@ impl Costs {
         }
     }
 
-    /// Costs of loads by all workers with samples.
+    /// Costs of loads by each worker for which there are samples.
     pub(crate) fn shown(&self) -> impl Iterator<Item = CostedTransfer> {
         let rows = self.own.iter().enumerate().flat_map(|(worker, own)| {
             [Kind::Host, Kind::Far].into_iter().zip(own).map(move |(kind, own)| (worker as u32, kind, own))
@@ -225,9 +225,9 @@ const FORGOTTEN: f64 = 1_800.0;
 /// Duration of a transfer in seconds, as a linear function of its number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Line {
-    /// Fixed part of the duration, in seconds.
+    /// Fixed part of a transfer's duration, in seconds.
     pub floor: f64,
-    /// Additional seconds for each token.
+    /// Seconds for each transferred token, in addition to the fixed part.
     pub token: f64,
 }
 

@@ -40,7 +40,7 @@ impl PullResult {
     /// All results of pulls.
     pub const ALL: [Self; 6] = [Self::Brought, Self::Short, Self::Nothing, Self::Late, Self::Failed, Self::Unknown];
 
-    /// Name of the result, as one word.
+    /// Name of the result of a pull, as one word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ pub(crate) struct Part {
     seconds: f64,
 }
 
-/// Transfer of blocks for a request in flight.
+/// Transfer (loads and pulls of blocks) for one request in flight: expected times and numbers of tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct MovedTokens {
     worker: u32,

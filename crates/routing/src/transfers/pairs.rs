@@ -16,7 +16,7 @@ use crate::transfers::plan::Source;
 /// Number of consecutive pulls with only a part of the expected blocks after which a pair of workers is excluded from
 /// pulls.
 const SHORT: u32 = 2;
-/// Seconds between two removals of outdated data.
+/// Seconds between two removals of outdated data about transfers.
 const LOOKS: f64 = 60.0;
 /// Seconds without use after which an engine may have closed its connection to another.
 pub(super) const CLOSED: f64 = 300.0;
@@ -86,14 +86,14 @@ pub(crate) struct Transfers {
     /// Index of each pair of workers in its consumer's list of pairs, by source and consumer; a search in these lists
     /// would take most of a decision's time.
     places: Vec<Vec<u8>>,
-    /// Number of workers that belong to a group.
+    /// Number of workers that belong to a group, within which workers pull from each other.
     grouped: usize,
     /// Time of the next removal of outdated data about transfers, in seconds.
     looks_at: f64,
     /// Queue of the pulls in flight: the time after which each is late, and its request.
     due: BinaryHeap<Reverse<(Time, u64)>>,
     pub(super) guards: Guards,
-    /// Reusable buffer for the possible sources of a prompt.
+    /// Reusable buffer for the workers from which a prompt's blocks might be pulled.
     pub(super) sources: Vec<Source>,
 }
 
@@ -112,7 +112,7 @@ impl Transfers {
         }
     }
 
-    /// True if any worker may pull from another.
+    /// True if any worker may pull blocks from another worker.
     pub(crate) fn has_pulls(&self) -> bool {
         self.grouped > 1
     }
@@ -183,7 +183,7 @@ impl Transfers {
         peer.pairs.get(*place as usize)
     }
 
-    /// True if other workers may pull from a worker now.
+    /// True if other workers may now pull blocks from this worker.
     pub(super) fn is_source(&self, peer: &Peer, now: f64) -> bool {
         peer.group != 0 && now - peer.heard <= self.guards.heard_within && now >= peer.source_out
     }
@@ -214,7 +214,7 @@ impl Transfers {
         }
     }
 
-    /// Subtracts tokens from those that a source is sending.
+    /// Subtracts `tokens` from the number of tokens that a source is sending to other workers.
     pub(crate) fn arrived(&mut self, source: u32, tokens: f64) {
         if let Some(peer) = self.peers.get_mut(source as usize) {
             peer.outgoing = (peer.outgoing - tokens).max(0.0);

@@ -66,7 +66,7 @@ struct OwnWay {
     best: PromptWay,
     /// Way for the worker to get the blocks by loading all that it can load.
     all: PromptWay,
-    /// Cost of [`OwnWay::best`], in weighted seconds.
+    /// Cost of the best way without pulling ([`OwnWay::best`]), in weighted seconds.
     least: f64,
     usable: u32,
     /// Weighted seconds to compute a block; `queue`: seconds until the engine would start the request.

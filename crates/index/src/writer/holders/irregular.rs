@@ -173,8 +173,8 @@ impl IrregularBlocks {
         Some((child, self.take(child)?))
     }
 
-    /// Adds a reachable irregular block (kept outside runs of blocks) at a position. `regular`: true if the position
-    /// also has a regular block.
+    /// Adds an irregular block (kept outside runs of blocks) at a position; its chain to the beginning of the prompt is
+    /// complete. `regular`: true if the position also has a regular block (stored in a run).
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
         let Self { bare, in_runs, .. } = self;
         let cover = self.at.get_or_insert_with(at, || {

@@ -27,7 +27,7 @@ pub(in crate::writer) struct Workers {
 /// Ranks of a worker: pairs of the data-parallel rank and the rank's number in this table. Most workers have one rank.
 type Worker = SmallVec<[(u32, u32); 2]>;
 
-/// Data of a worker's rank.
+/// Writer's data about one rank of a worker: its holders (caches), copies of blocks, and work done in steps.
 pub(in crate::writer) struct Rank {
     pub(in crate::writer) device: u32,
     /// Unique identifier of this registration of the rank, which no other rank has or had.
@@ -40,7 +40,7 @@ pub(in crate::writer) struct Rank {
     pub(in crate::writer) offloaded: OffloadedBlocks,
     /// Sum of the values that the rank's device blocks add to the rank's fingerprint.
     pub(in crate::writer) device_word: u64,
-    /// Number of times that each tier was cleared.
+    /// Number of times that each tier of the rank was cleared.
     pub(in crate::writer) clears: [u32; 4],
     /// View (set of tiers) that is being built in steps; None otherwise.
     pub(in crate::writer) new_view: Option<Box<NewView>>,
@@ -102,7 +102,7 @@ pub(in crate::writer) type Claims = [u32; 3];
 #[derive(Default)]
 pub(in crate::writer) struct OffloadedBlocks {
     by_name: Map<u64, Claims>,
-    /// Number of block hashes on each tier.
+    /// Number of block hashes that the rank has on each tier.
     tiers: [usize; 3],
     /// Sum of the values that the blocks on each tier add to the rank's fingerprint.
     words: [u64; 3],
@@ -201,7 +201,7 @@ impl Copies {
         self.by_name.get(&name).copied().unwrap_or(0)
     }
 
-    /// Adds a copy of a block.
+    /// Adds a copy of a block to the count.
     pub(in crate::writer) fn add(&mut self, name: u64) {
         let extra = self.by_name.get_or_insert_with(name, || 0);
         if *extra < u32::MAX {
@@ -221,12 +221,12 @@ impl Copies {
         true
     }
 
-    /// Removes all copies of a block but the first.
+    /// Removes all copies of a block but the first from the count.
     pub(in crate::writer) fn forget(&mut self, name: u64) {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
 
-    /// True if [`Self::sum`] is correct, for tests.
+    /// True if [`Self::sum`], the total number of copies, is correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.sum == self.by_name.iter().map(|(_, &extra)| u64::from(extra)).sum::<u64>() && self.by_name.is_counted()

@@ -15,7 +15,7 @@ use crate::raw::prefetch;
 use crate::spread::line_of;
 use crate::stats::step;
 
-/// Number of lines in a piece of memory.
+/// Number of a hash table's lines in one piece of memory.
 const PIECE: usize = 2048;
 /// Number of lines moved for each added or removed entry while a table shrinks. At this pace, an emptied table becomes
 /// as small as a new one.
@@ -330,7 +330,7 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// Frees a piece of memory; returns true if more are left. The table must not be searched afterwards.
+    /// Frees a piece of the table's memory; returns true if more are left. The table must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         for side in &mut self.sides {
             while let Some(piece) = side.pieces.pop() {

@@ -95,7 +95,7 @@ impl NameTable {
         debug_assert!(was_there);
     }
 
-    /// True if the table's counts are correct, for tests.
+    /// True if the table's counts of bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.slots.is_counted()

@@ -80,7 +80,7 @@ impl NameTableBuilder {
 #[derive(Default)]
 pub(in crate::writer) struct PlaceNames {
     names: Map<u32, Vec<u64>>,
-    /// Capacity of all lists, in block hashes.
+    /// Capacity of all lists of block hashes, as a number of block hashes.
     room: usize,
 }
 

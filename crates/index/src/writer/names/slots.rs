@@ -51,7 +51,7 @@ fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
 }
 
 impl Slots {
-    /// Creates an empty table.
+    /// Creates an empty hash table.
     pub(in crate::writer) fn new() -> Self {
         Self { lines: Lines::with_room_for(0, shift_for), len: 0 }
     }

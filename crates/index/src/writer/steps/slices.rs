@@ -24,9 +24,9 @@ const ROUNDS: usize = 16;
 
 /// Result of copying a slice of a rank's blocks.
 pub(crate) enum Slice {
-    /// Completion of the rank's copy.
+    /// Completion of the copy of the rank's blocks.
     Done,
-    /// Progress: more slices of the rank must be copied.
+    /// Progress: more slices of the rank's blocks must be copied.
     More,
     /// Failure, because all blocks of the rank have changed; the copy must be started again.
     Again,
