@@ -67,7 +67,7 @@ pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
     marks
 }
 
-/// Consecutive blocks that a rank holds, with their names and content hashes.
+/// Consecutive blocks that a rank holds, with their block hashes and content hashes.
 struct Part<'c> {
     parent: Option<BlockHash>,
     names: &'c [BlockHash],

@@ -29,7 +29,7 @@ pub struct Digest {
     pub site: String,
     /// True if the digest contains all marks of the site; false if it contains the changes since digest `seq` − 1.
     pub whole: bool,
-    /// Identifier of the publisher's life, the time between two of its restarts.
+    /// Identifier of the publisher's life, the time from one restart to the next.
     pub life: u64,
     /// Sequence number of the digest within the publisher's life. A whole digest has the number of the last changes
     /// that it includes.

@@ -116,7 +116,7 @@ impl Publisher {
     /// Updates the marks (prefix hashes) from the index, by copying the blocks of ranks in slices. Each slice stops the
     /// index's writers for less than a millisecond; `between` is called between two slices.
     ///
-    /// Ranks for which `usable` is false, because their streams are not trusted, count as empty.
+    /// Ranks for which `usable` is false, because their event streams are not trusted, count as empty.
     ///
     /// One rank per call, in turn, is copied even if its fingerprint has not changed: a fingerprint is computed from
     /// block hashes, and an engine may reuse a block hash for another block.

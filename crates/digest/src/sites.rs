@@ -55,7 +55,7 @@ struct SiteCounters {
     probes: AtomicU64,
 }
 
-/// Effect of a received digest on the index of sites.
+/// Effect of a received digest on the index of sites: applied, or ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestEffect {
     /// The digest was applied to the index of sites.
@@ -67,9 +67,9 @@ pub enum DigestEffect {
 /// Group of sites with equal bounds on the number of a prompt's leading blocks that they hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Minimum number of the prompt's leading blocks that each of the sites holds.
+    /// Minimum number of the prompt's leading blocks that each site of this group holds.
     pub at_least: u32,
-    /// Maximum number of the prompt's leading blocks that each of the sites holds.
+    /// Maximum number of the prompt's leading blocks that each site of this group holds.
     pub at_most: u32,
     /// Numbers of the sites in this group; [`Sites::name`] returns their names.
     pub sites: Vec<u32>,

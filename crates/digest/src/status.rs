@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-/// Counts since the index of sites was created, and present sizes.
+/// Counts of digests and lookups since the index of sites was created, and its present sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -78,7 +78,7 @@ impl Counts {
     }
 }
 
-/// State of a site, which determines if its claims count.
+/// State of a site, which determines if its claims (bounds on the blocks that it holds) count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Site with usable bounds on the number of a prompt's blocks that it holds.
@@ -99,7 +99,7 @@ pub struct SiteStatus {
     pub state: State,
     /// Time since the site's last digest.
     pub age: Duration,
-    /// Identifier of the life of the site's publisher, the time between two of its restarts.
+    /// Identifier of the life of the site's publisher, the time from one restart to the next.
     pub life: u64,
     /// Sequence number of the site's last digest.
     pub seq: u64,
@@ -128,7 +128,7 @@ const BELIEVED: f64 = 0.75;
 /// Number of lookups in which a doubted site would have been the best, for each probe of the site.
 pub(crate) const PROBE_EVERY: u32 = 32;
 
-/// Source of the knowledge which blocks a site really has.
+/// Source of the knowledge which blocks a site really has: its index or an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
     /// Answer of the site's exact index.

@@ -88,7 +88,7 @@ impl Table {
         }
     }
 
-    /// All marks (prefix hashes), each with the number of its set of sites.
+    /// All marks (prefix hashes) in the table, each with the number of its set of sites.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.shards.iter().flat_map(|shard| &shard.entries);
         entries.filter(|entry| entry.set != EMPTY).map(|entry| (entry.mark(), entry.set))
@@ -299,7 +299,7 @@ impl Sets {
         }
     }
 
-    /// Number of stored sets, each of two or more sites.
+    /// Number of stored sets of sites, each of two or more sites.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }
@@ -314,7 +314,7 @@ impl Sets {
     }
 }
 
-/// Positions of the bits that are set, in ascending order.
+/// Positions of the bits that are set in a bit mask, in ascending order.
 pub(crate) fn ones(bits: &Bits) -> impl Iterator<Item = usize> {
     bits.iter().enumerate().flat_map(|(at, &word)| {
         let mut word = word;

@@ -5,14 +5,14 @@ use std::ops::Range;
 
 use crate::types::{BlockHash, Event, Tier};
 
-/// Chain of a rank's blocks that the index keeps together.
+/// Chain of consecutive blocks of a rank that the index keeps together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopiedChain {
     /// Number of the run, the list of consecutive blocks in which the index keeps the chain. Chains of other ranks with
     /// the same number often have the same blocks, or more or fewer of them. This is only a hint, so compare the
     /// blocks.
     pub run: u32,
-    /// Block hash of the block before the first one; None at the start of a prompt.
+    /// Block hash of the block before the chain's first one; None at the start of a prompt.
     pub parent: Option<BlockHash>,
     /// Block hashes as given by the engine, in the order of the chain.
     pub names: Vec<BlockHash>,
@@ -41,7 +41,7 @@ pub struct CopiedBlock {
 /// Consecutive blocks of a rank with the same number of copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UniformChain {
-    /// Block hash of the block before the first one, which need not be known; None at the start of a prompt.
+    /// Block hash of the block before the chain's first one, which need not be known; None at the start of a prompt.
     pub parent: Option<BlockHash>,
     /// Block hashes as given by the engine, in the order of the chain.
     pub names: Vec<BlockHash>,

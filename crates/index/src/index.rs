@@ -55,7 +55,8 @@ pub struct BlockIndex {
 }
 
 impl BlockIndex {
-    /// Number of steps for one slice of [`dump_in_slices`](Self::dump_in_slices) that takes less than a millisecond.
+    /// Number of steps (each about the work to copy one block) for a slice of [`dump_in_slices`](Self::dump_in_slices)
+    /// that takes less than a millisecond.
     pub const SLICE: usize = 3 << 10;
 
     /// Creates an empty index.
@@ -216,8 +217,8 @@ impl BlockIndex {
         }
     }
 
-    /// Sizes and event counts of the index, after freeing memory like [`settle`](Self::settle). Writers wait for a time
-    /// that depends only on the number of ranks.
+    /// Sizes and event counts of the index, after freeing memory like [`settle`](Self::settle). During this call,
+    /// writers wait for a time that depends only on the number of ranks.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.settle();
@@ -284,7 +285,7 @@ impl BlockIndex {
         self.write(|writer| writer.most_own_at_once = blocks);
     }
 
-    /// True if the data about loadable blocks is consistent, for tests.
+    /// True if the data about loadable blocks (on other tiers and in pools) is consistent, for tests.
     pub fn is_loading_consistent(&self) -> bool {
         self.loading.read().is_consistent()
     }
@@ -398,7 +399,8 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// Events that store all blocks of one rank into an empty index, like those of [`dump`](Self::dump).
+    /// Events that store all blocks of one rank; applied to an empty index, they restore the blocks, like the events of
+    /// [`dump`](Self::dump).
     #[must_use]
     pub fn dump_rank(&self, worker: &str, rank: u32) -> Vec<Event> {
         self.changes().dump_rank(worker, rank)

@@ -158,7 +158,7 @@ impl Members {
         self.offloading == 0 && self.leaving == 0
     }
 
-    /// Name of the worker with this number; None if no worker has it.
+    /// Name of the worker with this number; None if no worker has the number.
     #[inline]
     pub(crate) fn worker(&self, number: u32) -> Option<&Arc<str>> {
         self.chunks.get(number as usize / CHUNK)?.names[number as usize % CHUNK].as_ref()
@@ -229,7 +229,7 @@ impl Roster {
         self.members.get(holder)
     }
 
-    /// Sets the entry of a holder (a rank's cache); None frees the number.
+    /// Sets the entry of a holder (a rank's cache) in the roster; None frees the holder's number.
     pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
         self.members.set(holder, member);
     }
@@ -244,7 +244,7 @@ impl Roster {
         self.members.leaving += 1;
     }
 
-    /// Uncounts a holder (a rank's cache) without a rank that is no longer in any set.
+    /// Removes from the count a holder (a rank's cache) without a rank, as the holder is no longer in any set.
     pub(crate) fn one_has_left(&mut self) {
         self.members.leaving -= 1;
     }

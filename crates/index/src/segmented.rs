@@ -22,7 +22,7 @@ const SEGMENT: usize = 1024;
 pub(crate) struct SegmentedTable<T> {
     segments: Vec<HashTable<T>>,
     len: usize,
-    /// Size of all segments in bytes, without the list of segments.
+    /// Size of all segments of the table in bytes, without the list of segments.
     bytes: usize,
 }
 
@@ -81,7 +81,7 @@ impl<T> SegmentedTable<T> {
         self.segments.get_mut(at)?.find_mut(hash, is_it)
     }
 
-    /// Inserts an entry that is not yet in the table.
+    /// Inserts an entry that is not yet in the table, under a hash.
     pub(crate) fn insert_unique(&mut self, hash: u64, it: T, hash_of: impl Fn(&T) -> u64) {
         if self.len >= self.segments.len() * SEGMENT {
             self.divide(&hash_of);
@@ -298,7 +298,7 @@ impl<T> ChunkedList<T> {
         self.chunks.iter().flatten()
     }
 
-    /// Elements from index `at` on, at most `count` of them.
+    /// Elements of the list from index `at` on, at most `count` of them.
     pub(crate) fn some_from(&self, at: usize, count: usize) -> impl Iterator<Item = &T> {
         let (first, skipped) = (at >> BITS, at % CHUNK);
         self.chunks.get(first..).into_iter().flatten().flatten().skip(skipped).take(count)

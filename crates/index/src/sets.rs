@@ -79,7 +79,7 @@ impl Members<'_> {
 pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
 
 impl NumberSet {
-    /// Creates an empty set with space for `words` words of 64 numbers each.
+    /// Creates an empty set of numbers with space for `words` words of 64 numbers each.
     #[inline]
     pub(crate) fn none_of(words: usize) -> Self {
         Self(SmallVec::from_elem(0, words))
@@ -102,7 +102,7 @@ impl NumberSet {
     }
 }
 
-/// Iterator over the positions of the bits set in a word, each plus a base.
+/// Iterator over the positions of the bits set in a word, each added to a base number.
 pub(crate) struct Bits {
     word: u64,
     base: u32,
@@ -165,13 +165,13 @@ pub(crate) struct Sets {
     /// reading a set.
     objects: HashTable<(u64, SetBox)>,
     secret: Secret,
-    /// Total size of all objects that contain the members of large sets, in bytes.
+    /// Total size of all objects that contain the members of large sets of holders, in bytes.
     set_bytes: usize,
     /// Objects of sets that nothing refers to any longer. The writer must free them once no reader can use them.
     pub(crate) dead: Vec<SetBox>,
-    /// Memory of freed sets, reused for the objects of new sets.
+    /// Memory of freed sets of holders, reused for the objects of new sets.
     pub(crate) spares: Spares<SetHead, u64>,
-    /// Buffer for the members of the set that is being looked up.
+    /// Buffer for the members of the set of holders that is being looked up.
     body: Vec<u64>,
     counted: CountedToken,
 }

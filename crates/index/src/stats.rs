@@ -89,7 +89,7 @@ pub(crate) fn step() {
     STEPS.with(|steps| steps.set(steps.get() + 1));
 }
 
-/// Number of steps that this thread counts during `work`, and the result of `work`.
+/// Number of steps of walks that this thread counts during `work`, and the result of `work`.
 #[cfg(all(test, not(loom)))]
 pub(crate) fn steps_of<T>(work: impl FnOnce() -> T) -> (usize, T) {
     let before = STEPS.with(std::cell::Cell::get);

@@ -128,7 +128,7 @@ pub enum Event {
         rank: u32,
         /// Tier on which the blocks were stored.
         tier: Tier,
-        /// Block hash of the block before the first one; `None` at the start of a prompt.
+        /// Block hash of the block before the stored chain's first one; `None` at the start of a prompt.
         parent: Option<BlockHash>,
         /// Block hashes as given by the engine, in the order of the chain.
         block_hashes: Vec<BlockHash>,

@@ -241,7 +241,7 @@ impl Candidates {
         self.weight[row] = weight;
     }
 
-    /// Replaces all rows by copies of rows of another table, given by their indexes.
+    /// Replaces all rows of this table by copies of rows of another table, given by their indexes.
     pub(crate) fn gather(&mut self, from: &Self, rows: &[u32]) {
         columns!(gather, self, from, rows,);
     }

@@ -16,16 +16,16 @@ pub struct Depths {
 /// Number of leading blocks of a prompt that one worker holds: on its device, with host memory, and on all tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Number of leading blocks on the device.
+    /// Number of leading blocks of the prompt on the device.
     pub device: u32,
-    /// Number of leading blocks on the device or in host memory; at least `device`.
+    /// Number of leading blocks of the prompt on the device or in host memory; at least `device`.
     pub host: u32,
-    /// Number of leading blocks on any tier; at least `host`.
+    /// Number of leading blocks of the prompt on any tier; at least `host`.
     pub any: u32,
 }
 
 impl Depths {
-    /// Depths of a prompt that was not looked up, as there is no index or the prompt has no hashes.
+    /// Value for a prompt that was not looked up, as there is no index or the prompt has no hashes.
     #[must_use]
     pub fn unknown() -> Self {
         Self::default()
@@ -37,13 +37,13 @@ impl Depths {
         self.known
     }
 
-    /// Removes all depths; afterwards, the prompt counts as not looked up.
+    /// Removes the block counts of all workers; afterwards, the prompt counts as not looked up.
     pub fn clear(&mut self) {
         self.begin();
         self.known = false;
     }
 
-    /// Removes all depths; afterwards, the prompt counts as looked up, with no block found.
+    /// Removes the block counts of all workers; afterwards, the prompt counts as looked up, with no block found.
     pub fn begin(&mut self) {
         self.rows.clear();
         self.pullable.clear();
@@ -109,7 +109,7 @@ impl Depths {
         self.rows.get(worker as usize).copied().unwrap_or_default()
     }
 
-    /// Removes the depths of a worker that has left, as its number may be given to another worker.
+    /// Removes the block counts of a worker that has left, as its number may be given to another worker.
     pub(crate) fn left(&mut self, worker: u32) {
         if let Some(depth) = self.rows.get_mut(worker as usize) {
             *depth = Depth::default();

@@ -45,7 +45,7 @@ pub struct Terms {
     /// Names of the terms, with their units, such as `ttft` or `delay to others`. The last one is the value by which
     /// candidates were compared.
     pub names: Vec<&'static str>,
-    /// Values of the terms: for each candidate in turn, one value for each name.
+    /// Values of the policy's terms: for each candidate in turn, one value for each name.
     pub values: Vec<f64>,
 }
 

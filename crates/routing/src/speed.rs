@@ -92,7 +92,7 @@ impl RunningMean {
 pub(crate) struct FleetSpeed {
     rate: RunningMean,
     step: RunningMean,
-    /// Number of samples since the speeds of all workers were last updated.
+    /// Number of samples of the fleet's speed since the speeds of all workers were last updated.
     pub(crate) fresh: u32,
     /// Number of speed samples that were ignored as outliers.
     pub(crate) left_out: u64,
@@ -114,7 +114,7 @@ impl FleetSpeed {
 pub(crate) struct Speed {
     rate: RunningMean,
     step: RunningMean,
-    /// Time in seconds at which the computation of the `done` tokens began.
+    /// Time, in seconds, at which the worker began to compute the `done` tokens.
     since: f64,
     done: f64,
     /// True if the number of tokens that the worker computes for a prompt is known. Otherwise the time until the first

@@ -91,7 +91,7 @@ pub struct SavedPool {
     pub blocks: Vec<SavedPoolBlock>,
 }
 
-/// Block of a pool: its block hash and its contents.
+/// Block of a pool, as saved in a snapshot: its block hash, content hash and prefix hash.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SavedPoolBlock {
     /// Block hash.

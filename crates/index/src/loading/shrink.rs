@@ -15,7 +15,7 @@ const SPARE: usize = 64;
 pub(super) struct AnnouncementOrder {
     /// Sequence number and block hash of each announcement. A block that was announced repeatedly has several entries.
     order: VecDeque<(u64, u64)>,
-    /// Sequence number of each block's last announcement, by block hash.
+    /// Sequence number of each block's last announcement in the pool, by block hash.
     last: Map<u64, u64>,
     next: u64,
 }
@@ -48,7 +48,7 @@ impl AnnouncementOrder {
 }
 
 impl PoolPart {
-    /// Records announcements of blocks, which are given in the order of their prompt.
+    /// Records announcements of a pool's blocks, given in the order of their prompt.
     pub(super) fn note_announced(&mut self, names: &[u64]) {
         if self.pool.room.is_none() {
             return;
@@ -110,7 +110,7 @@ impl LoadBook {
         self.pools.iter().map(|it| (it.pool.name.clone(), it.seen.len())).collect()
     }
 
-    /// Removes a block from a pool. Returns true if the pool had it.
+    /// Removes a block from a pool, a store that several engines load from. Returns true if the pool had the block.
     pub(super) fn take_from_pool(&mut self, pool: u32, name: u64) -> bool {
         let it = &mut self.pools[pool as usize];
         if it.seen.remove(&name).is_none() {

@@ -82,7 +82,7 @@ impl<'i, W: Send + Sync> WalkResult<'i, W> {
         unsafe { self.who.get(&self.guard) }
     }
 
-    /// Greatest depth in blocks; 0 if no holder (a rank's cache) was found.
+    /// Greatest depth (number of leading blocks) that any holder (a rank's cache) reaches; 0 if no holder was found.
     #[inline]
     pub(crate) fn deepest(&self) -> u32 {
         self.reaches.last().map_or(0, |reach| reach.depth)

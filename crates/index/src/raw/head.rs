@@ -53,7 +53,7 @@ const HAS_CHILDREN: u32 = 0x100;
 #[repr(C, align(64))]
 pub(crate) struct RunHead {
     pub(crate) id: u32,
-    /// Number of the run of blocks that this one continues, 0 for none.
+    /// Number of the run of blocks that this run continues, 0 for none.
     pub(crate) parent: u32,
     /// Number of the parent run's blocks after which this run of blocks continues the parent.
     pub(crate) fork: u32,

@@ -140,7 +140,7 @@ impl Words {
         self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
     }
 
-    /// Copies all words, the levels and flags of a run of blocks, from another head.
+    /// Copies all words of the levels and flags of a run of blocks from another head of the run.
     #[inline]
     pub(super) fn copy(&self, from: &Self) {
         self.info.store(from.info.load(Ordering::Relaxed), Ordering::Relaxed);

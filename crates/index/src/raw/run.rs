@@ -171,7 +171,7 @@ impl Run {
         new
     }
 
-    /// Address of the head of the run of blocks, stored in the table of child runs.
+    /// Address of the head of this run of blocks, as stored in the table of child runs.
     pub(super) fn address(&self) -> u64 {
         self.head.as_ptr().expose_provenance() as u64
     }

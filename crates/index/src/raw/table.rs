@@ -173,7 +173,7 @@ impl Table {
         meta.store(now - ONE_OVERFLOW, Ordering::Release);
     }
 
-    /// Replaces the value `old` by `new`; returns true if `old` was in the table.
+    /// Replaces the value `old` under a hash by `new`; returns true if `old` was in the table.
     pub(crate) fn replace(&self, hash: u64, old: u64, new: u64, _writer: &mut WriterToken) -> bool {
         self.at(hash, old).is_some_and(|(line, slot, _)| {
             self.lines[line].slots[slot].store(new, Ordering::Release);
@@ -181,7 +181,7 @@ impl Table {
         })
     }
 
-    /// Removes a value; returns true if it was in the table.
+    /// Removes a value under a hash; returns true if the value was in the table.
     pub(crate) fn remove(&self, hash: u64, value: u64, _writer: &mut WriterToken) -> bool {
         let Some((line, slot, distance)) = self.at(hash, value) else { return false };
         let meta = &self.lines[line].meta;

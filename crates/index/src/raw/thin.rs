@@ -141,14 +141,14 @@ impl<'p, H, T> ThinRef<'p, H, T> {
 
 /// Freed boxes that no reader uses any longer, kept to be reused: most new boxes are as large as one that was freed.
 pub(crate) struct Spares<H, T: Copy> {
-    /// Freed boxes, by their capacity in steps of `CLASS` items.
+    /// Freed boxes that are kept for reuse, by their capacity in steps of `CLASS` items.
     classes: Vec<Vec<ThinBox<H, T>>>,
     bytes: usize,
 }
 
 /// Largest number of different capacities of freed boxes that are kept for reuse.
 const MOST_CLASSES: usize = 64;
-/// Largest total size of the freed boxes that are kept, in bytes.
+/// Largest total size of the freed boxes that are kept for reuse, in bytes.
 const MOST_BYTES: usize = 64 << 10;
 
 impl<H, T: Copy> Spares<H, T> {

@@ -25,7 +25,7 @@ pub(crate) const MAX_RUN: usize = 1 << 16;
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
 
-/// Writer's data about a run of blocks, in addition to the data for readers.
+/// Writer's data about a run of blocks, in addition to the data that readers access.
 struct Entry {
     /// Run of blocks with this number; None if the number is unused.
     run: Option<Run>,
@@ -189,13 +189,13 @@ impl Runs {
         self.get_mut(at.run).set_name(at.offset as usize, name);
     }
 
-    /// Place in the parent run where a run of blocks continues it.
+    /// Place in the parent run (run and number of blocks) after which a run of blocks continues its parent.
     pub(crate) fn origin(&self, id: u32) -> Place {
         let head = self.get(id).head();
         Place { run: head.parent, blocks: head.fork }
     }
 
-    /// Position of the preceding block; None for the first block of a prompt.
+    /// Position (run of blocks and offset) of the preceding block; None for the first block of a prompt.
     pub(crate) fn parent(&self, at: Position) -> Option<Position> {
         match at.offset {
             0 => self.origin(at.run).before(),

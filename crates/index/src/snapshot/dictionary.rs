@@ -8,7 +8,7 @@ use kvatlas_codec::{Cursor, put_varint, put_words};
 use crate::copied::CopiedChain;
 use crate::types::BlockHash;
 
-/// Approximate number of blocks in a section of the dictionary.
+/// Approximate number of blocks in a section of a snapshot that contains a part of the dictionary of blocks.
 const BLOCKS_A_SECTION: usize = 1 << 18;
 /// Largest number of stored chains that a new chain of the same run of blocks is compared with. There are more only if
 /// engines use block hashes of their own.
@@ -32,7 +32,7 @@ pub struct Entry {
     pub start: usize,
     /// Number of blocks in the chain.
     pub blocks: usize,
-    /// Block hash of the block before the first one; None at the start of a prompt.
+    /// Block hash of the block before the chain's first one; None at the start of a prompt.
     pub parent: Option<BlockHash>,
 }
 
@@ -48,7 +48,7 @@ pub struct Piece {
 }
 
 impl Dictionary {
-    /// Parent, block hashes and content hashes of a part of a chain.
+    /// Parent's block hash, block hashes and content hashes of a part of a chain.
     #[must_use]
     pub fn get(&self, piece: Piece) -> (Option<BlockHash>, &[BlockHash], &[u64]) {
         let entry = self.chains[piece.entry];
@@ -114,7 +114,7 @@ impl DictionaryWriter {
         self.entries.iter().map(|entry| entry.names.len() as u64).sum()
     }
 
-    /// Payloads of the dictionary's sections, of kind `BLOCKS`, in order.
+    /// Payloads of the snapshot's sections that contain the dictionary, of kind `BLOCKS`, in order.
     pub fn sections(&self) -> impl Iterator<Item = Vec<u8>> {
         let mut rest = &self.entries[..];
         std::iter::from_fn(move || {

@@ -46,7 +46,7 @@ pub(crate) struct Writer {
     pub(super) leaving: Departures,
     /// Number of blocks of all holders (ranks' caches) whose chain to the beginning of the prompt is incomplete.
     pub(super) waiting: usize,
-    /// Number of blocks not yet stored of all stores whose first part has been applied.
+    /// Number of blocks still to be stored by those store events that have been applied in part.
     pub(super) promised: usize,
     /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
     pub(super) coming: usize,
@@ -181,7 +181,7 @@ impl Writer {
         }
     }
 
-    /// True if there is memory to free that no reader can use any longer.
+    /// True if there is unlinked memory that can be freed, as no reader can use it any longer.
     pub(super) fn has_garbage(&self) -> bool {
         self.trash.is_ready()
     }

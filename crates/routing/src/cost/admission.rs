@@ -26,7 +26,7 @@ const HOLDS: f64 = 0.02;
 #[derive(Debug, Clone, Copy)]
 struct QueuedRequest {
     number: u64,
-    /// Number of prompt tokens to compute; `prefill`: seconds that computing them was expected to take.
+    /// Number of the request's prompt tokens to compute. `prefill`: seconds that computing them was expected to take.
     uncached: f64,
     prefill: f64,
     blocks: f64,
@@ -61,7 +61,7 @@ struct Area {
 /// This router's requests at one worker, with the statistics of their speed.
 #[derive(Debug, Default)]
 pub(super) struct Engine {
-    /// Requests without a first token, in the order in which they were sent.
+    /// Requests at the worker without a first token, in the order in which they were sent.
     queue: VecDeque<QueuedRequest>,
     running: Vec<RunningRequest>,
     /// Number of blocks of all requests, in the queue and running. `first_tokens` (times of the first tokens) and
@@ -87,7 +87,7 @@ pub(super) struct Engine {
 pub(super) struct Cache {
     /// Capacity of the engine's cache in blocks; infinite if unknown.
     pub(super) room: f64,
-    /// Number of blocks in use by prompts, including requests of other routers.
+    /// Number of blocks of the cache that prompts use, including requests of other routers.
     pub(super) used: f64,
     pub(super) block_size: f64,
     /// Number of prompt tokens that the engine computes per second.
@@ -105,7 +105,7 @@ pub(super) struct Cache {
 /// Forecast for the requests at an engine, assuming that no further request arrives.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Forecast {
-    /// Seconds until all prompts now at the engine are computed, if the first of them is not late; `begun`: seconds
+    /// Seconds until all prompts now at the engine are computed, if the first of them is not late. `begun`: seconds
     /// until the last of them starts.
     pub(super) computed: f64,
     begun: f64,
@@ -118,7 +118,7 @@ pub(super) struct Forecast {
 }
 
 impl Engine {
-    /// Adds a request that is sent to the engine, to the end of its queue.
+    /// Adds a request that was sent to the engine, at the end of the engine's queue.
     pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, most: Option<f64>, tail: Tail) {
         *self.foreseen.get_mut() = None;
         self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, most, tail });
@@ -235,7 +235,7 @@ impl Engine {
             || self.running.len() as f64 >= cache.limit
     }
 
-    /// Records if the first request of the queue cannot start for lack of room.
+    /// Records if the first request of the engine's queue cannot start for lack of room.
     pub(super) fn look(&mut self, cache: &Cache, step: f64, now: f64) {
         self.blocked = self.blocked || self.is_blocked(cache, step, now);
     }

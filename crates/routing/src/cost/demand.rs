@@ -12,7 +12,7 @@
 //! share, with the variance of a sum of independent arrivals. `P` is the probability that no space is left for another
 //! request.
 
-/// Time constant of the exponential decay of the count of arrivals, in seconds.
+/// Time constant of the exponential decay of the count of arriving requests, in seconds.
 const ARRIVALS: f64 = 60.0;
 /// Time constant of the exponential decay in the averages of requests' cache shares and durations, in seconds.
 const SHARES: f64 = 600.0;

@@ -27,7 +27,8 @@ const COLD: f64 = 0.1;
 /// Weight of a request that an engine reports as waiting and that this router did not send, relative to the mean
 /// waiting request of this router.
 const FOREIGN: f64 = 0.5;
-/// Weight of a second by which further requests with the same prompt make an answer longer.
+/// Weight of a second by which further requests with the same prompt, sent at about the same time, make an answer
+/// longer.
 const BURST: f64 = 0.3;
 /// Weight of the eviction caused by a token copied from another engine, relative to a computed token. The source engine
 /// keeps its copy as long as any other block, so a copied prompt occupies twice the space, and more with each further
@@ -239,8 +240,8 @@ impl Harm {
         self.at_least() + self.beside
     }
 
-    /// Lower bound of the cost: the sum of all terms except `beside`. Unlike the whole cost, this sum never shrinks if
-    /// a time in the forecast grows.
+    /// Lower bound of the candidate's cost: the sum of all terms except `beside`, the delay of prompts computed in the
+    /// same step. Unlike the whole cost, this sum never shrinks if a time in the forecast grows.
     #[inline]
     pub(super) fn at_least(&self) -> f64 {
         self.wait + self.room + self.transfer + self.prefill + self.others + self.later + self.evict + self.taken

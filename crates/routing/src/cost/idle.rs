@@ -19,7 +19,7 @@ const CLASSES: usize = 9;
 const LONGEST: f64 = 2.56;
 /// Factor by which the counts of earlier pauses (between an answer and the next prompt) shrink with each new pause.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Number of prompts without a continuation that is assumed at the beginning.
+/// Number of prompts that are assumed at the beginning to have had no continuation.
 const PRIOR: f64 = 8.0;
 /// Seconds after its last query for which a request that continues an idle prompt counts as waiting in the router;
 /// waiting requests are queried more often than this.
@@ -35,7 +35,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// Adds a pause in seconds; infinite if no prompt continued the answer.
+    /// Adds a pause between an answer and the next prompt, in seconds; infinite if no prompt continued the answer.
     fn add(&mut self, seconds: f64) {
         for count in self.classes.iter_mut().chain([&mut self.never]) {
             *count *= KEPT;
@@ -44,7 +44,7 @@ impl Pauses {
         *self.classes.get_mut(class).unwrap_or(&mut self.never) += 1.0;
     }
 
-    /// Probability that a continuation comes within the next `within` seconds, if none came for `idle` seconds.
+    /// Probability that an idle prompt is continued within the next `within` seconds, if it was not for `idle` seconds.
     fn chance(&self, idle: f64, within: f64) -> f64 {
         1.0 - self.longer(idle + within) / self.longer(idle)
     }
@@ -132,7 +132,8 @@ struct Matches {
 }
 
 impl IdlePrompts {
-    /// Records the end of a request. `blocks`: number of its blocks that no other request used.
+    /// Records the end of a request, whose prompt becomes idle. `blocks`: number of its blocks that no other request
+    /// used.
     pub(super) fn ended(&mut self, worker: u32, tail: Tail, blocks: f64, now: f64) {
         let at = worker as usize;
         if self.shelves.len() <= at {

@@ -22,7 +22,7 @@ const FULL: f64 = 0.9;
 /// Delay of further requests by a late prompt at the head of an engine's queue, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Delay {
-    /// Seconds by which a request sent to the engine is expected to start later.
+    /// Seconds by which a request sent to the engine is expected to start later because of the late prompt.
     pub(super) cost: f64,
     /// Part of the delay, in seconds, that is a reason to keep a request waiting in the router.
     pub(super) held: f64,

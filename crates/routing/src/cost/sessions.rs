@@ -15,7 +15,8 @@ const MOST: usize = 1 << 15;
 const SHORTEST: f64 = 1.0;
 /// Number of classes in the histogram of pauses between a session's requests.
 const CLASSES: usize = 13;
-/// Quantile of the pauses between a session's requests after which the session counts as over.
+/// Quantile (share) of the pauses between a session's requests: after a pause that exceeds this share of all pauses,
+/// the session counts as over.
 const NEARLY_ALL: f64 = 0.95;
 /// Seconds without a request after which a session counts as over, while few pauses are known; `LEAST`: lower limit in
 /// seconds once they are known.

@@ -6,7 +6,7 @@
 
 /// Factor by which a time must differ from the engine's mean to be ignored as an outlier.
 const STRAY: f64 = 3.0;
-/// Factor by which the weight of earlier samples shrinks with each new one.
+/// Factor by which the weight of earlier samples of answers' speeds shrinks with each new sample.
 const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
 /// Units in which load is measured (requests, tokens), so that both have similar magnitudes in the regression.
 const UNITS: [f64; 2] = [16.0, 200_000.0];
@@ -30,7 +30,7 @@ pub(super) struct Load {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slowness {
     weight: f64,
-    /// Sums over the samples: loads (`x`), relative times (`y`), and their products.
+    /// Sums over the samples: loads of an engine (`x`), relative times between tokens (`y`), and their products.
     x: [f64; 2],
     y: f64,
     xx: f64,

@@ -19,7 +19,7 @@ const SESSIONS: usize = 1 << 16;
 /// client can also end its session (`POST /finish_session`), which this policy does not support.
 pub(super) struct StickyLeastLoaded {
     idle: f64,
-    /// Worker of each session, and the time of its last request in seconds.
+    /// Worker of each session, and the time of the session's last request in seconds.
     sessions: HashMap<u64, (u32, f64)>,
     /// Number of sessions of each worker.
     counts: HashMap<u32, usize>,

@@ -17,7 +17,7 @@ pub enum Order {
     LeastWork,
 }
 
-/// Upper limit of settings that have no upper limit of their own.
+/// Upper limit of those numeric settings that need no particular limit.
 const MOST: f64 = 1e9;
 
 /// Declares the settings, each with its documentation, name, type, default, and the range that [`Config::from_options`]
@@ -57,7 +57,7 @@ macro_rules! settings {
                 Ok(())
             }
 
-            /// Names and values of all settings that are numbers.
+            /// Names and values of all settings that are numbers, in the order of their declaration.
             pub fn numbers(&self) -> impl Iterator<Item = (&'static str, f64)> {
                 [$((stringify!($name), self.$name as f64)),+].into_iter()
             }

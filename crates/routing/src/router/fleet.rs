@@ -39,7 +39,7 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    /// True if the worker joined the fleet while other workers were busy.
+    /// True if the worker joined the fleet at a time when other workers were busy.
     pub(super) late: bool,
     /// Number of requests that had been placed in the fleet when this worker joined.
     pub(super) joined_at: u64,

@@ -17,7 +17,7 @@ use crate::router::request_changes::{PeerRequest, RequestChanges, RequestReport,
 
 /// Largest number of requests of other routers that are kept.
 const MOST: usize = 1 << 17;
-/// Size of a request in a report in addition to its prompt's blocks, as a number of blocks.
+/// Number of blocks that a request counts as in the size of a report, in addition to the blocks of its prompt.
 const BLOCKS_PER_REQUEST: usize = 16;
 
 impl Router {

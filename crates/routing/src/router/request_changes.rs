@@ -97,7 +97,7 @@ pub(super) struct PeerRequest {
 /// Time at which a prompt that leaves a worker's queue was computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum ComputeTime {
-    /// Current time, at which the prompt's first token has arrived.
+    /// Present time, at which the prompt's first token has arrived.
     Now,
     /// Some time since the prompt was sent, as its whole answer has arrived at once.
     Before { sent: f64 },
@@ -126,7 +126,7 @@ pub(super) struct ExpectedBlocks {
 }
 
 impl ExpectedBlocks {
-    /// Sets all values to 0, for the given number of workers.
+    /// Sets the block counts of all workers to 0, for the given number of workers.
     pub(super) fn clear(&mut self, workers: usize) {
         for column in [&mut self.held, &mut self.used] {
             column.clear();

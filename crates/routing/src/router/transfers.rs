@@ -9,7 +9,7 @@ use crate::router::outcome::{PullSource, Transfer, TransferAction, WorkerId};
 use crate::router::{Reservation, Router};
 use crate::transfers::{Guards, Kind, Line, Priors, Transfers};
 
-/// Measured cost of one kind of transfer to a worker.
+/// Measured cost of one kind of transfer (load or pull of blocks) to a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransferCost {
     /// Kind of the transfer, by the source of the blocks: "host" for the worker's own host memory; "far" for its disks
@@ -21,7 +21,7 @@ pub struct TransferCost {
     pub source: Option<WorkerId>,
     /// Duration of the transfer in seconds, as a linear function of the number of tokens.
     pub line: Line,
-    /// Number of samples; with few samples, the cost of the whole fleet is used.
+    /// Number of measured transfers; with few of them, the cost of the whole fleet is used.
     pub samples: usize,
     /// Seconds for which pulls of blocks between the two workers remain suspended; 0 if they are not suspended.
     pub out: f64,

@@ -108,7 +108,7 @@ pub(super) struct Aim {
     /// request.
     pub(super) asked: u64,
     pub(super) again: f64,
-    /// Number of prompt tokens that the worker would have to compute.
+    /// Number of the request's prompt tokens that the worker would have to compute.
     pub(super) tokens: f64,
 }
 
@@ -256,7 +256,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Removes a worker that has left, as its number may be given to another worker.
+    /// Removes a worker that has left from the queue's data, as its number may be given to another worker.
     pub(super) fn left(&mut self, worker: WorkerId) {
         for lane in self.lanes.values_mut() {
             if let Some(allowed) = &mut lane.allowed {

@@ -147,7 +147,7 @@ impl MovedTokens {
         self.has_arrived = true;
     }
 
-    /// Records that the answer arrives all at once, without a visible first token.
+    /// Records that the answer of the request will arrive all at once, without a visible first token.
     pub(crate) fn comes_whole(&mut self) {
         self.comes_whole = true;
     }

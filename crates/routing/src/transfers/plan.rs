@@ -69,7 +69,8 @@ struct OwnWay {
     /// Cost of the best way without pulling ([`OwnWay::best`]), in weighted seconds.
     least: f64,
     usable: u32,
-    /// Weighted seconds to compute a block; `queue`: seconds until the engine would start the request.
+    /// Weighted seconds in which the worker computes a block. `queue`: seconds until the engine would start the
+    /// request.
     block: f64,
     queue: f64,
 }

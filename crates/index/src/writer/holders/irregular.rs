@@ -29,7 +29,7 @@ pub(crate) struct IrregularBlocks {
     at: Map<Position, IrregularCover>,
     /// Number of positions with reachable irregular blocks (kept outside runs of blocks) in each run.
     in_runs: Map<u32, u32>,
-    /// Number of blocks whose chain to the beginning of the prompt is incomplete.
+    /// Number of irregular blocks whose chain to the beginning of the prompt is incomplete.
     unlinked: usize,
     /// Number of positions (runs of blocks and offsets) in `at` that have no regular block (stored in a run).
     bare: usize,
@@ -49,7 +49,8 @@ fn room(siblings: &Siblings) -> usize {
 pub(crate) struct IrregularBlock {
     pub(crate) parent: Option<u64>,
     pub(crate) content: u64,
-    /// Position of the block; None if its chain to the beginning of the prompt is incomplete.
+    /// Position (run of blocks and offset) of the block; None if its chain to the beginning of the prompt is
+    /// incomplete.
     pub(crate) at: Option<Position>,
     /// Index of the block in the list of the blocks that continue its parent.
     sibling: u32,
@@ -64,9 +65,9 @@ impl IrregularBlock {
 /// Irregular blocks of a holder (a rank's cache) at one position, with or without a regular block (stored in a run)
 /// there.
 struct IrregularCover {
-    /// Number of irregular blocks (kept outside runs of blocks) at the position; at least 1.
+    /// Number of irregular blocks (kept outside runs of blocks) at this position; at least 1.
     blocks: u32,
-    /// True if a regular block (stored in a run) is at the position too.
+    /// True if a regular block (stored in a run) is at the same position too.
     regular: bool,
 }
 
@@ -89,12 +90,12 @@ impl IrregularBlocks {
         self.blocks.len()
     }
 
-    /// Number of blocks whose chain to the beginning of the prompt is incomplete.
+    /// Number of irregular blocks whose chain to the beginning of the prompt is incomplete.
     pub(crate) fn unlinked(&self) -> usize {
         self.unlinked
     }
 
-    /// Number of positions with irregular blocks (kept outside runs of blocks) and no regular block.
+    /// Number of positions (runs of blocks and offsets) with irregular blocks (kept outside runs) and no regular block.
     pub(crate) fn bare(&self) -> usize {
         self.bare
     }
@@ -109,18 +110,18 @@ impl IrregularBlocks {
         self.blocks.get(&name)
     }
 
-    /// True if irregular blocks (kept outside runs of blocks) are at any position of a run.
+    /// True if any position of a run has irregular blocks (kept outside runs of blocks).
     #[inline]
     pub(crate) fn is_in(&self, run: u32) -> bool {
         self.in_runs.contains_key(&run)
     }
 
-    /// True if irregular blocks (kept outside runs of blocks) are at a position.
+    /// True if a position (run of blocks and offset) has irregular blocks (kept outside runs).
     pub(crate) fn covers(&self, at: Position) -> bool {
         self.at.contains_key(&at)
     }
 
-    /// True if irregular blocks (kept outside runs of blocks), but no regular block, are at a position.
+    /// True if a position (run of blocks and offset) has irregular blocks (kept outside runs), but no regular block.
     #[inline]
     pub(crate) fn covers_alone(&self, at: Position) -> bool {
         self.at.get(&at).is_some_and(|cover| !cover.regular)
@@ -148,7 +149,7 @@ impl IrregularBlocks {
         Some(block)
     }
 
-    /// Removes and returns the block with this block hash; None if there is none.
+    /// Removes and returns the irregular block with this block hash; None if there is none.
     pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.take(name)?;
         if let Some(parent) = block.parent {
@@ -157,15 +158,15 @@ impl IrregularBlocks {
         Some(block)
     }
 
-    /// Removes the blocks that continue the block `name`; returns them with their block hashes.
+    /// Removes the irregular blocks that continue the block `name`; returns them with their block hashes.
     pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
         let Some(children) = self.children.remove(&name) else { return Vec::new() };
         self.room -= room(&children);
         children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
     }
 
-    /// Removes the only block that continues the block `name`; returns it with its block hash. None if there is not
-    /// exactly one.
+    /// Removes the only irregular block that continues the block `name`; returns it with its block hash. None if there
+    /// is not exactly one.
     pub(in crate::writer) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
         let &[child] = self.children.get(&name)?.as_slice() else { return None };
         let siblings = self.children.remove(&name)?;
@@ -185,7 +186,7 @@ impl IrregularBlocks {
         cover.blocks += 1;
     }
 
-    /// Records that a position no longer has a regular block (stored in a run).
+    /// Records that a position (run of blocks and offset) no longer has a regular block (stored in the run).
     pub(crate) fn lose_regular(&mut self, at: Position) {
         if let Some(cover) = self.at.get_mut(&at)
             && std::mem::take(&mut cover.regular)

@@ -198,12 +198,12 @@ impl Holder {
         Some((block.parent, block.content))
     }
 
-    /// Number of blocks whose chain to the beginning of the prompt is incomplete.
+    /// Number of the holder's blocks whose chain to the beginning of the prompt is incomplete.
     pub(crate) fn unlinked(&self) -> usize {
         self.irregular.as_ref().map_or(0, |irregular| irregular.unlinked()) + self.in_branches() as usize
     }
 
-    /// Number of blocks in branches, the large groups after missing blocks.
+    /// Number of the holder's blocks in branches, the large groups after missing blocks.
     pub(super) fn in_branches(&self) -> u64 {
         self.branches.as_ref().map_or(0, |branches| branches.blocks())
     }
@@ -259,7 +259,7 @@ pub(super) struct ListCleanup {
     /// Index of the next entry of the list of runs to check. `kept`: number of entries that were kept so far.
     pub(super) next: usize,
     pub(super) kept: usize,
-    /// Runs of blocks that were kept so far, as a bit mask.
+    /// Runs of blocks that the clean-up of the list has kept so far, as a bit mask.
     pub(super) seen: Vec<u64>,
 }
 
@@ -268,7 +268,7 @@ impl ListCleanup {
         size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
     }
 
-    /// Records a run of blocks as kept; returns true if it was not kept before.
+    /// Records a run of blocks as kept in the list; returns true if it was not recorded before.
     pub(super) fn is_first(&mut self, run: u32) -> bool {
         let (word, bit) = (run as usize / 64, 1 << (run % 64));
         if self.seen.len() <= word {
@@ -379,7 +379,7 @@ pub(crate) struct Watch {
     pub(in crate::writer) id: u64,
     /// Holders of the rank's narrowest and widest views (sets of tiers): its device, and all its tiers.
     pub(in crate::writer) holders: [u32; 2],
-    /// Block hashes changed since they were last fetched by `Writer::take_touched`.
+    /// Block hashes of the rank that changed since they were last fetched by `Writer::take_touched`.
     pub(in crate::writer) touched: HashSet<u64>,
     /// True if all block hashes of the rank changed, so that the copy is worthless.
     pub(in crate::writer) over: bool,

@@ -35,7 +35,7 @@ pub(in crate::writer) struct Rank {
     /// Holders (the rank's caches) of the views (sets of tiers) wider than the device: including host memory, disk and
     /// external storage. None until the tier is used.
     pub(in crate::writer) wider: [Option<u32>; 3],
-    /// Numbers of copies on the device, without the first copy of each block.
+    /// Numbers of copies of the rank's blocks on the device, without the first copy of each block.
     pub(in crate::writer) copies: Copies,
     pub(in crate::writer) offloaded: OffloadedBlocks,
     /// Sum of the values that the rank's device blocks add to the rank's fingerprint.
@@ -54,7 +54,7 @@ pub(in crate::writer) struct Rank {
 /// View (set of tiers) of a rank that is being built in steps: its holder (a rank's cache), and the blocks still to be
 /// added.
 pub(in crate::writer) struct NewView {
-    /// Index of the view (set of tiers) in the rank's field `wider`.
+    /// Index, in the rank's field `wider`, of the view (set of tiers) that is being built.
     pub(in crate::writer) number: usize,
     pub(in crate::writer) holder: u32,
     /// Holder (a rank's cache) of the next narrower view (set of tiers), whose blocks are added first.
@@ -63,9 +63,10 @@ pub(in crate::writer) struct NewView {
     pub(in crate::writer) runs: OrderedRuns,
     /// Run of blocks that is being added, and the number of its blocks that were added so far.
     pub(in crate::writer) at: Option<(u32, u32)>,
-    /// Block hashes that are still to be looked up and added.
+    /// Block hashes that are still to be looked up and added to the view (set of tiers).
     pub(in crate::writer) names: Vec<u64>,
-    /// Block hashes that changed meanwhile, and must be looked up (again) at the end.
+    /// Block hashes that changed while the view (set of tiers) was being built, and must be looked up (again) at the
+    /// end.
     pub(in crate::writer) touched: HashSet<u64>,
     pub(in crate::writer) rounds: usize,
 }
@@ -113,7 +114,7 @@ impl OffloadedBlocks {
         self.by_name.len()
     }
 
-    /// Number of block hashes that have copies on the tier with this index.
+    /// Number of block hashes with copies on the tier that has this index.
     pub(in crate::writer) fn on(&self, tier: usize) -> usize {
         self.tiers[tier]
     }
@@ -294,7 +295,7 @@ impl Workers {
         self.books.get_mut(rank as usize)?.as_mut()
     }
 
-    /// Registers a rank of a worker; returns its number in this table.
+    /// Registers a rank of a worker; returns the rank's number in this table.
     pub(in crate::writer) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
         let rank = self.free.pop().unwrap_or_else(|| {
             if self.books.len() == self.books.capacity() {

@@ -20,7 +20,7 @@ const PIECE: usize = 2048;
 /// Number of lines moved for each added or removed entry while a table shrinks. At this pace, an emptied table becomes
 /// as small as a new one.
 const SHRINKING_PACE: usize = 2;
-/// Number of lines that are prefetched before they are moved.
+/// Number of lines that are prefetched before their entries are moved.
 const AHEAD: usize = 8;
 /// Number of lines up to which the entries of a table are moved in one step, as entries are unevenly distributed over
 /// few lines.
@@ -71,7 +71,7 @@ pub(in crate::writer) struct LineMove<'t, L> {
     /// lines of the piece, continuing at its first line after the last one.
     pub(in crate::writer) piece: &'t mut [L],
     pub(in crate::writer) at: usize,
-    /// Lowest hash that belongs to the line; `last`: the highest one.
+    /// Lowest hash that belongs to the line. `last`: highest hash that belongs to it.
     pub(in crate::writer) first: u64,
     pub(in crate::writer) last: u64,
     /// Number of the line within its side (one of the table's two sets of lines), which has `lines` lines.
@@ -96,7 +96,7 @@ impl<L: Line> Side<L> {
         (line / PIECE, line % PIECE)
     }
 
-    /// Piece of memory for a hash, and index of the hash's line within the piece.
+    /// Piece of memory that contains the line of a hash, and index of this line within the piece.
     #[inline]
     pub(in crate::writer) fn of(&self, hash: u64) -> (&[L], usize) {
         let (piece, at) = Self::place(line_of(hash, self.lines));
@@ -157,13 +157,13 @@ pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     Some(stretch.checked_shl(u64::BITS - power).unwrap_or(0) + within)
 }
 
-/// Smallest possible number of lines that is at least `lines`.
+/// Smallest number of lines that a table can have and that is at least `lines`.
 fn at_least(lines: usize) -> usize {
     let power = lines.next_power_of_two();
     if lines <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// Largest possible number of lines that is less than `lines`.
+/// Largest number of lines that a table can have and that is less than `lines`.
 fn fewer(lines: usize) -> usize {
     if lines.is_power_of_two() { (lines / 4 * 3).max(1) } else { lines / 3 * 2 }
 }
@@ -249,7 +249,8 @@ impl<L: Line> Lines<L> {
         !self.is_moving() && len + more <= self.room() && !self.is_too_large_for(len + more)
     }
 
-    /// True if the next smaller number of lines would still be at least two fifths empty.
+    /// True if a table with `len` entries would still be at least two fifths empty with the next smaller number of
+    /// lines.
     #[inline]
     fn is_too_large_for(&self, len: usize) -> bool {
         len * 5 < self.room() * 2 && self.sides[UPPER].lines > 1

@@ -25,7 +25,7 @@ struct Line {
     /// Block hashes in the line; [`NO_NAME`] in an empty slot.
     names: [u64; SLOTS],
     numbers: [u32; SLOTS],
-    /// Number of entries that are in later lines because this line was full.
+    /// Number of the line's entries that are in later lines because this line was full.
     overflow: u32,
 }
 

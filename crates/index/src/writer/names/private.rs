@@ -21,7 +21,7 @@ pub(crate) struct PrivateNames {
 
 /// Progress of building the table of block hashes by position (run of blocks and offset).
 struct TableBuilder {
-    /// Place in the table of block hashes at which to continue.
+    /// Place in the holder's table of block hashes at which to continue.
     next: u64,
     places: Box<PlaceNames>,
 }
@@ -65,7 +65,7 @@ impl NameTableBuilder {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
     }
 
-    /// Removes these block hashes, as far as they are in the table.
+    /// Removes block hashes from the table, as far as they are in it.
     pub(in crate::writer) fn forget(&mut self, names: &[u64]) {
         let table = &mut self.names.table;
         for &name in names.iter().filter(|name| **name != NO_NAME) {

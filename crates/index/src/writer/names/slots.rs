@@ -34,7 +34,7 @@ fn shift_for(lines: usize) -> u32 {
     u64::BITS - BITS - first_bit
 }
 
-/// Tag of a hash: 15 of its bits, with [`TAKEN`] set.
+/// Tag of a hash, by which a line is searched: 15 bits of the hash, with [`TAKEN`] set.
 #[inline]
 fn tag(hash: u64, shift: u32) -> u16 {
     (hash >> shift) as u16 | TAKEN
@@ -83,7 +83,7 @@ impl Slots {
         Some(piece[line].words[slot])
     }
 
-    /// Adds a word under a hash. There must be space for it ([`Self::make_ready`]).
+    /// Adds a word under a hash. The table must have space for the word ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert(&mut self, hash: u64, word: u32) {
         let side = self.lines.side_mut(hash);
@@ -124,7 +124,7 @@ impl Slots {
         true
     }
 
-    /// Removes the word that `is_it` accepts; returns true if there was one.
+    /// Removes the word under a hash that `is_it` accepts; returns true if there was one.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, hash: u64, is_it: impl FnMut(u32) -> bool) -> bool {
         let side = self.lines.side_mut(hash);
@@ -199,7 +199,7 @@ fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     true
 }
 
-/// Moves the entries of a line one by one, which works for all lines.
+/// Moves the entries of a line to the other set of lines one by one, which works for all lines.
 #[cold]
 #[inline(never)]
 fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {

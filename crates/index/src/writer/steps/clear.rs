@@ -324,8 +324,8 @@ impl Writer {
         }
     }
 
-    /// Removes a holder (a rank's cache) from its runs of blocks, until `left` is used up. Returns true if it is in no
-    /// run any longer.
+    /// Removes a holder (a rank's cache) from its runs of blocks, in at most `left` steps. Returns true if the holder
+    /// is in no run any longer.
     fn see_runs_off(&mut self, it: &mut DepartingHolder, left: &mut isize) -> bool {
         while let Some(run) = it.runs.next(&self.runs, left) {
             step();

@@ -181,7 +181,7 @@ impl Writer {
     }
 }
 
-/// Largest length of a list of runs of blocks that is cleaned up in one step.
+/// Largest length of a holder's list of runs of blocks that is cleaned up in one step.
 const FEW: usize = 1 << 9;
 /// Number of list entries that are checked whenever the first block of a holder (a rank's cache) in a run is added or
 /// removed.

@@ -22,13 +22,14 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// True if a position (run of blocks and offset) is directly before or after the range.
+    /// True if a position (run of blocks and offset) is directly before or after this range of positions.
     fn is_beside(&self, at: Position) -> bool {
         at.run == self.run && (at.offset + 1 == self.low || at.offset == self.high + 1)
     }
 }
 
-/// Number of ranges that are collected, and searched for duplicate block hashes, before their blocks are removed.
+/// Number of ranges of positions in runs that are collected, and searched for duplicate block hashes, before the blocks
+/// there are removed.
 const MOST_STRETCHES: usize = 32;
 
 impl Writer {
@@ -126,8 +127,8 @@ impl Writer {
         if is_named { self.covered(holder, at) } else { None }
     }
 
-    /// Removes the blocks of the ranges. Runs farthest from the beginning of the prompt come first, so that a block is
-    /// removed after the blocks that continue it.
+    /// Removes the blocks at these ranges of positions in runs of blocks. Runs farthest from the beginning of the
+    /// prompt come first, so that a block is removed after the blocks that continue it.
     fn cut(&mut self, holder: u32, stretches: &mut SmallVec<[Stretch; 4]>, gone: &[u64]) {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
@@ -197,7 +198,7 @@ impl Writer {
         holds
     }
 
-    /// Removes one block of any kind; returns true if the holder (a rank's cache) had it.
+    /// Removes one block of any kind; returns true if the holder (a rank's cache) had the block.
     pub(in crate::writer) fn lose_one(&mut self, holder: u32, name: u64) -> bool {
         if self.holders[holder as usize].irregular_block(name).is_some() {
             self.detach_irregular(holder, name);

@@ -43,7 +43,8 @@ impl Writer {
         self.gather_names();
     }
 
-    /// Does pending work on up to `blocks` blocks of each kind of work.
+    /// Does pending work of the writer, such as clearing or building tables: up to `blocks` blocks of each kind of
+    /// work.
     pub(crate) fn do_some(&mut self, blocks: usize) {
         self.see_off_some(blocks);
         self.gather_some_names(blocks);

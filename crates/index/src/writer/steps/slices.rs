@@ -45,7 +45,7 @@ pub(crate) struct LargeCopy {
     wider_runs: Vec<u32>,
     /// Block hashes of the rank that are still to be looked up.
     names: Vec<u64>,
-    /// Block hashes that changed meanwhile, and must be looked up (again) at the end.
+    /// Block hashes of the rank that changed during the copy, and must be looked up (again) at the end.
     touched: HashSet<u64>,
     /// Chains copied from runs of blocks, in one list per slice, as a long list is slow to grow.
     chains: Vec<Vec<Piece>>,
@@ -224,7 +224,7 @@ impl Writer {
 }
 
 impl LargeCopy {
-    /// Sorts the lists of runs of blocks and removes duplicates, without needing the index's lock.
+    /// Sorts the lists of runs of blocks to copy and removes duplicates, without needing the index's lock.
     pub(crate) fn tidy(&mut self) {
         for runs in [&mut self.runs, &mut self.wider_runs] {
             runs.sort_unstable();

@@ -15,9 +15,9 @@ pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Rank for which the store's first part was applied; None in the first part itself.
+    /// Rank for which the first part of the store was applied; None in the first part itself.
     begun: Option<StoreStart>,
-    /// Number of blocks in the following parts of the store.
+    /// Number of blocks in the parts of the store that follow this one.
     promised: usize,
 }
 

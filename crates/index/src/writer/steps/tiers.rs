@@ -145,7 +145,7 @@ impl Writer {
         }
     }
 
-    /// Removes one copy of each of these blocks from a tier other than the device.
+    /// Removes one copy of each of a rank's blocks `names` from a tier other than the device.
     pub(in crate::writer) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
@@ -163,7 +163,7 @@ impl Writer {
         }
     }
 
-    /// Removes all copies of these blocks from a tier other than the device.
+    /// Removes all copies of a rank's blocks `names` from a tier other than the device.
     pub(in crate::writer) fn clear_names_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
