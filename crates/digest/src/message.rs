@@ -27,7 +27,8 @@ pub(crate) const LONGEST_NAME: usize = 256;
 pub struct Digest {
     /// Name of the site.
     pub site: String,
-    /// True if the digest contains all marks of the site; false if it contains the changes since digest `seq` − 1.
+    /// True if the digest contains all marks (prefix hashes) of the site; false if it contains the changes since digest
+    /// `seq` − 1.
     pub whole: bool,
     /// Identifier of the publisher's life, the time from one restart to the next.
     pub life: u64,

@@ -45,7 +45,7 @@ pub(crate) fn mix(word: u64) -> u64 {
 /// Hash table from marks (prefix hashes) to numbers of sets of sites.
 pub(crate) struct Table {
     shards: Vec<Shard>,
-    /// Secret key of the hash function, so that no site can choose colliding marks.
+    /// Secret key of the table's hash function, so that no site can choose marks (prefix hashes) that collide.
     key: u64,
 }
 

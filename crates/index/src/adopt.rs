@@ -24,7 +24,7 @@ impl BlockIndex {
 
     /// Stores the first blocks of a prompt on a rank's device without an announcement, with these block hashes and
     /// content hashes, except those marked as `gone`. Blocks that the rank holds already stay as they are; each new
-    /// block counts as one copy. Blocks whose missing parent is among the new ones become reachable.
+    /// block counts as one copy. Blocks whose missing parent is among the new ones can be found from then on.
     ///
     /// `certain`: true if the contents are known to belong to the block hashes. A block that the rank holds with
     /// another content then gets this content, as the other one was a guess: engines announce a salt only at the

@@ -56,8 +56,8 @@ pub struct UniformChain {
 pub struct RankCopy {
     /// Chains of blocks on the device with one copy each. A chain comes after the chains that it continues.
     pub chains: Vec<CopiedChain>,
-    /// All other blocks: first those on the device, then those on other tiers, each part sorted by block hash. A block
-    /// hash may be in both parts.
+    /// All blocks of the rank that are not in `chains`: first those on the device, then those on other tiers, each part
+    /// sorted by block hash. A block hash may be in both parts.
     pub blocks: Vec<CopiedBlock>,
 }
 

@@ -132,8 +132,9 @@ impl BlockIndex {
         self.write(|writer| writer.set_usual_offloading(settings));
     }
 
-    /// Records a chunk length (number of blocks stored and loaded together) that a rank's stores on a tier suggest. It
-    /// applies unless [`set_offloading`](Self::set_offloading) has set a length; without either, a chunk is one block.
+    /// Records a chunk length (number of blocks stored and loaded together) that a rank's stores on a tier suggest. The
+    /// length applies unless [`set_offloading`](Self::set_offloading) has set one; without either, a chunk is one
+    /// block.
     pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
         self.loading.write().learn_chunk(worker, rank, tier, blocks);
     }
@@ -303,8 +304,8 @@ impl fmt::Debug for BlockIndex {
 }
 
 impl BlockIndex {
-    /// Begins a series of changes under one lock, for instance for the events of one batch, so that it waits only once
-    /// for other writers.
+    /// Begins a series of changes under one lock, for instance for the events of one batch, so that the caller waits
+    /// only once for other writers.
     #[must_use]
     pub fn changes(&self) -> Changes<'_> {
         Changes::new(self)

@@ -15,14 +15,15 @@ pub struct Segment {
     /// Number of blocks of the prompt up to and including the last one of this segment (consecutive blocks in one
     /// place).
     pub end: u32,
-    /// Tier that has the segment's blocks.
+    /// Tier that has the blocks of this segment (consecutive blocks in one place).
     pub tier: Tier,
     /// Name of the pool that has the blocks; None if the worker itself has them.
     pub pool: Option<Arc<str>>,
-    /// True if a removal of any of the segment's blocks would have been announced; false for pools whose members do not
-    /// announce removals.
+    /// True if a removal of any block of this segment (consecutive blocks in one place) would have been announced;
+    /// false for pools whose members do not announce removals.
     pub is_certain: bool,
-    /// Seconds since the least recently announced chunk of the segment was announced; None outside pools.
+    /// Seconds since the announcement of that chunk (blocks stored together) of the segment which was announced least
+    /// recently; None outside pools.
     pub age: Option<f64>,
 }
 

@@ -16,7 +16,8 @@ const BITS: u32 = 4;
 /// Number of blocks in a page, a group of consecutive blocks of a run that are numbered together.
 pub(crate) const PAGE: u32 = 1 << BITS;
 pub(crate) const NO_PAGE: u32 = u32::MAX;
-/// Largest number of pages (groups of 16 blocks of a run), so that a position's number fits into 32 bits.
+/// Largest number of pages (groups of 16 blocks of a run), so that the number of a position (run and offset) fits into
+/// 32 bits.
 const MOST_PAGES: usize = 1 << (32 - BITS);
 
 /// Page: 16 consecutive blocks of a run (a list of consecutive blocks), which are numbered together.

@@ -21,15 +21,17 @@ use crate::stats::step;
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
-    /// Block hashes by the block hash of their parent, which may be stored in a run of blocks, or be irregular, or
-    /// unknown.
+    /// Block hashes of irregular blocks, by the block hash of their parent; the parent may be stored in a run of
+    /// blocks, or be irregular, or unknown.
     children: Map<u64, Siblings>,
     /// Positions of reachable irregular blocks (kept outside runs of blocks), whose chain to the beginning of the
     /// prompt is complete.
     at: Map<Position, IrregularCover>,
-    /// Number of positions with reachable irregular blocks (kept outside runs of blocks) in each run.
+    /// Number of positions with irregular blocks (kept outside runs, but with a complete chain of blocks before them)
+    /// in each run.
     in_runs: Map<u32, u32>,
-    /// Number of irregular blocks whose chain to the beginning of the prompt is incomplete.
+    /// Number of irregular blocks (kept outside runs of blocks) whose chain to the beginning of the prompt is
+    /// incomplete.
     unlinked: usize,
     /// Number of positions (runs of blocks and offsets) in `at` that have no regular block (stored in a run).
     bare: usize,
@@ -90,7 +92,8 @@ impl IrregularBlocks {
         self.blocks.len()
     }
 
-    /// Number of irregular blocks whose chain to the beginning of the prompt is incomplete.
+    /// Number of irregular blocks (kept outside runs of blocks) whose chain to the beginning of the prompt is
+    /// incomplete.
     pub(crate) fn unlinked(&self) -> usize {
         self.unlinked
     }
@@ -149,7 +152,8 @@ impl IrregularBlocks {
         Some(block)
     }
 
-    /// Removes and returns the irregular block with this block hash; None if there is none.
+    /// Removes and returns the irregular block (kept outside runs of blocks) with this block hash; None if there is
+    /// none.
     pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.take(name)?;
         if let Some(parent) = block.parent {
@@ -158,15 +162,16 @@ impl IrregularBlocks {
         Some(block)
     }
 
-    /// Removes the irregular blocks that continue the block `name`; returns them with their block hashes.
+    /// Removes the irregular blocks (kept outside runs) that continue the block `name`; returns them with their block
+    /// hashes.
     pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
         let Some(children) = self.children.remove(&name) else { return Vec::new() };
         self.room -= room(&children);
         children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
     }
 
-    /// Removes the only irregular block that continues the block `name`; returns it with its block hash. None if there
-    /// is not exactly one.
+    /// Removes the only irregular block (kept outside runs) that continues the block `name`; returns it with its block
+    /// hash. None if there is not exactly one.
     pub(in crate::writer) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
         let &[child] = self.children.get(&name)?.as_slice() else { return None };
         let siblings = self.children.remove(&name)?;
@@ -245,8 +250,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Makes the irregular blocks (kept outside runs of blocks) that continue the block `name`, directly or not,
-    /// unreachable. Appends the positions that they had to `left`.
+    /// Makes the irregular blocks (kept outside runs) that continue the block `name`, directly or not, unreachable:
+    /// their chain of blocks becomes incomplete. Appends the positions that they had to `left`.
     pub(in crate::writer) fn unreach_below(&mut self, name: u64, left: &mut Vec<Position>) {
         let mut todo = vec![name];
         while let Some(name) = todo.pop() {

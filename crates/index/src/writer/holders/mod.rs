@@ -95,15 +95,15 @@ impl Tails {
 /// because the parent has too many children to list all.
 #[derive(Default)]
 pub(crate) struct HangingRuns {
-    /// Number of one parent run of blocks with unlisted children, and the holder's runs there; for most holders (ranks'
-    /// caches) these are all.
+    /// Number of one parent run with child runs missing in its list of children, and the holder's runs among them. Most
+    /// holders (ranks' caches) have only these.
     first: (u32, Hangers),
-    /// Runs of blocks of the holder (a rank's cache) at other parent runs with unlisted children.
+    /// Runs of the holder (a rank's cache) that are missing in the lists of children of other parent runs.
     rest: Option<Box<HashMap<u32, Hangers>>>,
 }
 
-/// Unlisted runs of a holder (a rank's cache) that continue one parent run: how many they are, and an upper bound for
-/// the places where they branch off.
+/// Runs of a holder (a rank's cache) that continue one parent run and are missing in its list of children: how many
+/// they are, and an upper bound for the places where they continue the parent.
 #[derive(Clone, Copy, Default)]
 struct Hangers {
     count: u32,
@@ -123,8 +123,8 @@ impl HangingRuns {
         if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
     }
 
-    /// Adds an unlisted run of blocks in which the holder (a rank's cache) has got blocks. `place`: where it branches
-    /// off its parent.
+    /// Adds a run of blocks in which the holder (a rank's cache) has got blocks, and which is missing in its parent
+    /// run's list of children. `place`: where the run continues its parent.
     pub(crate) fn add(&mut self, place: Place) {
         if self.first.1.count == 0 && self.of(place.run).is_none() {
             self.first = (place.run, Hangers::default());
@@ -138,8 +138,8 @@ impl HangingRuns {
         it.end = place.blocks.saturating_add(1).max(it.end);
     }
 
-    /// Removes an unlisted run of blocks in which the holder (a rank's cache) no longer has blocks. `place`: where it
-    /// branches off its parent.
+    /// Removes a run of blocks in which the holder (a rank's cache) no longer has blocks, and which is missing in its
+    /// parent run's list of children. `place`: where the run continues its parent.
     pub(crate) fn remove(&mut self, place: Place) {
         let Some(it) = self.of_mut(place.run) else { return };
         it.count -= 1;

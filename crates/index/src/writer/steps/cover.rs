@@ -73,8 +73,8 @@ impl Writer {
         }
     }
 
-    /// Levels (numbers of blocks with their holders) of a run of blocks after `holder` has gained the positions
-    /// `from..to`, or lost them if `gains` is false; to be published.
+    /// Levels (numbers of blocks with their holders) of a run of blocks after `holder` has gained the blocks at the
+    /// offsets `from..to`, or lost them if `gains` is false; to be published.
     #[inline]
     fn changed_levels(&mut self, holder: u32, run: u32, from: u32, to: u32, gains: bool) -> Vec<Level> {
         let mut levels = std::mem::take(&mut self.levels);
@@ -246,9 +246,9 @@ impl Writer {
     }
 }
 
-/// Changes `levels` (numbers of blocks with their holders) for a holder that gains the positions (runs of blocks and
-/// offsets) `from..to`, or loses them if `gains` is false. The holder had all positions before `from` and none from
-/// `to` on.
+/// Changes the `levels` of a run (numbers of blocks with their holders) for a holder that gains the blocks at the
+/// offsets `from..to`, or loses them if `gains` is false. The holder had all blocks of the run before `from` and none
+/// from `to` on.
 ///
 /// Before and after the call, the ends of the levels rise and neighbouring sets differ. The caller owns the references
 /// of `levels` to sets; sets that stay are not touched.

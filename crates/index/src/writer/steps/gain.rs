@@ -144,8 +144,8 @@ impl Writer {
         (alike, agreed)
     }
 
-    /// Sets the shared block hashes of a run's positions from `start` on, up to the first position that already has
-    /// one, or the first block hash that belongs to another position. Returns the number of positions done.
+    /// Sets the shared block hashes of the positions in a run of blocks from `start` on, up to the first position that
+    /// already has one, or the first block hash that belongs to another position. Returns the number of positions done.
     fn name_nameless(&mut self, run: u32, start: usize, names: &[u64]) -> usize {
         let now = &self.runs.get(run).names()[start..start + names.len()];
         let names = &names[..now.iter().take_while(|&&name| name == NO_NAME).count()];
@@ -312,8 +312,8 @@ impl Writer {
         self.link(holder, parent, names[last], contents[last], todo);
     }
 
-    /// Place after a reachable irregular block (kept outside runs of blocks); None if there is none with this block
-    /// hash.
+    /// Place after an irregular block (kept outside runs) whose chain to the beginning of the prompt is complete; None
+    /// if there is none with this block hash.
     fn irregular_place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         let irregular = self.holders[holder as usize].irregular.as_ref()?;
         irregular.block(name?)?.at.map(Position::after)

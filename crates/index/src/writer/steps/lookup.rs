@@ -223,8 +223,8 @@ impl Writer {
         false
     }
 
-    /// Chain of the regular blocks of a holder (a rank's cache) at the positions `from..to` of a run of blocks, all
-    /// covered by the holder. None if there are no regular blocks, that is only irregular ones.
+    /// Chain of the regular blocks (stored in runs) of a holder (a rank's cache) at the offsets `from..to` of a run of
+    /// blocks, all of which the holder has. None if the holder has only irregular blocks (kept outside runs) there.
     pub(in crate::writer) fn chain_in(&self, holder: u32, run: u32, from: u32, to: u32) -> Option<HeldChain> {
         let it = &self.holders[holder as usize];
         // Below the first position that only irregular blocks cover there is nothing regular.
@@ -248,7 +248,7 @@ impl Writer {
         })
     }
 
-    /// Chain of the blocks at the positions `from..to` of a run of blocks, for a holder (a rank's cache) that uses the
+    /// Chain of the blocks at the offsets `from..to` of a run of blocks, for a holder (a rank's cache) that uses the
     /// shared block hashes.
     fn chain_between(&self, holder: u32, run: u32, from: u32, to: u32) -> HeldChain {
         let within = from as usize..to as usize;

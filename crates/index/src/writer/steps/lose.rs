@@ -9,7 +9,7 @@ use crate::stats::step;
 use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
-/// Range `low..=high` of positions of one run of blocks, whose blocks are to be removed.
+/// Range `low..=high` of offsets in one run of blocks, whose blocks are to be removed.
 #[derive(Clone, Copy)]
 struct Stretch {
     run: u32,
@@ -108,10 +108,10 @@ impl Writer {
         (next < stretch.cutoff && names[next as usize] == name).then_some(Position { run, offset: next })
     }
 
-    /// Guess of the position of the next block to remove, with the number of the run's first blocks that the holder (a
-    /// rank's cache) has; None if the block there has another block hash. The guess is the block before the last range
-    /// in the parent run of blocks, or, without a range, the block where the last removal stopped, as evictions go up a
-    /// chain and continue where they stopped.
+    /// Guess of the position (run of blocks and offset) of the next block to remove, with the number of the run's first
+    /// blocks that the holder (a rank's cache) has; None if the block there has another block hash. The guess is the
+    /// block before the last range in the parent run, or, without a range, the block where the last removal stopped, as
+    /// evictions go up a chain and continue where they stopped.
     #[inline]
     fn guessed(&self, holder: u32, last: Option<&Stretch>, name: u64) -> Option<(Position, u32)> {
         let it = &self.holders[holder as usize];
@@ -237,8 +237,8 @@ impl Writer {
 }
 
 impl Writer {
-    /// Removes an irregular block (kept outside runs of blocks). The blocks that continue it stay and become
-    /// unreachable.
+    /// Removes an irregular block (kept outside runs of blocks). The blocks that continue this block stay, but their
+    /// chain to the beginning of the prompt is incomplete from then on.
     pub(in crate::writer) fn detach_irregular(&mut self, holder: u32, name: u64) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
         let Some(block) = irregular.remove(name) else { return };
@@ -252,7 +252,7 @@ impl Writer {
     }
 
     /// Removes a regular block (stored in a run) that other blocks of the holder (a rank's cache) continue, or that has
-    /// reachable irregular blocks nearby.
+    /// irregular blocks (kept outside runs) after it or at its position.
     pub(in crate::writer) fn detach(&mut self, holder: u32, at: Position) {
         let name = self.name_of(holder, at);
         if self.branch_off(holder, at, name) {
@@ -287,8 +287,8 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Positions (runs and offsets) of the regular blocks of a holder (a rank's cache) at and after the position `at`,
-    /// in all continuations.
+    /// Positions (runs and offsets) of the regular blocks (stored in runs) of a holder (a rank's cache) at and after
+    /// the position `at`, in all continuations.
     fn regular_at_and_below(&self, holder: u32, at: Position) -> Vec<Position> {
         let it = &self.holders[holder as usize];
         let runs = self.runs_at_and_below(holder, at).into_iter();
