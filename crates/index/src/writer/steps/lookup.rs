@@ -224,7 +224,8 @@ impl Writer {
     }
 
     /// Chain of the regular blocks (stored in runs) of a holder (a rank's cache) at the offsets `from..to` of a run of
-    /// blocks, all of which the holder has. None if the holder has only irregular blocks (kept outside runs) there.
+    /// blocks; the holder must have all blocks there. None if the holder has only irregular blocks (kept outside runs)
+    /// there.
     pub(in crate::writer) fn chain_in(&self, holder: u32, run: u32, from: u32, to: u32) -> Option<HeldChain> {
         let it = &self.holders[holder as usize];
         // Below the first position that only irregular blocks cover there is nothing regular.
