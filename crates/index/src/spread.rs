@@ -81,8 +81,8 @@ mod tests {
         found
     }
 
-    /// Median of the results of `of` for many secrets. With one multiplication, some secrets are poor for some inputs,
-    /// but a client that chooses inputs does not know which secrets.
+    /// Median of the results of `of` for many secrets. If hashes are mixed by one multiplication, some secrets are poor
+    /// for some inputs, but a client that chooses inputs does not know which secrets.
     fn median(of: impl Fn(Secret) -> usize) -> usize {
         let mut all: Vec<_> = (0..65).map(|_| of(Secret::new())).collect();
         all.sort_unstable();

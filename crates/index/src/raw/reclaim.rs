@@ -29,7 +29,8 @@ struct Cell(AtomicU64);
 
 /// Counters of the readers that are using the memory of one index.
 pub(crate) struct Readers {
-    /// Counter of each stripe (group of threads) and parity, at index `stripe * 2 + parity`.
+    /// Reader counters: one for each group of threads (stripe) and each parity, at index `stripe * 2 + parity`. The
+    /// parity says which of two counters the readers of a period use.
     cells: Box<[Cell]>,
     /// Parity (one of two groups of reader counters) that new readers use, in the lowest bit.
     parity: AtomicUsize,

@@ -11,7 +11,8 @@ pub struct Belief {
     /// Number of blocks at the end of the cached prefix that the worker always recomputes. Engines with a draft head
     /// for speculative decoding may drop the last matching block.
     pub shortfall: u32,
-    /// Share of the remaining blocks that the worker's cache is expected to have, from 0 to 1.
+    /// Share of the indexed blocks, after subtraction of `shortfall`, that the worker's cache is expected to have; from
+    /// 0 to 1.
     pub share: f64,
 }
 

@@ -73,7 +73,7 @@ settings! {
     /// Seconds after its first token for which a prompt counts as held by its worker although the index does not show
     /// it.
     announced_within: f64 = 5.0, 0.0 to MOST;
-    /// Largest number of blocks stored for prompts on their way.
+    /// Largest number of blocks stored for prompts that are on their way to workers and not yet in the index.
     predicted_limit: usize = 4 << 20, 0.0 to MOST;
     /// Seconds after a session's last request for which the next one goes to the same worker. 0: sessions have no fixed
     /// worker.

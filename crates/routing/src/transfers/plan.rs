@@ -51,7 +51,7 @@ pub(crate) struct LeastTransfer {
     pub(crate) device: u32,
     /// Upper bound of the number of leading blocks that are not computed.
     pub(crate) reached: u32,
-    /// Lower bound of the seconds of loads and pulls, if any blocks are loaded or pulled.
+    /// Lower bound of the seconds that loads and pulls of blocks take, if there are any.
     pub(crate) seconds: f64,
     /// Lower bound of the number of blocks that are pulled, if any blocks are loaded or pulled.
     pub(crate) pulled: u32,
@@ -76,8 +76,8 @@ struct OwnWay {
 }
 
 impl OwnWay {
-    /// Cost of a way in weighted seconds: `seconds` of transfers, and the computation of the blocks from index
-    /// `reached` on.
+    /// Cost of a way to get a prompt's blocks, in weighted seconds: `seconds` of transfers, and the computation of the
+    /// blocks from index `reached` on.
     #[inline(always)]
     fn cost(&self, seconds: f64, reached: u32) -> f64 {
         seconds.max(self.queue) + f64::from(self.usable - reached) * self.block
