@@ -116,8 +116,8 @@ impl<'i> Changes<'i> {
         self.index.resets_keep(worker)
     }
 
-    /// True if the blocks that a worker announces on this tier are in a pool shared with other workers. They stay when
-    /// the worker's blocks are cleared.
+    /// True if the blocks that a worker announces on this tier are in a pool shared with other workers. These blocks
+    /// stay when the worker's blocks are cleared.
     #[must_use]
     pub fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
         self.index.is_in_pool(worker, tier)

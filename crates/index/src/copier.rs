@@ -17,7 +17,7 @@ use crate::writer::{LargeCopy, Slice};
 pub enum CopyState<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
     /// Incomplete copy of the rank's blocks: call [`step`](RankCopier::step) again.
     More(RankCopier<I>),
-    /// Complete copy of the blocks held at the time of the last step.
+    /// Complete copy of the blocks that the rank held at the time of the last step.
     Done(CopyDone),
 }
 

@@ -25,8 +25,8 @@ pub struct OwnedMatch {
     roster: Arc<RosterMembers>,
 }
 
-/// Walks down the runs (stored lists of consecutive blocks) that match the query, and collects their levels: depths,
-/// each with the set of holders (ranks' caches) that reach it.
+/// Walks down the runs (stored lists of consecutive blocks) that match the query, and collects their levels: depths
+/// (numbers of leading blocks), each with the set of holders (ranks' caches) that reach the depth.
 #[inline]
 pub(crate) fn find<'i>(
     readers: &'i Readers,

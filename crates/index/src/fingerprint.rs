@@ -15,7 +15,7 @@ const KEYS: [u64; Tier::ALL.len()] =
     [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Summand of one block in the fingerprint of its rank: a mix of tier and block hash.
+/// Value that one block adds to the fingerprint of its rank: a mix of tier and block hash.
 #[inline]
 pub(crate) fn word(tier: Tier, name: u64) -> u64 {
     // Both factors depend on the block hash: with one constant factor, sums of small block hashes would often be equal.
@@ -24,13 +24,13 @@ pub(crate) fn word(tier: Tier, name: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-/// Sum of the summands of several blocks on a tier, given by their block hashes.
+/// Sum of the values that several blocks on a tier, given by their block hashes, add to a rank's fingerprint.
 #[inline]
 pub(crate) fn words(tier: Tier, names: &[u64]) -> u64 {
     names.iter().fold(0, |sum, &name| sum.wrapping_add(word(tier, name)))
 }
 
-/// Fingerprint of a rank, from the sum for its device and the sums for its other tiers.
+/// Fingerprint of a rank, from the sum of the values that its device blocks add, and those sums for its other tiers.
 pub(crate) fn of_rank(device: u64, others: [u64; Tier::ALL.len() - 1]) -> u64 {
     others.into_iter().fold(device, u64::wrapping_add)
 }

@@ -146,8 +146,8 @@ impl BlockIndex {
         self.outside_loading.is_in_use()
     }
 
-    /// True if the blocks that a worker announces on this tier are in a pool shared with other workers. They stay when
-    /// the worker's blocks are cleared.
+    /// True if the blocks that a worker announces on this tier are in a pool shared with other workers. These blocks
+    /// stay when the worker's blocks are cleared.
     pub(crate) fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
         self.loading.read().is_in_pool(worker, tier)
     }

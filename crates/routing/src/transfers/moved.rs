@@ -73,8 +73,8 @@ pub(crate) struct MovedTokens {
     /// Number of prompt tokens expected in the cache without the pulled ones; `with`: including the pulled ones.
     without: u32,
     with: u32,
-    /// Expected seconds of the queue before the request; `seconds`: of the transfer; `prefill`: of computing the rest
-    /// of the prompt.
+    /// Expected seconds that the request waits in the engine's queue. `seconds`: expected seconds of its transfer
+    /// (loads and pulls of blocks); `prefill`: expected seconds to compute the rest of the prompt.
     queue: f64,
     pub(crate) seconds: f64,
     prefill: f64,

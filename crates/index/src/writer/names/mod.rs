@@ -150,7 +150,8 @@ impl NamePrefetch {
         Self(hashes)
     }
 
-    /// Hash of `names[i]`, while a later line is prefetched; must be called for each `i` in order.
+    /// Returns the hash of `names[i]`, and prefetches the table line of a later block hash; must be called for each `i`
+    /// in order.
     #[inline]
     fn next(&mut self, table: &NameTable, names: &[u64], i: usize) -> u64 {
         let slot = &mut self.0[i % AHEAD];
