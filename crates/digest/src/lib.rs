@@ -1,10 +1,11 @@
-//! Sparse index of many sites: bounds on the leading blocks of a prompt that each site holds, in little memory.
+//! Sparse index of the cached blocks of many sites: bounds on the number of a prompt's leading blocks that each site
+//! holds, in little memory.
 //!
-//! A *site* is a fleet of workers with an exact index of its own. It publishes a *digest*: the prefix hash at every G-th
-//! block of each chain that one of its ranks holds from the start of a prompt. G is the *grain*. A digest is a set, sent
-//! as the changes since the last one. The index of sites ([`Sites`]) keeps, for each prefix hash, the set of
-//! sites that have it, and answers with bounds: a site with the prefix hash at depth 3 G, and not the one at 4 G, holds at
-//! least 3 G and at most 4 G − 1 blocks. Routers ask the exact indexes of the few sites that matter.
+//! A *site* is a fleet of workers with an exact index of its own. It publishes a *digest*: a *mark*, the prefix hash,
+//! at every G-th block of each chain that one of its ranks holds from the start of a prompt. G is the *grain*. A digest
+//! is a set of marks, sent as the changes since the last one. The index of sites ([`Sites`]) keeps, for each mark, the
+//! set of sites that have it, and answers with bounds: a site with the prefix hash at depth 3 G, and not the one at 4
+//! G, holds at least 3 G and at most 4 G − 1 blocks. Routers then ask the exact indexes of the few best sites.
 //!
 //! ```text
 //! index of a site ──▶ marks ──▶ Publisher ──Digest──▶ Sites ──▶ bounds by site
@@ -16,11 +17,11 @@
 //! | `marks.rs` | prefix hashes at the grain, of a rank's blocks and of a prompt |
 //! | `message.rs` | the bytes of a digest |
 //! | `publisher.rs` | a site's side: marks that came and went since the last digest |
-//! | `table.rs` | prefix hash to set of sites, in 12 bytes and a little room |
+//! | `table.rs` | prefix hash to set of sites, in 12 bytes and some free space |
 //! | `status.rs` | the status of each site, the share of its claims that has held, and counts |
 //! | `sites.rs` | the index of sites, and its answers |
 //!
-//! No I/O and no clock: time is an argument.
+//! This crate has no I/O and no clock; callers pass the time.
 
 mod marks;
 mod message;
@@ -40,38 +41,38 @@ pub use table::MAX_SITES;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The grain, the number of blocks between marks, is 0.
+    /// The grain, the number of blocks between the prefix hashes of a digest, is 0.
     #[error("the grain must be at least 1 block, got 0")]
     Grain,
-    /// The site's name is empty or too long.
+    /// The site's name in a digest is empty or too long.
     #[error("a site's name has 1 to {most} bytes, got {got}")]
     Name {
         /// Length of the given name, in bytes.
         got: usize,
-        /// Maximum length, in bytes.
+        /// Maximum length of a site's name, in bytes.
         most: usize,
     },
-    /// The bytes are not a digest.
+    /// The bytes are not a valid digest.
     #[error("not a digest: {what}")]
     Invalid {
-        /// Description of what is wrong with the bytes.
+        /// Description of what is wrong with the bytes of a digest.
         what: String,
     },
-    /// A site's digest has another grain than the index of sites.
+    /// A site's digest has another grain (number of blocks between its prefix hashes) than the index of sites.
     #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
     OtherGrain {
-        /// Grain of the digest.
+        /// Grain of the digest: the number of blocks between its prefix hashes.
         got: u32,
-        /// Grain of the index.
+        /// Grain of the index of sites: the number of blocks between the prefix hashes that it expects.
         expected: u32,
     },
-    /// An earlier digest is missing, or the site has restarted, so that a whole digest is needed.
+    /// A whole digest is needed, because an earlier digest is missing or the site has restarted.
     #[error("a whole digest is wanted: {why}")]
     WholeWanted {
-        /// Reason why a whole digest is needed.
+        /// Reason why a whole digest, instead of changes, is needed.
         why: &'static str,
     },
-    /// There are too many sites.
+    /// A site cannot be added, because there are too many.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
         /// Maximum number of sites.
@@ -80,7 +81,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable code of the error.
+    /// Stable code of the error, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Marks: prefix hashes after every `grain` blocks, of a rank's blocks and of a prompt.
+//! Marks, the prefix hashes after every `grain` blocks: those of a rank's blocks, and those of a prompt.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -24,13 +24,15 @@ pub fn marks_of_prompt(content_hashes: &[u64], grain: u32) -> Vec<u64> {
     marks
 }
 
-/// Marks of all chains that a rank holds on its device from the start of a prompt, in increasing order, each once.
+/// Prefix hashes after every `grain` blocks of all chains that a rank holds on its device from the start of a prompt;
+/// in increasing order, without duplicates.
 ///
-/// Blocks below a hole, below an unknown parent or on another tier only do not count, as in [`View::Device`].
+/// Blocks after a missing block, after an unknown parent, or only on other tiers do not count, as in [`View::Device`].
 ///
 /// [`View::Device`]: kvatlas_index::View::Device
 ///
 /// # Panics
+///
 /// If `grain` is 0.
 #[must_use]
 pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
@@ -65,7 +67,7 @@ pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
     marks
 }
 
-/// Consecutive blocks that a rank holds, with their names and content hashes.
+/// Consecutive blocks that a rank holds, with their block hashes and content hashes.
 struct Part<'c> {
     parent: Option<BlockHash>,
     names: &'c [BlockHash],
@@ -87,7 +89,7 @@ fn parts(copy: &RankCopy) -> Vec<Part<'_>> {
     parts
 }
 
-/// Walk down a chain, with the prefix hash and the number of blocks so far.
+/// State of a walk down a chain of blocks: the number of blocks so far, and the prefix hash of the last one.
 #[derive(Clone, Copy, Default)]
 struct Walk {
     prefix: u64,
@@ -103,7 +105,7 @@ impl Walk {
 
 type Names = BuildHasherDefault<NameHasher>;
 
-/// Hash function for block names, which may be small numbers.
+/// Hasher for maps whose keys are block hashes, which may be small numbers.
 #[derive(Default)]
 struct NameHasher(u64);
 

@@ -21,29 +21,33 @@ const VERSION: u8 = 1;
 /// Maximum length of a site's name, in bytes.
 pub(crate) const LONGEST_NAME: usize = 256;
 
-/// Digest of a site's blocks: all marks, or the changes since the previous digest.
+/// Digest of a site's cached blocks: its marks (prefix hashes at regular distances), or their changes since the
+/// previous digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
     /// Name of the site.
     pub site: String,
-    /// True if the digest has all marks of the site, false if it has the changes since digest `seq` − 1.
+    /// True if the digest contains all marks (prefix hashes) of the site; false if it contains the changes since digest
+    /// `seq` − 1.
     pub whole: bool,
-    /// Identifier of the publisher's life, which changes with a restart.
+    /// Identifier of the publisher's life, the time from one restart to the next.
     pub life: u64,
-    /// Number of the digest within the publisher's life. A whole digest has the number of the last change included.
+    /// Sequence number of the digest within the publisher's life. A whole digest has the number of the last changes
+    /// that it includes.
     pub seq: u64,
-    /// Checksum of all marks that the site has published, this digest included: the sum of a mixed value of each.
+    /// Checksum of all marks (prefix hashes) that the site has after this digest: the sum of a mixed value of each
+    /// mark, modulo 2^64.
     pub word: u64,
-    /// Number of blocks between marks.
+    /// Number of blocks between marks (prefix hashes).
     pub grain: u32,
-    /// Removed marks, in increasing order; empty in a whole digest.
+    /// Removed marks (prefix hashes), in increasing order; empty in a whole digest.
     pub removed: Vec<u64>,
-    /// Added marks, in increasing order.
+    /// Added marks (prefix hashes), in increasing order.
     pub added: Vec<u64>,
 }
 
 impl Digest {
-    /// Encodes the digest.
+    /// Encodes the digest as bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let name = self.site.as_bytes();
@@ -66,10 +70,11 @@ impl Digest {
         out
     }
 
-    /// Decodes a digest.
+    /// Decodes a digest from bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`], which says what is wrong with the bytes.
+    ///
+    /// [`Error::Invalid`], with a description of what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let Some((body, sum)) = bytes.split_last_chunk::<8>() else {
             return Err(Error::invalid(format!("{} bytes are too few", bytes.len())));
@@ -110,7 +115,7 @@ impl Digest {
     }
 }
 
-/// Contribution of one mark to a digest's checksum.
+/// Mixed value of one mark (prefix hash); a digest's checksum is the sum of these values.
 pub(crate) fn word(mark: u64) -> u64 {
     let product = u128::from(mark ^ 0x243f_6a88_85a3_08d3) * u128::from(mark.rotate_left(29) ^ 0x9e37_79b9_7f4a_7c15);
     (product >> 64) as u64 ^ product as u64

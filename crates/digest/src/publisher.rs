@@ -1,8 +1,9 @@
-//! Publisher of a site's digests: the marks of its ranks, and their changes since the last digest.
+//! Publisher of a site's digests: the marks (prefix hashes at regular distances) of its ranks' blocks, and their
+//! changes since the last digest.
 //!
-//! Marks are made from copies of ranks, which the index gives in slices, and not from events: the index has already
-//! resolved order, gaps, copies, holes and restarts, and a second interpretation of events could differ. A rank is
-//! copied again only if its fingerprint has changed.
+//! Marks are computed from copies of ranks' blocks, which the index gives in slices, and not from events: the index has
+//! already resolved order, gaps, copies, holes and restarts, and a second interpretation of events could differ. A rank
+//! is copied again only if its fingerprint, a hash of its blocks, has changed.
 
 use std::sync::Arc;
 
@@ -21,13 +22,14 @@ pub struct Publisher {
     seq: u64,
     grain: u32,
     ranks: HashMap<(Arc<str>, u32), Rank>,
-    /// Number of ranks that have each mark, by the mark's prefix hash.
+    /// Number of ranks that have each mark (prefix hash).
     marks: HashMap<u64, u32>,
-    /// Marks that were added or removed since the last digest, each with whether it was published before.
+    /// Marks (prefix hashes) that were added or removed since the last digest. The value is true if the mark was in the
+    /// last published set.
     changed: HashMap<u64, bool>,
-    /// Checksum of the published marks: the sum of the [`word`] of each.
+    /// Checksum of the published marks (prefix hashes): the sum of [`word`] over all marks.
     word: u64,
-    /// Position of the rank that the next look copies even if its fingerprint has not changed.
+    /// Position of the rank that the next call of [`Publisher::look`] copies even if its fingerprint has not changed.
     turn: usize,
 }
 
@@ -38,19 +40,20 @@ struct Rank {
     seen: bool,
 }
 
-/// Counts of ranks in one [`Publisher::look`].
+/// Counts of ranks that one call of [`Publisher::look`] found in the index, and copied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LookCounts {
-    /// Number of ranks in the index.
+    /// Number of ranks in the site's index.
     pub ranks: usize,
-    /// Number of ranks that were copied.
+    /// Number of ranks whose blocks were copied from the site's index.
     pub copied: usize,
 }
 
 impl Publisher {
-    /// Creates a publisher for a site of this name. `life`: a number that no earlier publisher of the name had.
+    /// Creates a publisher for a site with this name. `life`: a number that no earlier publisher of the name used.
     ///
     /// # Errors
+    ///
     /// [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
     pub fn new(site: &str, life: u64, grain: u32) -> Result<Self, Error> {
         if grain == 0 {
@@ -78,7 +81,7 @@ impl Publisher {
         &self.site
     }
 
-    /// Number of blocks between marks.
+    /// Number of blocks between marks (prefix hashes).
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
@@ -90,7 +93,7 @@ impl Publisher {
         self.marks.len()
     }
 
-    /// Number of marks that no other worker has, by worker, as of the last [`Publisher::look`].
+    /// Number of marks (prefix hashes) that only one worker has, for each worker, as of the last [`Publisher::look`].
     #[must_use]
     pub fn sole_marks(&self) -> Vec<(Arc<str>, usize)> {
         let mut by_worker: HashMap<&Arc<str>, Vec<&Rank>> = HashMap::new();
@@ -110,13 +113,13 @@ impl Publisher {
         by_worker.into_iter().map(|(worker, ranks)| (worker.clone(), count(&ranks))).collect()
     }
 
-    /// Updates the marks from the index. The index's writers wait for less than a millisecond at a time; `between` is
-    /// called between two of these times.
+    /// Updates the marks (prefix hashes) from the index, by copying the blocks of ranks in slices. Each slice stops the
+    /// index's writers for less than a millisecond; `between` is called between two slices.
     ///
-    /// Ranks that are not `usable`, as they are not trusted, count as empty.
+    /// Ranks for which `usable` is false, because their event streams are not trusted, count as empty.
     ///
-    /// One rank per call, in turn, is copied even if its fingerprint has not changed: a fingerprint is made of names,
-    /// and an engine may give a name to another block.
+    /// One rank per call, in turn, is copied even if its fingerprint has not changed: a fingerprint is computed from
+    /// block hashes, and an engine may reuse a block hash for another block.
     pub fn look(
         &mut self,
         index: &Arc<BlockIndex>,
@@ -165,7 +168,7 @@ impl Publisher {
         self.replace(&old, &new);
     }
 
-    /// Replaces the marks `old` of a rank with `new`; both are in increasing order.
+    /// Replaces the marks (prefix hashes) `old` of a rank with `new`; each list is in increasing order.
     fn replace(&mut self, old: &[u64], new: &[u64]) {
         let (mut old, mut new) = (old.iter().copied().peekable(), new.iter().copied().peekable());
         loop {
@@ -204,7 +207,8 @@ impl Publisher {
         }
     }
 
-    /// Next digest, with the changes since the last one. A digest without changes is also sent, as a sign of life.
+    /// Creates the next digest, with the changes since the last one. A digest without changes must be sent, too, as a
+    /// sign of life.
     pub fn delta(&mut self) -> Digest {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for (mark, was) in self.changed.drain() {
@@ -224,7 +228,7 @@ impl Publisher {
         self.digest(false, removed, added)
     }
 
-    /// Whole digest of all marks published so far, for an index that has missed a digest.
+    /// Creates a digest with all marks (prefix hashes) of the site, for an index of sites that has missed a digest.
     pub fn whole(&mut self) -> Digest {
         self.delta();
         let mut marks: Vec<u64> = self.marks.keys().copied().collect();
@@ -237,7 +241,7 @@ impl Publisher {
         Digest { site: self.site.clone(), whole, life, seq, word, grain, removed, added }
     }
 
-    /// Approximate memory of the publisher, in bytes.
+    /// Approximate memory used by the publisher, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let of_ranks: usize = self.ranks.values().map(|rank| 8 * rank.marks.len() + 64).sum();

@@ -1,4 +1,4 @@
-//! Index of sites: their digests, and bounds for a prompt.
+//! Index of sites: applies their digests, and returns bounds on the blocks of a prompt that each site holds.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::message::{Digest, word};
 use crate::status::{Counts, PROBE_EVERY, Proof, SiteStatus, State, Trust};
 use crate::table::{MAX_SITES, Sets, Table};
 
-/// Sparse index of many sites. Times are durations since a moment of the caller's choice.
+/// Sparse index of the blocks held by many sites. Times are durations since a moment of the caller's choice.
 pub struct Sites {
     grain: u32,
     stale_after: Duration,
@@ -27,13 +27,14 @@ struct Site {
     seq: u64,
     word: u64,
     marks: u64,
-    /// True if a digest was missed, so that the site's marks do not count until a whole digest comes.
+    /// True if a digest of the site was missed. The site's marks (prefix hashes) then do not count until a whole digest
+    /// arrives.
     broken: bool,
     heard: Duration,
     trust: Trust,
-    /// Number of answers, since the last probe, that left out the site as doubted although it would have been the best.
+    /// Number of lookups since the last probe in which the doubted site would have been the best if its claims counted.
     doubts: AtomicU32,
-    /// Number of bytes of the site's digests.
+    /// Total size of the site's digests so far, in bytes.
     bytes: u64,
 }
 
@@ -54,46 +55,49 @@ struct SiteCounters {
     probes: AtomicU64,
 }
 
-/// Effect of a digest on the index of sites.
+/// Effect of a received digest on the index of sites: applied, or ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestEffect {
-    /// The digest was applied.
+    /// The digest was applied to the index of sites.
     Now,
-    /// The digest had already been applied before.
+    /// The digest had already been applied earlier, and was ignored.
     Before,
 }
 
-/// Sites with the same bounds on the leading blocks of a prompt that they hold.
+/// Group of sites with equal bounds on the number of a prompt's leading blocks that they hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Minimum number of the prompt's leading blocks that each site holds.
+    /// Minimum number of the prompt's leading blocks that each site of this group holds.
     pub at_least: u32,
-    /// Maximum number of the prompt's leading blocks that each site holds.
+    /// Maximum number of the prompt's leading blocks that each site of this group holds.
     pub at_most: u32,
-    /// Numbers of the sites, whose names [`Sites::name`] returns.
+    /// Numbers of the sites in this group; [`Sites::name`] returns their names.
     pub sites: Vec<u32>,
 }
 
-/// Bounds on the leading blocks of a prompt that every site holds. Sites in no list hold 0 to
+/// Bounds on the number of a prompt's leading blocks that each site holds. Sites in neither list hold 0 to
 /// [`rest_at_most`](Self::rest_at_most) blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Sites that certainly held leading blocks when their digest was made, by decreasing bounds.
+    /// Sites that held leading blocks for certain when their last digest was made, by decreasing bounds.
     pub levels: Vec<Level>,
-    /// Maximum number of the prompt's leading blocks that any other known site holds.
+    /// Maximum number of the prompt's leading blocks that any site outside the two lists holds.
     pub rest_at_most: u32,
-    /// Numbers of sites that may hold any blocks: those silent for too long, or doubted.
+    /// Numbers of sites that may hold any number of blocks: they sent no digest for too long, missed one, or are
+    /// doubted for earlier false claims.
     pub unknown: Vec<u32>,
-    /// Doubted site that should be asked whether its claims hold again, with the minimum number of blocks that it
-    /// claims; `None` if no probe is due.
+    /// Doubted site that should be asked again for the blocks it really holds, with the minimum number of blocks that
+    /// it claims; `None` if no probe is due.
     pub probe: Option<(u32, u32)>,
 }
 
 impl Sites {
-    /// Creates an empty index for digests with this grain. `key`: a random number; `stale_after`: time without a digest
-    /// after which a site may hold any blocks.
+    /// Creates an empty index for digests with this grain, the number of blocks between their prefix hashes.
+    /// `stale_after`: time without a digest after which a site may hold any blocks; `key`: a random number that
+    /// protects the hash table.
     ///
     /// # Errors
+    ///
     /// [`Error::Grain`] if the grain is 0.
     pub fn new(grain: u32, stale_after: Duration, key: u64) -> Result<Self, Error> {
         if grain == 0 {
@@ -110,17 +114,18 @@ impl Sites {
         })
     }
 
-    /// Number of blocks between marks.
+    /// Number of blocks between the prefix hashes of a digest.
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// Applies a digest, which had `bytes` bytes.
+    /// Applies a received digest. `bytes`: its encoded size.
     ///
     /// # Errors
-    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if an earlier digest is missing, after which the site may hold any
-    /// blocks until a whole digest comes; [`Error::TooMany`].
+    ///
+    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if an earlier digest is missing, after which the site may
+    /// hold any blocks until a whole digest arrives; [`Error::TooMany`].
     pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         let applied = self.try_apply(digest, bytes, now);
         match &applied {
@@ -221,7 +226,7 @@ impl Sites {
         }
     }
 
-    /// Removes a site's marks, by a scan of all marks.
+    /// Removes all marks (prefix hashes) of a site, by a scan of the whole table.
     fn clear(&mut self, at: usize) {
         if self.sites[at].as_ref().is_some_and(|site| site.marks > 0) {
             let has = |(_, set): &(u64, u32)| self.sets.has(*set, at);
@@ -230,7 +235,7 @@ impl Sites {
         }
     }
 
-    /// Removes a site. False if it is unknown.
+    /// Removes a site and its marks (prefix hashes). Returns false if the site is unknown.
     pub fn forget(&mut self, site: &str) -> bool {
         let Some(at) = self.numbers.get(site).map(|&at| at as usize) else { return false };
         self.clear(at);
@@ -240,13 +245,14 @@ impl Sites {
         true
     }
 
-    /// Name of the site with this number; empty if there is none.
+    /// Name of the site with this number; empty if there is no such site.
     #[must_use]
     pub fn name(&self, site: u32) -> &str {
         self.sites.get(site as usize).and_then(Option::as_ref).map_or("", |site| &site.name)
     }
 
-    /// Bounds of the sites for a prompt of `blocks` blocks, given the prompt's [marks](crate::marks_of_prompt).
+    /// Looks up a prompt of `blocks` blocks, given by its [marks](crate::marks_of_prompt) (prefix hashes): returns
+    /// bounds on the number of leading blocks that each site holds.
     #[must_use]
     pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
         self.counts.answers.fetch_add(1, Relaxed);
@@ -284,7 +290,8 @@ impl Sites {
         answer
     }
 
-    /// Counts claims of doubted sites that would have been the best, and suggests a probe of one of them at intervals.
+    /// Counts claims of doubted sites that would have been the best answer, and at intervals suggests a probe of a
+    /// site, a query for the blocks that it really holds.
     fn probe(&self, sets: &[u32], best: u32, doubted: &[u32], answer: &mut Answer) {
         for &number in doubted {
             let Some(depth) = sets.iter().rposition(|&set| self.sets.has(set, number as usize)) else { continue };
@@ -298,8 +305,8 @@ impl Sites {
         }
     }
 
-    /// Records that a site really had `was` leading blocks of a prompt, after an answer with these bounds. `proof`:
-    /// whether the site's own answer or an engine's report shows it. False if the site is unknown.
+    /// Records that a site really held `was` leading blocks of a prompt, after a lookup with these bounds. `proof`:
+    /// source of this knowledge, the site's exact index or an engine's report. Returns false if the site is unknown.
     pub fn compare(&mut self, site: &str, at_least: u32, at_most: u32, was: u32, proof: Proof) -> bool {
         let Some(site) = self.numbers.get(site).and_then(|&at| self.sites[at as usize].as_mut()) else { return false };
         // An engine may have computed what it held: that it took less from its cache proves less than an answer, and that
@@ -326,7 +333,7 @@ impl Sites {
         }
     }
 
-    /// Status of all sites, by name.
+    /// Returns the status of all sites, sorted by name.
     #[must_use]
     pub fn list(&self, now: Duration) -> Vec<SiteStatus> {
         let status = |site: &Site| SiteStatus {
@@ -346,7 +353,7 @@ impl Sites {
         list
     }
 
-    /// Counts since the index was created, and present sizes.
+    /// Counts of digests and lookups since the index of sites was created, and its present sizes.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let SiteCounters {
@@ -374,7 +381,7 @@ impl Sites {
         }
     }
 
-    /// True if the table and the sites are consistent, for tests.
+    /// True if the table of marks (prefix hashes) and the data of the sites agree; for tests.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let mut of_sites = vec![(0_u64, 0_u64); self.sites.len()];

@@ -1,59 +1,59 @@
-//! Status of each site, the trust in it, which is the share of its claims that were true, and counts of the index of
-//! sites.
+//! Status of each site, including the trust in its digests, and counts of the index of sites.
 //!
-//! A claim is the minimum number of blocks that a site has by its digest. The site's exact answer, or the cached tokens
-//! reported by one of its engines, shows how many of them it *kept*. Trust is the share of the claimed blocks that was
-//! kept, over about the last [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`], a site's
-//! claims are left out of answers until the share is above [`BELIEVED`] again. Probes measure it: one in
-//! [`PROBE_EVERY`] of the answers in which the site would have been the best.
+//! A site *claims* the minimum number of blocks of a prompt that its digest shows. The site's exact index, or the
+//! cached tokens reported by one of its engines, later shows how many of them it really had (*kept*). Trust is the
+//! share of the claimed blocks that were kept, over about the last [`MEMORY`] comparisons; a new site begins with some
+//! credit. If trust falls below [`DOUBTED`], the site's claims are left out of answers until trust is above
+//! [`BELIEVED`] again. Trust is measured meanwhile by probes: the site is asked in one of [`PROBE_EVERY`] of the
+//! lookups in which it would have been the best.
 //!
-//! So a site that claims everything is asked in vain some ten times, and then once in [`PROBE_EVERY`] times. Honest
-//! sites fall slightly short when blocks are removed between a digest and a query.
+//! So a site that falsely claims every block is asked in vain about ten times, and then once in [`PROBE_EVERY`] times.
+//! Honest sites fall slightly short when blocks are removed between a digest and a lookup.
 
 use std::time::Duration;
 
-/// Counts since the index of sites was created, and present sizes.
+/// Counts of digests and lookups since the index of sites was created, and its present sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Number of sites.
+    /// Number of sites in the index.
     pub sites: u64,
-    /// Number of different marks (prefix hashes) over all sites.
+    /// Number of different marks (prefix hashes in digests) over all sites.
     pub marks: u64,
-    /// Number of different sets of two or more sites that have a mark in common.
+    /// Number of different sets of two or more sites that share a mark (prefix hash).
     pub sets: u64,
-    /// Allocated memory, in bytes.
+    /// Memory allocated by the index of sites, in bytes.
     pub bytes: u64,
     /// Number of digests that were applied, including whole ones.
     pub applied: u64,
     /// Number of whole digests that were applied.
     pub whole: u64,
-    /// Number of digests that had already been applied before.
+    /// Number of digests that were ignored because they had already been applied.
     pub repeated: u64,
-    /// Number of digests that could not be used.
+    /// Number of digests that were rejected because they could not be used.
     pub refused: u64,
-    /// Number of digests after which a whole one was requested.
+    /// Number of digests that could not be applied, so that a whole digest was requested.
     pub whole_wanted: u64,
-    /// Number of sites that were removed.
+    /// Number of sites that were removed from the index.
     pub forgotten: u64,
-    /// Number of times that a site became doubted, as it had claimed more than it had.
+    /// Number of times that a site became doubted, because it had claimed more blocks than it had.
     pub doubted: u64,
-    /// Number of claims that were compared with the real holdings.
+    /// Number of claims that were compared with the blocks that the site really had.
     pub compared: u64,
-    /// Number of claims that exceeded the real holdings.
+    /// Number of compared claims that exceeded the blocks that the site really had.
     pub short: u64,
-    /// Number of comparisons in which a site really had more blocks than the bounds allowed.
+    /// Number of comparisons in which a site really had more blocks than its upper bound.
     pub beyond: u64,
-    /// Number of prompts looked up.
+    /// Number of prompts that were looked up in the index of sites.
     pub answers: u64,
-    /// Number of claims of doubted sites that were left out of answers.
+    /// Number of times that the claim of a doubted site was left out although it would have been the best.
     pub left_out: u64,
-    /// Number of suggested probes of doubted sites.
+    /// Number of suggested probes, queries for the blocks that a doubted site really holds.
     pub probes: u64,
 }
 
 impl Counts {
-    /// All counts, with the names of their fields.
+    /// Names and values of all counts of the index of sites.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 17] {
         [
@@ -78,18 +78,18 @@ impl Counts {
     }
 }
 
-/// State of a site, which decides whether its claims count.
+/// State of a site, which determines if its claims (bounds on the blocks that it holds) count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// The site is known: its bounds are used.
+    /// Site with usable bounds on the number of a prompt's blocks that it holds.
     Known,
-    /// The site was silent for too long, or one of its digests is missing: it may hold any blocks.
+    /// Site that may hold any blocks, because it sent no digest for too long, or one of its digests is missing.
     Unknown,
-    /// The site claimed more than it had too often: it may hold any blocks.
+    /// Site that may hold any blocks, because it too often claimed more blocks than it had.
     Doubted,
 }
 
-/// Status of one site.
+/// Status of one site: its last digest, its marks (prefix hashes), and the trust in its claims.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SiteStatus {
@@ -99,57 +99,59 @@ pub struct SiteStatus {
     pub state: State,
     /// Time since the site's last digest.
     pub age: Duration,
-    /// Identifier of the life of the site's publisher.
+    /// Identifier of the life of the site's publisher, the time from one restart to the next.
     pub life: u64,
-    /// Number of the site's last digest.
+    /// Sequence number of the site's last digest.
     pub seq: u64,
-    /// Number of the site's marks (prefix hashes).
+    /// Number of the site's marks, the prefix hashes in its digests.
     pub marks: u64,
-    /// Number of bytes of the site's digests so far.
+    /// Total size of the site's digests so far, in bytes.
     pub bytes: u64,
-    /// Share of the site's claimed blocks that it really had, from 0 to 1.
+    /// Share of the blocks claimed by the site's digests that it really had, from 0 to 1.
     pub trust: f64,
-    /// Number of the site's claims that were compared with the real holdings.
+    /// Number of the site's claims that were compared with the blocks that it really had.
     pub compared: u64,
-    /// Number of the site's claims that exceeded the real holdings.
+    /// Number of the site's compared claims that exceeded the blocks that it really had.
     pub short: u64,
 }
 
-/// Number of later answers after which the weight of an answer in the trust is 1/e of a new answer's.
+/// Number of comparisons of claimed with real blocks after which the weight of an earlier comparison in a site's trust
+/// has fallen to about 1/e.
 const MEMORY: f64 = 16.0;
-/// Credit of a new site, in units of `grain` kept blocks.
+/// Number of true claims, of `grain` blocks each, that a new site is credited with.
 const CREDIT: f64 = 4.0;
-/// Trust below which a site becomes doubted.
+/// Trust (share of a site's claimed blocks that it really had) below which the site becomes doubted.
 const DOUBTED: f64 = 0.5;
-/// Trust from which on a doubted site counts again.
+/// Trust (share of a site's claimed blocks that it really had) that a doubted site must exceed for its claims to count
+/// again.
 const BELIEVED: f64 = 0.75;
-/// Number of answers in which a doubted site would have been the best, per probe of the site.
+/// Number of lookups in which a doubted site would have been the best, for each probe of the site.
 pub(crate) const PROBE_EVERY: u32 = 32;
 
-/// Source of the knowledge of a site's real holdings.
+/// Source of the knowledge which blocks a site really has: its index or an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// The answer of the site's exact index.
+    /// Answer of the site's exact index.
     Answer,
-    /// The report of one of the site's engines, in its answer to a request.
+    /// Number of cached tokens that one of the site's engines reported for a request.
     Engine,
 }
 
-/// Record of how many of its claimed blocks a site really had.
+/// Comparison of the blocks that a site claimed with those that it really had.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trust {
     claimed: f64,
     kept: f64,
     doubted: bool,
-    /// Number of answers that were compared with the site's claims.
+    /// Number of comparisons of the site's claims.
     pub(crate) compared: u64,
-    /// Number of compared answers in which the site had fewer blocks than claimed.
+    /// Number of comparisons in which the site had fewer blocks than claimed.
     pub(crate) short: u64,
 }
 
 impl Trust {
-    /// Compares a site's claim to hold at least `claimed` blocks with the real number, `was`. True if the site becomes
-    /// doubted.
+    /// Compares a site's claim to hold at least `claimed` blocks with the real number, `was`. Returns true if the site
+    /// becomes doubted by this.
     pub(crate) fn compare(&mut self, claimed: u32, was: u32, grain: u32) -> bool {
         if claimed == 0 {
             return false;

@@ -1,21 +1,23 @@
-//! Table of marks and their sets of sites: a hash table of 12 bytes an entry that grows by a quarter. A set is a 32-bit
-//! number: its only site's, or a set's that is kept once.
+//! Table from marks (prefix hashes) to the sets of sites that have them: a hash table with 12 bytes per entry. The
+//! table stores a set as a 32-bit number: the number of the only site, or the number of a set of several sites, which
+//! is stored once for all marks.
 //!
-//! There may be as many marks as the fleet has different blocks divided by the grain, and their memory is the main cost
-//! of an index of sites. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80
-//! % full while it grows. It is kept in shards, so that growing moves a part of it at a time.
+//! There may be as many marks as the fleet has different blocks divided by the grain, and they need most of the memory
+//! of an index of sites. Hash tables that double their size are nearly half empty for half of the time; this one grows
+//! by a quarter, and is between 64 % and 80 % full while it grows. It is divided into shards, so that a growth step
+//! moves only a part of it.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 const SHARDS: usize = 64;
-/// Set number that marks an empty entry.
+/// Number of a set that denotes an empty entry of the hash table.
 const EMPTY: u32 = u32::MAX;
-/// Minimum number of entries of a shard that is not empty.
+/// Minimum capacity of a shard (part of the hash table) that is not empty, in entries.
 const SMALLEST: usize = 16;
 
-/// Entry of the table: a mark in two halves, which avoids padding, and the number of its set.
+/// Entry of the table: a mark (prefix hash) in two halves, which avoids padding, and the number of its set of sites.
 #[derive(Clone, Copy)]
 struct Entry {
     mark: [u32; 2],
@@ -34,16 +36,16 @@ impl Entry {
     }
 }
 
-/// Mixes the bits of a word, as a hash.
+/// Mixes the bits of a word, for use as a hash.
 pub(crate) fn mix(word: u64) -> u64 {
     let product = u128::from(word ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
     (product >> 64) as u64 ^ product as u64
 }
 
-/// Hash table from marks to numbers of sets.
+/// Hash table from marks (prefix hashes) to numbers of sets of sites.
 pub(crate) struct Table {
     shards: Vec<Shard>,
-    /// Secret key of the hash, so that sites cannot choose colliding marks.
+    /// Secret key of the table's hash function, so that no site can choose marks (prefix hashes) that collide.
     key: u64,
 }
 
@@ -72,7 +74,8 @@ impl Table {
         self.shards[hash as usize % SHARDS].find(hash, mark).map(|(_, set)| set)
     }
 
-    /// Replaces the set of a mark with the result of `change`, which gets the present set; `None` stands for no entry.
+    /// Replaces the set of sites of a mark (prefix hash). `change` receives the number of the present set and returns
+    /// the number of the new one; `None` stands for no set.
     pub(crate) fn change(&mut self, mark: u64, change: impl FnOnce(Option<u32>) -> Option<u32>) {
         let hash = mix(mark ^ self.key);
         let shard = &mut self.shards[hash as usize % SHARDS];
@@ -85,7 +88,7 @@ impl Table {
         }
     }
 
-    /// All marks, each with the number of its set of sites.
+    /// All marks (prefix hashes) in the table, each with the number of its set of sites.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.shards.iter().flat_map(|shard| &shard.entries);
         entries.filter(|entry| entry.set != EMPTY).map(|entry| (entry.mark(), entry.set))
@@ -93,8 +96,8 @@ impl Table {
 }
 
 impl Shard {
-    /// Preferred position of an entry in its shard. The lowest bits of the hash choose the shard, the highest the
-    /// position.
+    /// Preferred position of an entry in its shard (part of the table). The lowest bits of the hash choose the shard,
+    /// the highest the position.
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }
@@ -143,8 +146,8 @@ impl Shard {
         }
     }
 
-    /// Removes an entry. Later entries whose preferred position is before the gap move up, so that no search ends too
-    /// early.
+    /// Removes an entry. Later entries whose preferred position is before the gap are moved up, so that no search ends
+    /// too early.
     fn remove(&mut self, at: usize, key: u64) {
         let mut hole = at;
         let mut at = self.next(at);
@@ -166,31 +169,31 @@ impl Shard {
     }
 }
 
-/// Maximum number of sites. A set number below it is the set of that one site.
+/// Maximum number of sites. A set's number below this limit stands for the set with only the site of that number.
 pub const MAX_SITES: usize = 1 << 16;
 const FIRST: u32 = MAX_SITES as u32;
 
-/// A set of sites, as bits.
+/// Set of sites as a bit mask: one bit for each site's number.
 pub(crate) type Bits = [u64];
 
 struct SharedSet {
     bits: Arc<Bits>,
-    /// Number of marks that have this set.
+    /// Number of marks (prefix hashes) that use this set of sites.
     marks: u32,
 }
 
-/// Sets of more than one site, each kept once for all marks that have it.
+/// Sets of two or more sites, each stored once for all marks (prefix hashes) that use it.
 #[derive(Default)]
 pub(crate) struct Sets {
     kept: Vec<Option<SharedSet>>,
     free: Vec<u32>,
     numbers: HashMap<Arc<Bits>, u32>,
-    /// Number of 64-bit words in all kept sets.
+    /// Number of 64-bit words in the bit masks of all stored sets of sites.
     words: usize,
 }
 
 impl Sets {
-    /// Calls `f` with each site of a set.
+    /// Calls `f` with the number of each site in a set.
     pub(crate) fn each(&self, set: u32, mut f: impl FnMut(usize)) {
         match self.bits(set) {
             None => f(set as usize),
@@ -210,8 +213,8 @@ impl Sets {
         Some(&kept.bits)
     }
 
-    /// Adds a site to the set of sites of one mark, whose present set has number `set`. Returns the number of the
-    /// mark's new set.
+    /// Adds a site to the set of sites of one mark (prefix hash). `set`: number of the mark's present set. Returns the
+    /// number of the mark's new set.
     pub(crate) fn with(&mut self, set: Option<u32>, site: usize) -> u32 {
         let Some(set) = set else { return site as u32 };
         if self.has(set, site) {
@@ -223,8 +226,8 @@ impl Sets {
         self.number(bits)
     }
 
-    /// Removes a site from the set of sites of one mark, whose present set has number `set`. Returns the number of the
-    /// mark's new set; `None` if no site is left.
+    /// Removes a site from the set of sites of one mark (prefix hash). `set`: number of the mark's present set. Returns
+    /// the number of the mark's new set; `None` if no site is left.
     pub(crate) fn without(&mut self, set: u32, site: usize) -> Option<u32> {
         if !self.has(set, site) {
             return Some(set);
@@ -296,7 +299,7 @@ impl Sets {
         }
     }
 
-    /// Number of kept sets, each of more than one site.
+    /// Number of stored sets of sites, each of two or more sites.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }
@@ -311,7 +314,7 @@ impl Sets {
     }
 }
 
-/// Positions of the bits that are set, ascending.
+/// Positions of the bits that are set in a bit mask, in ascending order.
 pub(crate) fn ones(bits: &Bits) -> impl Iterator<Item = usize> {
     bits.iter().enumerate().flat_map(|(at, &word)| {
         let mut word = word;

@@ -1,15 +1,15 @@
-//! Support for a service that started after its engines: which announcements it has missed, and blocks that it learns
-//! of in other ways. `kvatlas-adopt` decides when to use them.
+//! Adoption of cached blocks that were announced before the service started: methods to find missed announcements, and
+//! to store blocks known from other sources. `kvatlas-adopt` decides when to use them.
 
 use crate::index::BlockIndex;
 use crate::types::{BlockHash, Error};
 use crate::writer::{Adoption, Chain, Roots};
 
 impl BlockIndex {
-    /// Finds, for each of `names`, the block nearest to the beginning of the prompt that is missing from the rank's
-    /// device in the chain that ends with this block; None if the rank holds the whole chain.
+    /// Finds missed announcements: for each block of `names`, the block nearest to the beginning of its prompt that the
+    /// rank's device lacks in the chain ending with this block; None if the rank holds the whole chain.
     ///
-    /// `removed`: block hashes that were removed since the last call with these `roots`.
+    /// `removed`: block hashes that were removed since the last call with the same `roots`, a cache of results.
     #[must_use]
     pub fn missing_above(
         &self,
@@ -22,16 +22,17 @@ impl BlockIndex {
         self.write(|writer| writer.missing_above(worker, rank, removed, names, roots))
     }
 
-    /// Stores the first blocks of a prompt on a rank's device, with these block hashes and contents, except those
-    /// marked as `gone`, without an announcement. Blocks that the rank held stay as they are, the others are held with
-    /// one copy, and blocks that waited for one of them are linked.
+    /// Stores the first blocks of a prompt on a rank's device without an announcement, with these block hashes and
+    /// content hashes, except those marked as `gone`. Blocks that the rank holds already stay as they are; each new
+    /// block counts as one copy. Blocks whose missing parent is among the new ones can be found from then on.
     ///
-    /// `certain`: the contents are known to belong to the block hashes. Then a block that is held with another content
-    /// gets this one, as the other was a guess: engines announce a salt only at the beginning of a prompt. Otherwise
-    /// that block makes the result [`Adoption::Contrary`].
+    /// `certain`: true if the contents are known to belong to the block hashes. A block that the rank holds with
+    /// another content then gets this content, as the other one was a guess: engines announce a salt only at the
+    /// beginning of a prompt. If false, the result for a block with another content is [`Adoption::Contrary`].
     ///
     /// # Errors
-    /// Those of [`store`](Self::store).
+    ///
+    /// The errors of [`store`](Self::store).
     pub fn adopt(
         &self,
         worker: &str,
@@ -45,21 +46,21 @@ impl BlockIndex {
         self.write(|writer| writer.adopt(worker, rank, &chain, gone, certain))
     }
 
-    /// For each block hash, true if the rank holds the block on its device.
+    /// Checks, for each block hash, if the rank holds the block on its device.
     #[must_use]
     pub fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
         self.write(|writer| writer.held(worker, rank, names))
     }
 
-    /// Block hashes and content hashes of the blocks from the beginning of a prompt up to `name`, as held by ranks with
-    /// shared block hashes. None if no rank holds the block.
+    /// Chain from the beginning of a prompt to the block `name`, as block hashes and content hashes. Only ranks that
+    /// share a table of block hashes with others are searched. None if none of them holds the block.
     #[must_use]
     pub fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         self.write(|writer| writer.chain_of(name))
     }
 
-    /// True if a rank has shown that it uses the same block hashes as others: at least `enough` blocks that it
-    /// announced have the same block hash, parent and content at other ranks, and none differs.
+    /// True if a rank uses the same block hashes as other ranks: at least `enough` blocks that it announced have the
+    /// same block hash, parent and content at other ranks, and none differs.
     #[must_use]
     pub fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
         self.write(|writer| writer.agrees(worker, rank, enough))
@@ -151,7 +152,8 @@ mod tests {
         assert!(!index.agrees("d", 0, 0), "another name");
     }
 
-    /// On random streams, an adoption equals a store of the blocks that the rank lacked.
+    /// Checks on random event streams that an adoption gives the same index as a store of the blocks that the rank
+    /// lacked.
     #[test]
     fn equals_the_reference() {
         let mut adopted = 0;

@@ -1,4 +1,4 @@
-//! Many changes of an index under one lock.
+//! Series of many changes of an index under one lock.
 
 use std::sync::atomic::Ordering;
 
@@ -9,15 +9,15 @@ use crate::index::{BlockIndex, Config};
 use crate::types::{BlockHash, Error, Event, Tier};
 use crate::writer::{Chain, Way, Writer};
 
-/// Series of changes of an index. From the first change on, other writers wait until this is dropped, or until 1,024
-/// blocks were changed: then they have their turn, also in the middle of a long store or removal. Readers see each
-/// change as it is made.
+/// Series of changes of an index under one lock. From the first change on, other writers wait until this value is
+/// dropped, or until 1,024 blocks were changed: they then get the lock for a moment, even in the middle of a long store
+/// or removal. Readers see each change immediately.
 pub struct Changes<'i> {
     index: &'i BlockIndex,
     writer: Option<MutexGuard<'i, Writer>>,
-    /// Number of blocks after which other writers have their turn.
+    /// Number of changed blocks after which other writers get the lock for a moment.
     turn: usize,
-    /// Number of blocks until the other writers' next turn.
+    /// Number of blocks that may still be changed before other writers get the lock.
     left: usize,
 }
 
@@ -33,10 +33,11 @@ impl<'i> Changes<'i> {
         self.index.config()
     }
 
-    /// Stores blocks like [`BlockIndex::store`].
+    /// Stores consecutive blocks of a chain like [`BlockIndex::store`].
     ///
     /// # Errors
-    /// Those of [`BlockIndex::store`].
+    ///
+    /// The errors of [`BlockIndex::store`].
     pub fn store(
         &mut self,
         rank: &impl RankRef,
@@ -50,10 +51,11 @@ impl<'i> Changes<'i> {
         self.store_in_parts(chain, |writer, chain| writer.store(rank, tier, chain))
     }
 
-    /// Stores blocks like [`BlockIndex::store_once`].
+    /// Stores blocks without counting further copies, like [`BlockIndex::store_once`].
     ///
     /// # Errors
-    /// Those of [`BlockIndex::store_once`].
+    ///
+    /// The errors of [`BlockIndex::store_once`].
     pub fn store_once(
         &mut self,
         rank: &impl RankRef,
@@ -67,7 +69,7 @@ impl<'i> Changes<'i> {
         self.store_in_parts(chain, |writer, chain| writer.without_copies(|writer| writer.store(rank, tier, chain)))
     }
 
-    /// Stores copies of known blocks like [`BlockIndex::store_known`].
+    /// Stores copies of known blocks on another tier, like [`BlockIndex::store_known`].
     pub fn store_known(&mut self, rank: &impl RankRef, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
         self.prepare(rank, tier, !block_hashes.is_empty());
@@ -77,9 +79,8 @@ impl<'i> Changes<'i> {
         unknown
     }
 
-    /// Removes blocks like [`BlockIndex::remove`]. A long removal is made in parts, leaves first, so that between two
-    /// parts no hole is above blocks that are still to be removed. The order of the block hashes does not matter
-    /// otherwise.
+    /// Removes blocks like [`BlockIndex::remove`]. A long removal is done in parts, the ends of chains first, so that
+    /// no hole appears in a chain between two parts. The given order of the block hashes has no other effect.
     #[inline]
     pub fn remove(&mut self, rank: &impl RankRef, tier: Tier, block_hashes: &[BlockHash]) {
         self.prepare(rank, tier, false);
@@ -101,7 +102,7 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// Removes blocks like [`BlockIndex::clear`].
+    /// Removes all blocks of a worker, rank or tier like [`BlockIndex::clear`].
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let turn = self.turn;
         for rank in self.write(turn, true, |writer| writer.clear(worker, rank, tier)) {
@@ -109,24 +110,25 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// True if resets of the worker's engine are known to keep offloaded blocks.
+    /// True if the worker's engine is known to keep offloaded blocks when its prefix cache is reset.
     #[must_use]
     pub fn resets_keep(&self, worker: &str) -> bool {
         self.index.resets_keep(worker)
     }
 
-    /// True if a tier of a worker's is a pool, whose blocks stay when the worker's are cleared.
+    /// True if the blocks that a worker announces on this tier are in a pool shared with other workers. These blocks
+    /// stay when the worker's blocks are cleared.
     #[must_use]
     pub fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
         self.index.is_in_pool(worker, tier)
     }
 
-    /// Records a chunk length like [`BlockIndex::learn_chunk`].
+    /// Records a rank's chunk length (blocks stored and loaded together) for a tier, like [`BlockIndex::learn_chunk`].
     pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
         self.index.learn_chunk(worker, rank, tier, blocks);
     }
 
-    /// Applies a reset like [`BlockIndex::reset`].
+    /// Applies a reset of an engine's prefix cache like [`BlockIndex::reset`].
     pub fn reset(&mut self, worker: &str, rank: Option<u32>) {
         let turn = self.turn;
         for rank in self.write(turn, true, |writer| writer.reset(worker, rank)) {
@@ -134,21 +136,21 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// Events that store all blocks of one rank, like [`BlockIndex::dump_rank`], which would deadlock during this
-    /// series.
+    /// Events that store all blocks of one rank, like [`BlockIndex::dump_rank`]; that method would deadlock during a
+    /// series of changes.
     pub fn dump_rank(&mut self, worker: &str, rank: u32) -> Vec<Event> {
         self.write(self.turn, false, |writer| writer.copy_rank(worker, rank)).events(worker, rank)
     }
 
-    /// Does work in parts, between which other writers have their turn. `part` does about one turn's work and returns
-    /// whether more is left.
+    /// Does work in parts, and lets other writers have the lock between them. `part` changes about 1,024 blocks and
+    /// returns true if more work is left.
     fn in_turns(&mut self, part: impl Fn(&mut Writer) -> bool) {
         while self.write(1, false, &part) {
             self.left = 0;
         }
     }
 
-    /// Prepares a rank for a store on a tier or a removal from there: finishes what must be done before.
+    /// Completes earlier work that must be finished before a rank can store blocks on a tier or remove them from there.
     #[inline]
     fn prepare(&mut self, rank: &impl RankRef, tier: Tier, stores: bool) {
         if tier != Tier::Gpu {
@@ -157,8 +159,8 @@ impl<'i> Changes<'i> {
         }
     }
 
-    /// Stores a chain in parts, between which other writers have their turn. The result equals one store, as a
-    /// chain is stored block by block; before the first part, the index checks that there is room for all.
+    /// Stores a chain in parts, and lets other writers have the lock between them. The result equals one store, as a
+    /// chain is stored block by block; before the first part, the index checks that it can number all blocks.
     #[inline]
     fn store_in_parts(
         &mut self,

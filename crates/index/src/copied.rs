@@ -5,45 +5,47 @@ use std::ops::Range;
 
 use crate::types::{BlockHash, Event, Tier};
 
-/// Chain of a rank's blocks, as the index keeps it.
+/// Chain of consecutive blocks of a rank that the index keeps together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopiedChain {
-    /// Number of the run in which the index keeps the chain. Chains of other ranks with the same number often have the
-    /// same blocks, or more or fewer of them; this is only a hint, so compare the blocks.
+    /// Number of the run, the list of consecutive blocks in which the index keeps the chain. Chains of other ranks with
+    /// the same number often have the same blocks, or more or fewer of them. This is only a hint, so compare the
+    /// blocks.
     pub run: u32,
-    /// Block hash of the block before the first; None at the start of a prompt.
+    /// Block hash of the block before the chain's first one; None at the start of a prompt.
     pub parent: Option<BlockHash>,
-    /// The engine's block hashes, in order.
+    /// Block hashes as given by the engine, in the order of the chain.
     pub names: Vec<BlockHash>,
-    /// The content hash of each block.
+    /// Content hash of each block.
     pub contents: Vec<u64>,
-    /// Ranges of the chain's blocks that the rank holds with exactly one copy, which is on the device. The other blocks
-    /// are in [`RankCopy::blocks`].
+    /// Ranges of the chain's blocks that the rank holds with exactly one copy, on the device. All other blocks of the
+    /// rank are in [`RankCopy::blocks`].
     pub plain: Vec<Range<usize>>,
 }
 
-/// Single block of a rank: below a hole, with several copies, or on another tier.
+/// Single block of a rank that is not part of a copied chain: after a missing block, with several copies, or on another
+/// tier than the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CopiedBlock {
-    /// The engine's block hash.
+    /// Block hash as given by the engine.
     pub name: BlockHash,
-    /// Block hash of the preceding block, known or not; None at the start of a prompt.
+    /// Block hash of the preceding block, which need not be known; None at the start of a prompt.
     pub parent: Option<BlockHash>,
     /// Content hash of the block.
     pub content: u64,
-    /// Number of copies on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL): either on the device or on other
-    /// tiers.
+    /// Number of copies on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL). Copies on the device and copies
+    /// on other tiers are in separate values.
     pub copies: [u32; 4],
 }
 
 /// Consecutive blocks of a rank with the same number of copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UniformChain {
-    /// Block hash of the block before the first, known or not; None at the start of a prompt.
+    /// Block hash of the block before the chain's first one, which need not be known; None at the start of a prompt.
     pub parent: Option<BlockHash>,
-    /// The engine's block hashes, in order.
+    /// Block hashes as given by the engine, in the order of the chain.
     pub names: Vec<BlockHash>,
-    /// The content hash of each block.
+    /// Content hash of each block.
     pub contents: Vec<u64>,
     /// Number of copies of each block on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL).
     pub copies: [u32; 4],
@@ -52,16 +54,16 @@ pub struct UniformChain {
 /// Copy of the blocks that one rank held at one moment.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct RankCopy {
-    /// Chains, parents before the chains that continue them.
+    /// Chains of blocks on the device with one copy each. A chain comes after the chains that it continues.
     pub chains: Vec<CopiedChain>,
-    /// All other blocks: those on the device, then those on other tiers, each sorted by block hash. A block hash may be
-    /// in both parts.
+    /// All blocks of the rank that are not in `chains`: first those on the device, then those on other tiers, each part
+    /// sorted by block hash. A block hash may be in both parts.
     pub blocks: Vec<CopiedBlock>,
 }
 
 impl RankCopy {
-    /// Groups [`blocks`](Self::blocks) to chains as long as possible. Chains on the device come first, as they define
-    /// what their block hashes mean.
+    /// Groups the [`blocks`](Self::blocks) into chains that are as long as possible. Chains on the device come first,
+    /// as they define the contents behind their block hashes.
     #[must_use]
     pub fn uniform_chains(&self) -> Vec<UniformChain> {
         let blocks = &self.blocks[..];
@@ -103,7 +105,7 @@ impl RankCopy {
         chains
     }
 
-    /// Events that store the same blocks in a rank of an empty index.
+    /// Events that store the same blocks for a rank of an empty index.
     #[must_use]
     pub fn events(&self, worker: &str, rank: u32) -> Vec<Event> {
         let store = |tier, parent, names: &[BlockHash], contents: &[u64]| Event::Store {

@@ -1,5 +1,5 @@
-//! Copies of the blocks that a rank holds, made while other writers change the index, and dumps of all ranks as events
-//! that build an equal index.
+//! Copies of the blocks that a rank holds, made while other writers change the index; and dumps of the whole index as
+//! events that build an equal index.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -12,22 +12,22 @@ use crate::index::BlockIndex;
 use crate::types::Event;
 use crate::writer::{LargeCopy, Slice};
 
-/// State of a copy after a step.
+/// State of the copy of a rank's blocks after a step.
 #[derive(Debug)]
 pub enum CopyState<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
-    /// The copy is incomplete: call [`step`](RankCopier::step) again.
+    /// Incomplete copy of the rank's blocks: call [`step`](RankCopier::step) again.
     More(RankCopier<I>),
-    /// The copy is complete: the blocks held at the time of the last step.
+    /// Complete copy of the blocks that the rank held at the time of the last step.
     Done(CopyDone),
 }
 
-/// A copy that is complete, but not sorted yet: [`sorted`](Self::sorted) does so without a lock.
+/// Complete but unsorted copy of a rank's blocks; [`sorted`](Self::sorted) sorts it without a lock.
 pub struct CopyDone {
     large: Option<LargeCopy>,
     pub(crate) spent: usize,
 }
 
-/// Copies one rank's blocks in steps, between which other writers may change the index.
+/// Copier of one rank's blocks in steps, between which other writers may change the index.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -50,22 +50,23 @@ pub struct RankCopier<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
     worker: Box<str>,
     rank: u32,
     large: Option<LargeCopy>,
-    /// Number of times the copy was started again.
+    /// Number of times that the copy was started again because the rank was cleared.
     again: usize,
     spent: usize,
 }
 
-/// Number of clears during a copy after which the rank is copied in one step: soon after a clear it is small.
+/// Number of restarts of a copy after which the rank is copied in one step. Each restart follows a clear of the rank,
+/// which then has few blocks.
 const MOST_AGAIN: usize = 8;
 
 impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
-    /// A copier of a worker's rank, which need not be known to the index.
+    /// Creates a copier for a worker's rank, which need not be known to the index.
     #[must_use]
     pub fn new(index: I, worker: &str, rank: u32) -> Self {
         Self { index, worker: worker.into(), rank, large: None, again: 0, spent: 0 }
     }
 
-    /// Copies the next blocks. Writers wait once, for about as long as it takes to copy `steps` blocks
+    /// Copies the next blocks. Writers wait once during this call, for about the time to copy `steps` blocks
     /// ([`BlockIndex::SLICE`] takes less than a millisecond).
     #[must_use]
     pub fn step(mut self, steps: usize) -> CopyState<I> {
@@ -96,7 +97,7 @@ impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
         CopyState::More(self)
     }
 
-    /// Number of steps that the last call of [`step`](Self::step) took; one step is about the copy of one block.
+    /// Number of steps that the last call of [`step`](Self::step) took; a step is about the work to copy one block.
     #[must_use]
     pub fn spent(&self) -> usize {
         self.spent
@@ -104,7 +105,7 @@ impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
 }
 
 impl CopyDone {
-    /// The sorted copy. Sorting takes a few nanoseconds a block.
+    /// Sorts the copied blocks and returns them, in a few nanoseconds per block.
     #[must_use]
     pub fn sorted(self) -> RankCopy {
         self.large.map(LargeCopy::copy).unwrap_or_default()
@@ -132,19 +133,19 @@ impl fmt::Debug for CopyDone {
 }
 
 impl BlockIndex {
-    /// All blocks held, as events. Applied to an empty index of the same configuration, these events build an equal
-    /// one. Block hashes are in their canonical form. Writers may change the index meanwhile, as in
+    /// Events that store all held blocks: applied to an empty index of the same configuration, they build an equal
+    /// index. Block hashes are in their canonical form. Other threads may change the index meanwhile, as in
     /// [`dump_in_slices`](Self::dump_in_slices).
     #[must_use]
     pub fn dump(&self) -> Vec<Event> {
         self.dump_in_slices(Self::SLICE).flatten().collect()
     }
 
-    /// All blocks held, as events, in slices between which writers get their turn. `steps`: about the number of blocks
-    /// that a slice may copy ([`SLICE`](Self::SLICE) takes less than a millisecond).
+    /// Events that store all held blocks, produced in slices. Other writers can change the index between two slices.
+    /// `steps`: approximate number of blocks copied per slice ([`SLICE`](Self::SLICE) takes less than a millisecond).
     ///
-    /// Each rank is as it was at one moment, different ranks at different moments. Ranks that came after the start of
-    /// the dump are not in it.
+    /// Each rank is dumped as it was at one moment, but different ranks at different moments. Ranks that were added
+    /// after the start of the dump are missing.
     #[must_use]
     pub fn dump_in_slices(&self, steps: usize) -> Dump<'_> {
         let mut ranks = self.write(|writer| writer.rank_names());
@@ -153,10 +154,10 @@ impl BlockIndex {
     }
 }
 
-/// Iterator over all blocks held, as events, rank by rank; returned by [`BlockIndex::dump_in_slices`].
+/// Iterator over the events that store all held blocks, rank by rank; returned by [`BlockIndex::dump_in_slices`].
 ///
-/// Each call of [`next`](Iterator::next) blocks writers once, for about as long as it takes to copy `steps` blocks, and
-/// returns the events of at most one rank: none if the rank's copy is incomplete, or the rank holds nothing.
+/// Each call of [`next`](Iterator::next) blocks writers once, for about the time to copy `steps` blocks, and returns
+/// the events of at most one rank: none if the copy of the rank is incomplete, or the rank holds nothing.
 pub struct Dump<'i> {
     index: &'i BlockIndex,
     steps: usize,
@@ -166,7 +167,7 @@ pub struct Dump<'i> {
 }
 
 impl Dump<'_> {
-    /// Number of steps that the last slice took; one step is about the copy of one block. For tests.
+    /// Number of steps that the last slice took, for tests; a step is about the work to copy one block.
     #[must_use]
     pub fn spent(&self) -> usize {
         self.spent

@@ -1,4 +1,4 @@
-//! Lookups, and their results.
+//! Lookups of prompts in the index, and their results.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -12,19 +12,21 @@ use crate::roster::{Chunk, Members as Holders, Roster, RosterMembers};
 use crate::sets::{Bits, NumberSet, OwnedMembers};
 use crate::types::View;
 
-/// Result of a lookup: for every holder, how many leading blocks of the query it holds.
+/// Result of a lookup: the number of the prompt's leading blocks that each holder has. A holder is a rank's device, or
+/// a rank's device with other tiers.
 ///
-/// Kept in the form in which it was found: a short list of depths, each with the set of holders that reach it. Names of
-/// workers are resolved only when asked for.
+/// The result is kept in the form in which it was found: a short list of depths, each with the set of holders that
+/// reach it. Names of workers are resolved only on request.
 pub struct Match<'i>(WalkResult<'i, Roster>);
 
-/// A [`Match`] that owns its data: later changes of the index do not affect it.
+/// Owned copy of a [`Match`], which later changes of the index do not affect.
 pub struct OwnedMatch {
     reaches: SmallVec<[(u32, OwnedMembers); 3]>,
     roster: Arc<RosterMembers>,
 }
 
-/// Walks the runs that the query goes through and collects their levels.
+/// Walks down the runs (stored lists of consecutive blocks) that match the query, and collects their levels: depths
+/// (numbers of leading blocks), each with the set of holders (ranks' caches) that reach the depth.
 #[inline]
 pub(crate) fn find<'i>(
     readers: &'i Readers,
@@ -62,11 +64,12 @@ fn walk<'p>(guard: &'p Guard<'_>, children: &'p Children, query: &[u64], mut rea
     }
 }
 
-/// Implements the accessors that both kinds of match have, based on an inherent `reached` (deepest first).
+/// Implements the methods that [`Match`] and [`OwnedMatch`] share, based on their method `reached`, which returns the
+/// depths in descending order.
 macro_rules! accessors {
     ($type:ty) => {
         impl $type {
-            /// The greatest depth of any holder, in blocks; 0 if no holder has the query's first block.
+            /// Greatest depth of any holder (a rank's cache), in blocks; 0 if no holder has the query's first block.
             #[must_use]
             pub fn depth(&self, view: View) -> u32 {
                 if self.holders().is_plain() {
@@ -80,9 +83,10 @@ macro_rules! accessors {
                 deepest
             }
 
-            /// Each worker that holds any of the query, and the depth in blocks of its best rank, deepest first.
+            /// Workers that hold any of the query's leading blocks, each with the depth of its best rank in blocks,
+            /// deepest first.
             ///
-            /// The names are borrowed: clone those that are to outlive the match.
+            /// The names are borrowed: clone those that must outlive the match.
             #[must_use]
             pub fn scores(&self, view: View) -> Vec<(&Arc<str>, u32)> {
                 let mut out = Vec::with_capacity(self.widest());
@@ -93,11 +97,11 @@ macro_rules! accessors {
                 out
             }
 
-            /// Writes each worker's number and depth, in blocks, into `out`, whose previous contents are dropped;
+            /// Writes each worker's number and depth, in blocks, to `out`, whose previous contents are removed;
             /// otherwise like [`scores`](Self::scores).
             ///
-            /// A worker has one number from its first store until it is dropped; then another worker may get this
-            /// number. [`worker`](Self::worker) has the name.
+            /// A worker keeps its number from its first store until it is dropped; then another worker may get the
+            /// number. [`worker`](Self::worker) returns the name.
             pub fn scores_into(&self, view: View, out: &mut Vec<(u32, u32)>) {
                 out.clear();
                 out.reserve(self.widest());
@@ -107,13 +111,14 @@ macro_rules! accessors {
                 });
             }
 
-            /// Name of the worker with this number at the time of the lookup; `None` if no worker had it.
+            /// Name that the worker with this number had at the time of the lookup; `None` if no worker had the number.
             #[must_use]
             pub fn worker(&self, number: u32) -> Option<&Arc<str>> {
                 self.holders().worker(number)
             }
 
-            /// Worker, rank and depth in blocks of each rank that holds any of the query, deepest first.
+            /// Triples of worker, rank and depth in blocks, for each rank that holds any of the query's leading blocks;
+            /// deepest first.
             #[must_use]
             pub fn by_rank(&self, view: View) -> Vec<(&Arc<str>, u32, u32)> {
                 let mut out = Vec::new();
@@ -121,7 +126,8 @@ macro_rules! accessors {
                 out
             }
 
-            /// Calls `f` with worker, rank and depth in blocks of each rank that holds any of the query, deepest first.
+            /// Calls `f` with the worker, rank and depth in blocks of each rank that holds any of the query's leading
+            /// blocks, deepest first.
             pub fn for_each<'m>(&'m self, view: View, mut f: impl FnMut(&'m Arc<str>, u32, u32)) {
                 let _ = self.each(view, |depth, chunk, who| {
                     Bits::of(who).for_each(|at| f(chunk.worker(at), chunk.rank(at), depth));
@@ -129,13 +135,14 @@ macro_rules! accessors {
                 });
             }
 
-            /// True if every view gives the same answer, because no rank has blocks on another tier than its device.
+            /// True if every view (selection of tiers) gives the same answer, because no rank has blocks beyond its
+            /// device.
             #[must_use]
             pub fn is_plain(&self) -> bool {
                 self.holders().is_plain()
             }
 
-            /// Workers grouped by the depth, in blocks, of their best rank, deepest first; each worker once.
+            /// Workers grouped by the depth of their best rank in blocks, deepest first; each worker occurs once.
             #[must_use]
             pub fn levels(&self, view: View) -> Vec<(u32, Vec<&Arc<str>>)> {
                 let mut out: Vec<(u32, Vec<&Arc<str>>)> = Vec::new();
@@ -150,7 +157,8 @@ macro_rules! accessors {
                 out
             }
 
-            /// The `k` workers with the greatest depths, deepest first; with `among`, only of the workers named there.
+            /// The `k` workers with the greatest depths, deepest first, each with its depth in blocks. With `among`,
+            /// only the workers named there are considered.
             #[must_use]
             pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(&Arc<str>, u32)> {
                 let mut out = Vec::new();
@@ -167,14 +175,15 @@ macro_rules! accessors {
                 out
             }
 
-            /// Number of holders of the first block: no level has more, unless a writer was at work during the lookup.
+            /// Number of holders (ranks' caches) of the query's first block, an upper bound for all levels unless the
+            /// index changed during the lookup.
             #[inline]
             fn widest(&self) -> usize {
                 self.reached().next_back().map_or(0, |(_, members)| members.len())
             }
 
-            /// Calls `f` with a depth, 64 holders and a mask of those that reach it, count
-            /// in the view and were not in an earlier call; deepest first.
+            /// Calls `f`, deepest first, with a depth, a group of 64 holders (ranks' caches), and a mask of those among
+            /// them that reach the depth, count in the view (set of tiers) and were not in an earlier call.
             #[inline]
             fn each<'m>(
                 &'m self,
@@ -184,7 +193,7 @@ macro_rules! accessors {
                 each(self.reached(), self.holders(), view, f)
             }
 
-            /// Calls `f` like `each`, but with each worker only once, at the depth of its best rank.
+            /// Calls `f` like the method `each`, but with each worker only once, at the depth of its best rank.
             #[inline]
             fn each_worker<'m>(
                 &'m self,
@@ -228,7 +237,7 @@ impl Match<'_> {
         self.0.reached()
     }
 
-    /// Copies the match, so that it can be kept. Copies the sets of holders.
+    /// Copies the match and its sets of holders (ranks' caches), so that it can be kept while the index changes.
     #[must_use]
     pub fn to_owned(&self) -> OwnedMatch {
         let reaches = self.0.reached().rev().map(|(depth, members)| (depth, OwnedMembers::of(members))).collect();
@@ -253,8 +262,9 @@ impl OwnedMatch {
     }
 }
 
-/// Calls `f` with a depth, 64 holders and the mask of those that are new at this depth and count in the view; deepest
-/// first. Holders already passed to `f` are skipped 64 at a time, so that many levels of one large set are cheap.
+/// Calls `f`, deepest first, with a depth, a group of 64 holders (ranks' caches), and a mask of those among them that
+/// reach this depth but no greater one and count in the view (set of tiers). Holders already passed to `f` are skipped
+/// 64 at a time, so that many levels of one large set are cheap.
 #[inline]
 fn each<'m>(
     reached: impl Iterator<Item = (u32, Members<'m>)>,

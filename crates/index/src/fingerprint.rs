@@ -1,21 +1,21 @@
-//! Fingerprints: one word that identifies the blocks that a rank holds.
+//! Fingerprints: a 64-bit word that identifies the set of blocks that a rank holds.
 //!
-//! A fingerprint is the sum of a mix of each held pair of tier and block hash. A sum does not depend on the order in
-//! which blocks came, so two indexes that have followed the same events have equal fingerprints, however the events of
-//! different streams were interleaved. It is updated as blocks come and go, without reading other blocks.
+//! A fingerprint is the sum of a mixed value of each held pair of tier and block hash. The sum does not depend on the
+//! order in which blocks were stored, so two indexes that have applied the same events have equal fingerprints, however
+//! the events of different streams were interleaved. A stored or removed block changes it without reading other blocks.
 //!
-//! A block hash identifies a block and all blocks before it. The contents and the number of copies are not part of the
-//! fingerprint: to compare these, copy both indexes ([`crate::RankCopier`]).
+//! A block hash identifies a block and all blocks before it. Contents and numbers of copies are not part of the
+//! fingerprint; to compare them, copy both indexes ([`crate::RankCopier`]).
 
 use crate::types::Tier;
 
-/// Keys of the tiers. They are public, as two services must compute the same fingerprints. A forged fingerprint gains a
-/// client nothing that forged events would not.
+/// Keys with which each tier's block hashes are mixed. They are public, as two services must compute the same
+/// fingerprints. A client that forges a fingerprint gains nothing that it could not gain by forging events.
 const KEYS: [u64; Tier::ALL.len()] =
     [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Summand of one block in its rank's fingerprint.
+/// Value that one block adds to the fingerprint of its rank: a mix of tier and block hash.
 #[inline]
 pub(crate) fn word(tier: Tier, name: u64) -> u64 {
     // Both factors depend on the block hash: with one constant factor, sums of small block hashes would often be equal.
@@ -24,13 +24,13 @@ pub(crate) fn word(tier: Tier, name: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-/// Sum of the summands of several blocks.
+/// Sum of the values that several blocks on a tier, given by their block hashes, add to a rank's fingerprint.
 #[inline]
 pub(crate) fn words(tier: Tier, names: &[u64]) -> u64 {
     names.iter().fold(0, |sum, &name| sum.wrapping_add(word(tier, name)))
 }
 
-/// Fingerprint of a rank, from the sum of its device and the sums of its other tiers.
+/// Fingerprint of a rank, from the sum of the values that its device blocks add, and those sums for its other tiers.
 pub(crate) fn of_rank(device: u64, others: [u64; Tier::ALL.len() - 1]) -> u64 {
     others.into_iter().fold(device, u64::wrapping_add)
 }

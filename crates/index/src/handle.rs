@@ -1,34 +1,36 @@
-//! References to ranks: by name, or by a handle that is looked up by name only once.
+//! References to a worker's rank: by name, or by a handle that is looked up by name only once.
 
 use std::sync::Arc;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Reference to a worker's rank in calls: a [`RankHandle`], or the pair of the worker's name and the rank's number.
+/// Reference to a worker's rank in calls of the index: a [`RankHandle`], or the pair of the worker's name and the
+/// rank's number.
 pub trait RankRef {
-    /// The worker's name.
+    /// Name of the worker.
     fn worker(&self) -> &str;
-    /// The data-parallel rank within the worker.
+    /// Data-parallel rank within the worker.
     fn rank(&self) -> u32;
-    /// The handle, which saves the look-up by name; None if the reference is a plain name.
+    /// Handle, which saves the look-up by name; None if the reference is a pair of name and number.
     fn handle(&self) -> Option<&RankHandle>;
 }
 
-/// Handle of a worker's rank, which is looked up by name once and then found by number. A handle may be made before the
-/// worker is known, works with any index, and stays valid when the rank is cleared, or dropped and registered again.
+/// Handle of a worker's rank, which is looked up by name once and then found by number. A handle may be created before
+/// the worker is known, works with any index, and stays valid when the rank is cleared, or dropped and registered
+/// again.
 #[derive(Debug)]
 pub struct RankHandle {
     worker: Arc<str>,
     rank: u32,
-    /// Number of the rank at the last look-up; `life` is the life of this number at that time, 0 before the first
-    /// look-up.
+    /// Number of the rank in the index at the last look-up. `life`: identifier of the registration that had this number
+    /// then, 0 before the first look-up.
     number: AtomicU32,
     life: AtomicU64,
-    /// Holder of the rank's device at the last look-up: a hint for prefetching.
+    /// Number that the index gave to the rank's device, as of the last look-up; used only for prefetching.
     device: AtomicU32,
 }
 
-/// Counter of lives: each rank that any index of this process registers gets another one.
+/// Counter of registrations: each rank that any index of this process registers gets a new number, its life.
 pub(crate) struct Lives;
 
 impl Lives {
@@ -40,7 +42,7 @@ impl Lives {
 }
 
 impl RankHandle {
-    /// Creates a handle for a rank of a worker, known or not.
+    /// Creates a handle for a worker's rank, which need not be known to any index.
     #[must_use]
     pub fn new(worker: &str, rank: u32) -> Self {
         Self {
@@ -52,14 +54,16 @@ impl RankHandle {
         }
     }
 
-    /// Number and life of the rank at the last look-up. If two threads write at once, they may not belong together: the
-    /// caller must check that the number still has this life, which no other number ever has.
+    /// Number and life (identifier of the registration) of the rank at the last look-up. If two threads write at once,
+    /// the two may not belong together, so the caller must check that the number still has this life, which is never
+    /// reused.
     #[inline]
     pub(crate) fn found(&self) -> (u32, u64) {
         (self.number.load(Ordering::Relaxed), self.life.load(Ordering::Relaxed))
     }
 
-    /// Holder of the rank's device at the last look-up: a hint that is good only for prefetching.
+    /// Number that the index gave to the rank's device, as of the last look-up. The number may be outdated, so use it
+    /// only for prefetching.
     #[inline]
     pub(crate) fn device(&self) -> u32 {
         self.device.load(Ordering::Relaxed)

@@ -1,33 +1,32 @@
-//! Content hashes and prefix hashes: identities of blocks that follow from their tokens alone, independent of the
-//! engine.
+//! Content hashes and prefix hashes of blocks, which follow from their tokens alone, independent of the engine.
 //!
 //! A *content hash* is XXH3-64 of one block's tokens as little-endian `u32`s. It does not depend on the block's
 //! position, so equal blocks have equal hashes and blocks can be hashed in any order. A *prefix hash* identifies a
-//! block together with all blocks before it. Both follow the contract that KV routers already share, so hashes made
-//! here can be compared with hashes made elsewhere.
+//! block together with all blocks before it. Both follow the definitions that existing KV routers share, so the hashes
+//! can be compared with theirs.
 //!
-//! The seed enters XXH3 in two ways. For inputs of 17 to 128 bytes (blocks of 5 to 32 tokens) and for those beyond
-//! 240 bytes, a seed is by definition the same as a secret made from it; deriving that secret once a call instead of
-//! folding the seed in for every block takes 2.9 instead of 4.1 ns a block of 16 tokens. Other lengths use the seed.
+//! The seed enters XXH3 in two ways. For inputs of 17 to 128 bytes (blocks of 5 to 32 tokens) and for those beyond 240
+//! bytes, a seed is by definition the same as a secret made from it. Deriving that secret once per call instead of
+//! using the seed for every block takes 2.9 instead of 4.1 ns for a block of 16 tokens. Other lengths use the seed.
 
 use std::borrow::Cow;
 
 use xxhash_rust::const_xxh3::const_custom_default_secret;
 use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
-/// The seed of every content hash without LoRA and salt, and of every link of a prefix hash.
+/// Seed of all content hashes without LoRA and salt, and of the hash that links a block to its prefix.
 pub const SEED: u64 = 1337;
 
-/// Secret of XXH3, as long as the algorithm's default one.
+/// Secret of XXH3, with the length of the algorithm's default secret.
 type Secret = [u8; 192];
 
-/// Secret for blocks without LoRA and salt.
+/// Secret of XXH3 for blocks without LoRA and salt.
 static PLAIN: Secret = const_custom_default_secret(SEED);
 
-/// The content hash of every full block of `tokens`; a trailing partial block has none.
+/// Content hashes of all full blocks of `tokens`; a partial block at the end has none.
 ///
-/// Prompts under different LoRA adapters or cache salts never share blocks, so both are folded into the seed; an
-/// empty name is the same as no name. A `block_size` of 0 has no full blocks.
+/// Prompts under different LoRA adapters or cache salts never share blocks, so both are mixed into the seed; an empty
+/// name is the same as no name. With a `block_size` of 0 there are no full blocks.
 #[must_use]
 pub fn content_hashes(tokens: &[u32], block_size: usize, lora: Option<&str>, salt: Option<&str>) -> Vec<u64> {
     let mut hashes = vec![0; tokens.len().checked_div(block_size).unwrap_or(0)];
@@ -35,11 +34,11 @@ pub fn content_hashes(tokens: &[u32], block_size: usize, lora: Option<&str>, sal
     hashes
 }
 
-/// Writes the [`content_hashes`] of `tokens` to `hashes`.
+/// Writes the content hashes of all full blocks of `tokens` to `hashes`, like [`content_hashes`].
 ///
 /// # Panics
 ///
-/// If `hashes` is not one element for each full block.
+/// If the length of `hashes` is not the number of full blocks.
 pub fn content_hashes_into(
     tokens: &[u32],
     block_size: usize,
@@ -73,7 +72,8 @@ pub fn content_hashes_into(
     }
 }
 
-/// The prefix hash of every block of a chain that starts at the root: `p[0] = c[0]`, `p[i] = xxh3(p[i-1] ‖ c[i])`.
+/// Prefix hashes of all blocks of a chain that starts at the beginning of a prompt: `p[0] = c[0]`, `p[i] = xxh3(p[i-1]
+/// ‖ c[i])`.
 #[must_use]
 pub fn prefix_hashes(content: &[u64]) -> Vec<u64> {
     let mut hashes = vec![0; content.len()];
@@ -81,11 +81,11 @@ pub fn prefix_hashes(content: &[u64]) -> Vec<u64> {
     hashes
 }
 
-/// Writes the [`prefix_hashes`] of `content` to `hashes`.
+/// Writes the prefix hashes of all blocks of a chain to `hashes`, like [`prefix_hashes`].
 ///
 /// # Panics
 ///
-/// If `hashes` is not as long as `content`.
+/// If the lengths of `hashes` and `content` differ.
 pub fn prefix_hashes_into(content: &[u64], hashes: &mut [u64]) {
     assert_eq!(hashes.len(), content.len(), "one element for each block");
     let Some((&first, rest)) = content.split_first() else { return };
@@ -105,8 +105,8 @@ pub fn next_prefix_hash(prefix: u64, content: u64) -> u64 {
     xxh3_64_with_seed(&link.to_le_bytes(), SEED)
 }
 
-/// Seed for blocks under a LoRA adapter and a salt. The two names are hashed with different seeds, so a LoRA and a salt
-/// of the same name give different results.
+/// Seed of the content hashes under a LoRA adapter and a salt. The two names are hashed with different seeds, so a LoRA
+/// and a salt of the same name give different results.
 fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     let part = |name: Option<&str>, domain| match name {
         None | Some("") => 0,
@@ -115,7 +115,7 @@ fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     SEED.wrapping_add(part(lora, 0)).wrapping_add(part(salt, 1))
 }
 
-/// Bytes of the tokens in little-endian order; on most machines borrowed without a copy.
+/// Bytes of the tokens in little-endian order, borrowed without a copy on most machines.
 fn little_endian(tokens: &[u32]) -> Cow<'_, [u8]> {
     if cfg!(target_endian = "little") {
         Cow::Borrowed(bytemuck::cast_slice(tokens))
@@ -164,7 +164,8 @@ mod tests {
         assert!(prefix_hashes(&[]).is_empty());
     }
 
-    /// Every path of XXH3, both sides of each of its length limits, against the plain seeded hash of the same bytes.
+    /// Compares every path of XXH3, on both sides of each of its length limits, with the plain seeded hash of the same
+    /// bytes.
     #[test]
     fn block_sizes_agree_with_the_seeded_hash() {
         let tokens: Vec<u32> = (0..3000u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();

@@ -1,4 +1,4 @@
-//! [`BlockIndex`]: one writer at a time, any number of readers.
+//! [`BlockIndex`], the exact index of cached blocks, with one writer at a time and any number of readers.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -17,13 +17,13 @@ use crate::stats::{RankStats, Stats};
 use crate::types::{BlockHash, Error, Event, Tier, View};
 use crate::writer::Writer;
 
-/// Configuration of an index.
+/// Configuration of an index of cached blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Tokens in a block. At least 1.
+    /// Number of tokens in a block, at least 1.
     pub block_size: u32,
-    /// True if a block announced n times is held until it is removed n times, as vLLM announces physical copies. False:
-    /// engines that announce a block once however many copies they have.
+    /// True if a block announced n times is held until it is removed n times, as vLLM announces each physical copy.
+    /// False for engines that announce a block only once, however many copies they have.
     pub count_copies: bool,
 }
 
@@ -33,21 +33,21 @@ impl Default for Config {
     }
 }
 
-/// Number of blocks that one writer changes before other writers have their turn: a fraction of a millisecond.
+/// Number of blocks that one writer changes before other writers get the lock: a fraction of a millisecond.
 pub(crate) const TURN: usize = 1024;
-/// Number of blocks freed before other writers have their turn: a fraction of a millisecond.
+/// Number of blocks freed before other writers get the lock: a fraction of a millisecond.
 const SLICE_OF_SETTLING: usize = 2048;
 
-/// Exact index of the blocks that each rank holds. See the crate's documentation.
+/// Exact index of the blocks that each rank holds, described in the crate's documentation.
 ///
 /// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) never waits.
 pub struct BlockIndex {
     config: Config,
     pub(crate) readers: Readers,
     writer: Mutex<Writer>,
-    /// Number of changed blocks after which other writers have their turn.
+    /// Number of changed blocks after which other writers get the lock.
     pub(crate) turn: AtomicUsize,
-    /// Entry of readers into the runs, shared with the writer, which is behind its lock.
+    /// Pointers to the shared data structures at which lookups start; shared with the writer.
     shown: Arc<ReaderEntry>,
     /// Blocks that ranks can load from tiers beyond their devices and from pools; changed by the writer.
     loading: Arc<RwLock<LoadBook>>,
@@ -55,12 +55,14 @@ pub struct BlockIndex {
 }
 
 impl BlockIndex {
-    /// Number of steps for a slice of [`dump_in_slices`](Self::dump_in_slices) that takes less than a millisecond.
+    /// Number of steps (each about the work to copy one block) for a slice of [`dump_in_slices`](Self::dump_in_slices)
+    /// that takes less than a millisecond.
     pub const SLICE: usize = 3 << 10;
 
-    /// An empty index.
+    /// Creates an empty index.
     ///
     /// # Errors
+    ///
     /// [`Error::BlockSize`] if the block size is 0.
     pub fn new(config: Config) -> Result<Self, Error> {
         if config.block_size == 0 {
@@ -80,27 +82,27 @@ impl BlockIndex {
         self.config
     }
 
-    /// Finds how many leading blocks of a prompt each rank holds, given the content hash of each of the prompt's
+    /// Finds the number of leading blocks of a prompt that each rank holds, given the content hashes of the prompt's
     /// blocks.
     ///
-    /// The answer borrows the index and keeps what it refers to from being freed: use it soon, or turn it into an
-    /// [`OwnedMatch`](crate::OwnedMatch). While others write, each depth lies between the smallest and the largest
-    /// that was true of that holder during the call. One exception: if a holder announces a block hash for another
-    /// block than before, the old block may go before the new one counts.
+    /// The answer borrows the index and keeps memory that it refers to from being freed: use it soon, or turn it into
+    /// an [`OwnedMatch`](crate::OwnedMatch). While other threads change the index, each depth lies between the smallest
+    /// and the largest depth that the holder had during the call. One exception: if a holder announces a known block
+    /// hash for another block, the old block may disappear before the new one counts.
     ///
-    /// Waits for no writer. A lookup reads a run's levels again if a writer changed them meanwhile, and starts again if
-    /// a worker came, went, or offloaded for the first time.
+    /// This method does not wait for writers. It reads a run's levels (depths with their holders) again if a writer
+    /// changed them meanwhile, and starts again if a worker was added, was removed, or offloaded for the first time.
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> Match<'_> {
         find(&self.readers, &self.shown.roster, &self.shown.children, content_hashes)
     }
 
-    /// Finds which part of a prompt each rank can use without computing it, given the content hash of each of the
-    /// prompt's blocks: the blocks on the rank's device, continued chunk by chunk from its other tiers and from the
-    /// pools that it may load from. Sorted by worker and rank. Only ranks that offload or are members of a pool are
-    /// listed: for others use [`find`](Self::find).
+    /// Finds the leading blocks of a prompt that each rank can use without computing them, given the content hashes of
+    /// the prompt's blocks: the blocks on the rank's device, continued chunk by chunk from its other tiers and from the
+    /// pools from which it may load. Sorted by worker and rank. Only ranks that offload or are members of a pool are
+    /// listed; for others use [`find`](Self::find).
     ///
-    /// Waits for a change in progress. Depths on the device may be those of a moment before.
+    /// This method waits for a change in progress. Depths on the device may be slightly outdated.
     #[must_use]
     pub fn find_loadable(&self, content_hashes: &[u64]) -> Vec<Loadable> {
         if !self.has_loadable() {
@@ -116,7 +118,7 @@ impl BlockIndex {
         loading.look_up(&prefixes, |worker, rank| depths.get(&(worker, rank)).copied().unwrap_or(0))
     }
 
-    /// Sets how a worker's engine offloads, for all ranks of the worker, also after restarts.
+    /// Sets how a worker's engine offloads blocks, for all ranks of the worker, also after restarts.
     pub fn set_offloading(&self, worker: &str, settings: OffloadSettings) {
         self.write(|writer| writer.set_offloading(worker, settings));
     }
@@ -125,51 +127,54 @@ impl BlockIndex {
         self.loading.read().settings_of(worker).resets_keep == Some(true)
     }
 
-    /// Sets how engines offload whose worker has no settings of its own.
+    /// Sets how engines offload blocks, for all workers without settings of their own.
     pub fn set_usual_offloading(&self, settings: OffloadSettings) {
         self.write(|writer| writer.set_usual_offloading(settings));
     }
 
-    /// Records the chunk length that a rank's stores suggest for a tier, in blocks. Used as long as
-    /// [`set_offloading`](Self::set_offloading) has set no length; without either, a chunk is one block.
+    /// Records a chunk length (number of blocks stored and loaded together) that a rank's stores on a tier suggest. The
+    /// length applies unless [`set_offloading`](Self::set_offloading) has set one; without either, a chunk is one
+    /// block.
     pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
         self.loading.write().learn_chunk(worker, rank, tier, blocks);
     }
 
-    /// True if there are pools, or ranks that have stored blocks beyond their device; otherwise
+    /// True if there are pools, or ranks that have stored blocks beyond their device. If false,
     /// [`find_loadable`](Self::find_loadable) finds nothing.
     #[must_use]
     pub fn has_loadable(&self) -> bool {
         self.outside_loading.is_in_use()
     }
 
-    /// True if a tier of a worker's is a pool, whose blocks stay when the worker's are cleared.
+    /// True if the blocks that a worker announces on this tier are in a pool shared with other workers. These blocks
+    /// stay when the worker's blocks are cleared.
     pub(crate) fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
         self.loading.read().is_in_pool(worker, tier)
     }
 
-    /// Adds a pool, or changes the settings of the pool of the same name. From now on, blocks that its members store on
-    /// its tier are in the pool, and blocks that they remove there are removed from the pool.
+    /// Adds a pool, a store of blocks that several engines load from, or changes the settings of the pool of the same
+    /// name. From now on, blocks that its members store on its tier are in the pool, and blocks that they remove there
+    /// leave the pool.
     pub fn add_pool(&self, pool: SharedPool) {
         self.write(|writer| writer.add_pool(pool));
     }
 
     /// Sets the current time, in seconds since any fixed moment. Blocks stored in pools from now on get this time, and
-    /// the age of pools' blocks counts up to it.
+    /// the age of pools' blocks is computed from it.
     pub fn set_time(&self, seconds: f64) {
         self.outside_loading.set_time(seconds);
     }
 
-    /// Removes a chunk that an engine failed to load from a pool, and the blocks that continue it. `content_hashes`:
+    /// Removes from a pool a chunk that an engine failed to load, and the blocks that continue it. `content_hashes`:
     /// the prompt's blocks up to the chunk's end. Returns the number of blocks removed.
     pub fn lose_from_pool(&self, pool: &str, content_hashes: &[u64]) -> usize {
         let Some(&prefix) = prefix_hashes(content_hashes).last() else { return 0 };
         self.loading.write().lose_from_pool(pool, prefix)
     }
 
-    /// Removes the blocks of a pool that a listing of its store did not find, if they were announced at `until` or
-    /// before. `found`: block hashes in the listing; of a chunk only the last block need be there. Returns the number
-    /// of blocks removed.
+    /// Removes the blocks of a pool that a listing of its store lacks, if they were announced at the time `until` or
+    /// before. `found`: block hashes in the listing; only the last block of each chunk must be there. Returns the
+    /// number of blocks removed.
     pub fn keep_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> usize {
         let missing = self.loading.read().missing_in_pool(pool, found, until);
         missing.chunks(TURN).map(|some| self.loading.write().take_missing(pool, some, until)).sum()
@@ -181,28 +186,28 @@ impl BlockIndex {
         self.loading.read().pool_sizes()
     }
 
-    /// The time set by [`set_time`](Self::set_time), in seconds.
+    /// Current time in seconds, as set by [`set_time`](Self::set_time).
     #[must_use]
     pub fn time(&self) -> f64 {
         self.outside_loading.time()
     }
 
-    /// Copies the blocks of all pools, for [`restore_pool`](Self::restore_pool) of another index. Until the copy is
-    /// complete (0.1 µs a block), no blocks are added to pools.
+    /// Copies the blocks of all pools, for [`restore_pool`](Self::restore_pool) of another index. No blocks can be
+    /// added to pools during the copy, which takes 0.1 µs per block.
     #[must_use]
     pub fn saved_pools(&self) -> Vec<SavedPool> {
         self.loading.read().saved_pools()
     }
 
-    /// Puts the blocks of a copied pool back into the pool of the same name, as they were `elapsed` seconds ago. Blocks
-    /// announced since then stay as they are. Returns the number of blocks put back, 0 if there is no pool of this
-    /// name.
+    /// Restores the saved blocks of a pool to the pool of the same name. `elapsed`: seconds since they were saved.
+    /// Blocks announced since then stay as they are. Returns the number of blocks restored, 0 if there is no pool of
+    /// this name.
     pub fn restore_pool(&self, saved: &SavedPool, elapsed: f64) -> usize {
         self.loading.write().restore_pool(saved, elapsed)
     }
 
-    /// Frees all memory of blocks that were cleared or dropped. Without this call, it is freed a little at a time by
-    /// the following changes. Other writers may change the index meanwhile.
+    /// Frees all memory of blocks that were cleared or dropped. Otherwise each later change frees a small part of this
+    /// memory. Other writers may change the index meanwhile.
     pub fn settle(&self) {
         loop {
             // What is freed at the end of a change may be tables that go in steps.
@@ -213,8 +218,8 @@ impl BlockIndex {
         }
     }
 
-    /// Sizes and counts, after a [`settle`](Self::settle). Writers wait for a time that depends on the number of ranks
-    /// alone.
+    /// Sizes and event counts of the index, after freeing memory like [`settle`](Self::settle). During this call,
+    /// writers wait for a time that depends only on the number of ranks.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.settle();
@@ -223,8 +228,8 @@ impl BlockIndex {
         stats
     }
 
-    /// Statistics of every rank, sorted by worker and rank. Writers wait for a time that depends on the number of ranks
-    /// alone.
+    /// Statistics of every rank, sorted by worker and rank. Writers wait for a time that depends only on the number of
+    /// ranks.
     #[must_use]
     pub fn ranks(&self) -> Vec<RankStats> {
         let mut ranks = self.write(|writer| writer.ranks());
@@ -232,13 +237,13 @@ impl BlockIndex {
         ranks
     }
 
-    /// Statistics of one worker's ranks, in any order; empty if the worker is not known.
+    /// Statistics of one worker's ranks, in any order; empty if the worker is unknown.
     #[must_use]
     pub fn ranks_of(&self, worker: &str) -> Vec<RankStats> {
         self.write(|writer| writer.ranks_of(worker))
     }
 
-    /// Name of every worker, and the number of blocks it holds.
+    /// Names of all workers, each with the number of blocks that it holds.
     #[must_use]
     pub fn workers(&self) -> Vec<(Box<str>, u64)> {
         self.write(|writer| writer.workers())
@@ -268,25 +273,25 @@ impl BlockIndex {
     }
 }
 
-/// Limits that tests lower, because their streams are short.
+/// Limits that tests lower, because their event streams are short.
 #[cfg(feature = "testing")]
 impl BlockIndex {
-    /// Sets the least number of blocks below a hole that are kept together as a branch, at least 1.
+    /// Sets how many blocks after a missing block are kept together as a branch of the trie; at least 1.
     pub fn branch_from(&self, blocks: u64) {
         self.write(|writer| writer.least_branch = blocks);
     }
 
-    /// Sets the largest number of blocks at which a rank gets its private table of names in one step.
+    /// Sets the largest number of blocks for which a rank's private table of block hashes is built in one step.
     pub fn own_names_at_once(&self, blocks: u64) {
         self.write(|writer| writer.most_own_at_once = blocks);
     }
 
-    /// True if the data about loadable blocks is consistent.
+    /// True if the data about loadable blocks (on other tiers and in pools) is consistent, for tests.
     pub fn is_loading_consistent(&self) -> bool {
         self.loading.read().is_consistent()
     }
 
-    /// Sets the number of changed blocks after which other writers have their turn, at least 1.
+    /// Sets the number of changed blocks after which other writers get the lock; at least 1.
     pub fn turn_after(&self, blocks: usize) {
         self.turn.store(blocks.max(1), std::sync::atomic::Ordering::Relaxed);
     }
@@ -299,18 +304,21 @@ impl fmt::Debug for BlockIndex {
 }
 
 impl BlockIndex {
-    /// Begins a series of changes that waits only once for other writers: for the events of one batch, for instance.
+    /// Begins a series of changes under one lock, for instance for the events of one batch, so that the caller waits
+    /// only once for other writers.
     #[must_use]
     pub fn changes(&self) -> Changes<'_> {
         Changes::new(self)
     }
 
-    /// Stores consecutive blocks of one chain that a worker's rank has cached. The first continues `parent` (a block
-    /// hash of the same worker and rank, known or not), or starts a prompt; each other continues the one before it.
+    /// Stores consecutive blocks of one chain that a worker's rank has cached. The first block continues `parent` (a
+    /// block hash of the same worker and rank, which need not be known), or starts a prompt; each further block
+    /// continues the block before it.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`] unless there is one content hash for each block hash; nothing has changed then.
-    /// [`Error::Full`] if the index can number no more blocks; nothing has changed then, either.
+    ///
+    /// [`Error::LengthMismatch`] if the numbers of content hashes and block hashes differ; [`Error::Full`] if
+    /// the index can number no more blocks. In both cases nothing has changed.
     pub fn store(
         &self,
         worker: &str,
@@ -324,10 +332,11 @@ impl BlockIndex {
     }
 
     /// Stores blocks like [`store`](Self::store), for engines that announce a block again without caching another copy:
-    /// blocks that the rank holds on this tier already stay as they are.
+    /// blocks that the rank already holds on this tier stay as they are.
     ///
     /// # Errors
-    /// As [`store`](Self::store).
+    ///
+    /// The errors of [`store`](Self::store).
     pub fn store_once(
         &self,
         worker: &str,
@@ -340,44 +349,45 @@ impl BlockIndex {
         self.changes().store_once(&(worker, rank), tier, parent, block_hashes, content_hashes)
     }
 
-    /// Stores copies, on another tier, of blocks that a rank holds already, given their block hashes alone. Parents and
-    /// contents are those that the rank holds under these hashes. Returns the block hashes that the rank holds on no
-    /// tier; those are left out.
+    /// Stores copies, on another tier, of blocks that a rank holds already, given by their block hashes alone. Parents
+    /// and contents are those that the rank holds under these hashes. Returns the block hashes that the rank holds on
+    /// no tier, which are not stored.
     pub fn store_known(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
         self.changes().store_known(&(worker, rank), tier, block_hashes)
     }
 
-    /// Removes blocks that a worker's rank has evicted from a tier, in any order. Block hashes that it does not hold
-    /// there are only counted.
+    /// Removes blocks that a worker's rank has evicted from a tier, in any order. Block hashes that the rank does not
+    /// hold there are only counted.
     pub fn remove(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
         self.changes().remove(&(worker, rank), tier, block_hashes);
     }
 
-    /// Removes all blocks of a worker, or those of one rank, of one tier, or both. The worker stays known. Readers see
-    /// the change at once; large memory is freed by the following changes, or by [`settle`](Self::settle). Only if one
-    /// tier is cleared while others have blocks, readers see one block after the other go, and other writers may change
-    /// the index meanwhile.
+    /// Removes blocks of a worker: all of them, or those of one rank, or those on one tier. The worker stays known.
+    /// Readers see all blocks disappear at once; large memory is freed by the following changes, or by
+    /// [`settle`](Self::settle). Only if one tier is cleared while other tiers have blocks, readers see the blocks
+    /// disappear one after the other, and other writers may change the index meanwhile.
     pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         self.changes().clear(worker, rank, tier);
     }
 
-    /// Applies a reset of the prefix cache by a worker's engine, or by one rank, that did not say whether offloaded
-    /// blocks survive. If the engine's [settings](OffloadSettings::resets_keep) say that they do, removes only the
-    /// blocks on the device; otherwise removes all, like [`clear`](Self::clear). If the settings leave it open, there
-    /// may be more in host memory than the index counts from then on.
+    /// Applies a reset of the prefix cache of a worker's engine, or of one rank, when the engine did not say if
+    /// offloaded blocks survive. If the engine's [settings](OffloadSettings::resets_keep) say that they do, removes
+    /// only the blocks on the device; otherwise removes all, like [`clear`](Self::clear). If the settings leave this
+    /// open, host memory may contain more blocks than the index counts from then on.
     pub fn reset(&self, worker: &str, rank: Option<u32>) {
         self.changes().reset(worker, rank);
     }
 
-    /// Removes a worker with all its blocks; their memory is freed as in [`clear`](Self::clear).
+    /// Removes a worker with all its blocks. Their memory is freed as in [`clear`](Self::clear).
     pub fn drop_worker(&self, worker: &str) {
         self.write_after(true, |writer| writer.drop_worker(worker));
     }
 
-    /// Applies an event.
+    /// Applies a KV event: a store, removal, clear or drop.
     ///
     /// # Errors
-    /// Those of [`store`](Self::store).
+    ///
+    /// The errors of [`store`](Self::store).
     pub fn apply(&self, event: &Event) -> Result<(), Error> {
         match event {
             Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } => {
@@ -390,7 +400,8 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// Events that store all blocks of one rank into an empty index, like those of [`dump`](Self::dump).
+    /// Events that store all blocks of one rank; applied to an empty index, they restore the blocks, like the events of
+    /// [`dump`](Self::dump).
     #[must_use]
     pub fn dump_rank(&self, worker: &str, rank: u32) -> Vec<Event> {
         self.changes().dump_rank(worker, rank)

@@ -1,10 +1,10 @@
-//! The exact index of every cached KV block across an LLM inference fleet.
+//! Exact index of every cached KV block across an LLM inference fleet.
 //!
 //! Engines cache the keys and values of prompts in blocks, and announce which blocks they store and evict. A
-//! [`BlockIndex`] takes these events and answers, for a prompt, which worker holds how many of its leading blocks
+//! [`BlockIndex`] applies these events and answers, for a prompt, which worker holds how many of its leading blocks
 //! *right now*. For each place where stored chains diverge, a lookup reads one cache line of one table, the head of one
-//! run and the hashes to compare, which are consecutive (and one more cache line for a run with many levels); it reads
-//! nothing per worker.
+//! run (a list of consecutive blocks) and the hashes to compare, which are consecutive (and one more cache line for a
+//! run with many levels); the number of workers does not matter.
 //!
 //! # The structure
 //!
@@ -19,9 +19,10 @@
 //!
 //! - **Runs** form a trie. A chain that diverges after `fork` blocks of a run becomes a child, found in one hash table
 //!   by (run, fork, content hash) (`runs/`, `raw/children.rs`).
-//! - **Levels**: within a run each holder is a cutoff, because writes keep its reachable blocks a prefix; blocks below
-//!   a hole or without a known parent are kept separately (`writer/holders/irregular.rs`). So the levels of the runs
-//!   that a query visits, one after the other, *are* its result (`find.rs`).
+//! - **Levels**: the blocks of a run that a holder has are always the first ones, so their number describes them. A
+//!   level is this number, with the set of all holders that have it. Blocks below a hole or without a known parent are
+//!   kept separately (`writer/holders/irregular.rs`). So the levels of the runs that a query visits, one after the
+//!   other, *are* its result (`find.rs`).
 //! - **Sets** of holders are one word each; equal sets are equal words (`sets/`, `raw/set.rs`).
 //! - **Names**: the engines' block hashes lead to positions, in one table for all workers that use the same block
 //!   hashes, in a private table for a worker that uses others (`writer/names/private.rs`).

@@ -1,11 +1,13 @@
-//! Positions of blocks, as a run and an offset in it, and the comparison of chains.
+//! Positions of blocks in the index: a run (a stored list of consecutive blocks) and an offset in it. Also the
+//! comparison of chains.
 
-/// Number of the run that represents the empty prompt.
+/// Number of the run of blocks that represents the empty prompt.
 pub(crate) const ROOT: u32 = 0;
-/// Value for "no block hash": at positions whose holders all use different block hashes.
+/// Special block hash for positions (runs of blocks and offsets) whose holders (ranks' caches) all use different block
+/// hashes.
 pub(crate) const NO_NAME: u64 = 0xa5c3_96e1_7b24_d80f;
 
-/// Position of a block: its run, and its offset in the run.
+/// Position of a block: the number of its run (a list of consecutive blocks), and its offset in the run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Position {
     pub(crate) run: u32,
@@ -13,14 +15,15 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Place directly after this block.
+    /// Place directly after the block at this position (run of blocks and offset).
     #[inline]
     pub(crate) fn after(self) -> Place {
         Place { run: self.run, blocks: self.offset + 1 }
     }
 }
 
-/// Place between blocks: after the first `blocks` blocks of a run. The next block is in the run itself or in a child.
+/// Place between two blocks: after the first `blocks` blocks of a run (a list of consecutive blocks). The next block is
+/// in the same run or in another run that continues it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) run: u32,
@@ -30,7 +33,7 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) const ROOT: Self = Self { run: ROOT, blocks: 0 };
 
-    /// Position of the block before this place; None at the start of the prompt.
+    /// Position (run of blocks and offset) of the block before this place; None at the start of the prompt.
     pub(crate) fn before(self) -> Option<Position> {
         (self.run != ROOT).then(|| Position { run: self.run, offset: self.blocks - 1 })
     }

@@ -1,18 +1,19 @@
-//! Reference model of the index: slow, small, meant to be obviously right.
+//! Reference implementation of the index of cached KV blocks: slow and small, so that its correctness is easy to see.
 //!
-//! This is the specification. Property tests and the fuzzer compare the real index with it, so it shares no
-//! optimization with the index: two maps for each rank, and a lookup that walks from the root by looking at every
-//! block.
+//! This module defines the correct results. Property tests and the fuzzer compare the production index with it. It
+//! therefore shares no optimization with the production index: it keeps two maps for each rank, and a lookup starts at
+//! the first block of a prompt and looks up each following block in a map.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::{BlockHash, Error, Event, Tier, View};
 
-/// Parent of a block, and its content hash. Two announcements of one block hash mean the same block if these are equal.
+/// Content of a block: the block hash of its parent (None for the first block of a prompt) and its own content hash. If
+/// two announcements of one block hash have equal contents, they announce the same block.
 type Content = (Option<BlockHash>, u64);
 
-/// Blocks that one rank of a worker holds.
+/// Blocks that one data-parallel rank of a worker holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rank {
     /// Blocks in device memory, by block hash, with the number of announced copies.
@@ -31,8 +32,8 @@ impl Rank {
     }
 }
 
-/// Number of leading blocks of `query` that lead from the root through `blocks`. Children are linked by their parent's
-/// block hash.
+/// Number of leading blocks of `query` (content hashes of a prompt's blocks) that are among `blocks`. A block continues
+/// the block whose block hash it names as its parent.
 fn depth(blocks: &BTreeMap<BlockHash, Content>, query: &[u64]) -> u32 {
     let mut frontier: BTreeSet<Option<BlockHash>> = BTreeSet::from([None]);
     for (depth, &wanted) in (0..).zip(query) {
@@ -48,7 +49,8 @@ fn depth(blocks: &BTreeMap<BlockHash, Content>, query: &[u64]) -> u32 {
     query.len() as u32
 }
 
-/// Reference index of two maps for each rank. Same methods as [`crate::BlockIndex`], but `&mut self` to change it.
+/// Reference index, which keeps two maps for each rank. It has the same methods as [`crate::BlockIndex`], but those
+/// that change it need `&mut self`.
 #[derive(Clone, Debug, Default)]
 pub struct ReferenceIndex {
     count_copies: bool,
@@ -62,20 +64,22 @@ pub struct ReferenceIndex {
 }
 
 impl ReferenceIndex {
-    /// Creates an empty index. Without `count_copies`, one removal ends a block however often it was announced.
+    /// Creates an empty index. With `count_copies`, a block that was announced twice is removed by the second removal;
+    /// without it, by the first one.
     #[must_use]
     pub fn new(count_copies: bool) -> Self {
         Self { count_copies, ..Self::default() }
     }
 
-    /// Stores consecutive blocks of one chain; the first continues `parent`, each other the one before it.
+    /// Stores consecutive blocks of one chain. The first block continues `parent`; each further block continues the
+    /// block before it.
     ///
-    /// A store on the device defines what its block hashes mean, on all tiers. A store on another tier defines it only
-    /// for block hashes that the rank holds nowhere.
+    /// A store on the device tier defines the content behind its block hashes on all tiers of the rank. A store on
+    /// another tier defines the content only of block hashes that the rank holds on no tier.
     ///
     /// # Errors
     ///
-    /// If there is not one content hash for each block hash; nothing has changed then.
+    /// Fails, and changes nothing, if the numbers of block hashes and of content hashes differ.
     pub fn store(
         &mut self,
         worker: &str,
@@ -127,7 +131,8 @@ impl ReferenceIndex {
         self.replaced += replaced;
     }
 
-    /// Removes one copy of each block. Block hashes that are not held change nothing.
+    /// Removes one copy of each of these blocks of a rank from one tier. Block hashes that are not held change nothing
+    /// but the counter of unknown removals.
     pub fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
         for name in block_hashes {
             let known = self.ranks(worker).and_then(|ranks| ranks.get_mut(&rank)).is_some_and(|rank| {
@@ -154,7 +159,8 @@ impl ReferenceIndex {
         }
     }
 
-    /// Removes all blocks of a worker, or those of one rank, of one tier, or both.
+    /// Removes blocks of a worker: all of them, or with `rank` only those of this rank, or with `tier` only those on
+    /// this tier.
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let ranks = self.ranks(worker).into_iter().flatten();
         for (_, held) in ranks.filter(|(number, _)| rank.is_none_or(|rank| rank == **number)) {
@@ -169,16 +175,16 @@ impl ReferenceIndex {
         }
     }
 
-    /// Removes a worker with all its blocks; its next store registers it again.
+    /// Removes a worker and all its blocks. A later store for the same name registers the worker again.
     pub fn drop_worker(&mut self, worker: &str) {
         self.workers.retain(|(name, _)| **name != *worker);
     }
 
-    /// Applies an event.
+    /// Applies a KV event: a store, a removal or a clear.
     ///
     /// # Errors
     ///
-    /// Those of [`ReferenceIndex::store`].
+    /// The errors of [`ReferenceIndex::store`].
     pub fn apply(&mut self, event: &Event) -> Result<(), Error> {
         match event {
             Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } => {
@@ -204,7 +210,7 @@ impl ReferenceIndex {
         ReferenceMatch { views: View::ALL.map(depths) }
     }
 
-    /// Events that build an equal index from an empty one, one block each.
+    /// Events that build an equal index from an empty one; each event stores a single block.
     #[must_use]
     pub fn dump(&self) -> Vec<Event> {
         let mut events = Vec::new();
@@ -254,20 +260,22 @@ impl ReferenceIndex {
     }
 }
 
-/// Result of a lookup in the model: every worker and rank that holds at least the first block, with its depth.
+/// Result of a lookup in the reference index: every worker and rank that holds at least the first block, with its
+/// depth, the number of leading blocks that it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReferenceMatch {
     views: [Vec<(Arc<str>, u32, u32)>; 4],
 }
 
 impl ReferenceMatch {
-    /// Triples of worker, rank and depth in blocks, in order of registration and then of rank.
+    /// Triples of worker, rank and depth in blocks, sorted by the worker's time of registration and then by rank.
     #[must_use]
     pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
         self.views[view as usize].clone()
     }
 
-    /// Pairs of worker and depth of its best rank in blocks, deepest first, then in order of registration.
+    /// Pairs of a worker and the greatest depth of its ranks, in blocks; deepest first, equal depths in order of
+    /// registration.
     #[must_use]
     pub fn scores(&self, view: View) -> Vec<(Arc<str>, u32)> {
         let mut scores: Vec<(Arc<str>, u32)> = Vec::new();
@@ -281,7 +289,7 @@ impl ReferenceMatch {
         scores
     }
 
-    /// Pairs of depth in blocks and the workers of this depth, deepest first, each worker once.
+    /// Levels of the result, deepest first: a depth in blocks, with the workers whose best rank has this depth.
     #[must_use]
     pub fn levels(&self, view: View) -> Vec<(u32, Vec<Arc<str>>)> {
         let mut levels: Vec<(u32, Vec<Arc<str>>)> = Vec::new();
@@ -294,13 +302,14 @@ impl ReferenceMatch {
         levels
     }
 
-    /// The greatest depth of any worker, in blocks.
+    /// Greatest number of leading blocks of the query that any worker holds.
     #[must_use]
     pub fn depth(&self, view: View) -> u32 {
         self.by_rank(view).iter().map(|&(_, _, depth)| depth).max().unwrap_or(0)
     }
 
-    /// The first `k` of [`ReferenceMatch::scores`]; with `among`, only of the workers named there.
+    /// The `k` deepest pairs of worker and depth, as sorted by [`ReferenceMatch::scores`]. With `among`, only workers
+    /// named there count.
     #[must_use]
     pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(Arc<str>, u32)> {
         let allowed = |worker: &str| among.is_none_or(|among| among.contains(&worker));

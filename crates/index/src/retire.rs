@@ -1,10 +1,11 @@
-//! Garbage: memory and numbers that the writer has unlinked and must keep until no reader can see them.
+//! Garbage of the index: memory and numbers that the writer has unlinked, and must keep as long as a reader may still
+//! use them.
 
 use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, SpilledLevels};
 use crate::roster::Roster;
 
-/// Memory or number that waits for the last reader. Numbers wait too: a reader may be about to look something up by
-/// one.
+/// Memory or number that the writer has unlinked and keeps until no reader can use it. Numbers of runs of blocks and
+/// holders (ranks' caches) are included, as a reader may be about to look one up.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
@@ -29,29 +30,32 @@ impl Garbage {
     }
 }
 
-/// Bytes of garbage after which the writer checks whether it can be freed: a check costs about as much as storing a
-/// block, and more where readers are counted in many places.
+/// Bytes of new garbage (unlinked memory) at which the writer checks if some of the garbage can be freed. A check costs
+/// about as much as storing a block, and more if readers are counted in many places.
 const ENOUGH: usize = 16 << 10;
-/// Bytes of garbage after which the writer checks, however few items it has.
+/// Bytes of new garbage (unlinked memory) at which the writer checks in any case if some of the garbage can be freed,
+/// even if there are few items.
 const MUCH: usize = 256 << 10;
 
-/// Number of changes after which the writer checks again whether the readers have left that kept garbage from being
+/// Number of changes after which the writer checks again if the readers have finished that kept garbage from being
 /// freed.
 const MOST_QUESTIONS: u32 = 64;
-/// Largest number of items freed at once.
+/// Largest number of items of garbage (unlinked memory and numbers) freed in one step.
 const AT_ONCE: usize = 512;
 
-/// The writer's garbage bin.
+/// Garbage (unlinked memory and numbers) with the counts that decide when the writer frees it.
 pub(crate) struct Trash {
     retired: RetiredList<Garbage>,
-    /// Bytes retired since the last check.
+    /// Bytes of garbage (unlinked memory) added since the last check if garbage can be freed.
     fresh_bytes: usize,
     fresh: usize,
-    /// Number of reader counters that a check reads: at least as many items are retired between two checks.
+    /// Number of reader counters that a check of the garbage (unlinked memory) reads. The writer waits for at least as
+    /// many new items between two checks.
     places: usize,
-    /// Total bytes of the garbage.
+    /// Total bytes of the garbage, the memory that is unlinked and not yet freed.
     bytes: usize,
-    /// Number of calls of `is_full` since a check that could not free everything; None if nothing is left.
+    /// Number of calls of `is_full` since the last check for garbage to free, if that check could not free everything;
+    /// None otherwise.
     asked: Option<u32>,
 }
 
@@ -69,7 +73,7 @@ impl Trash {
         self.retired.push(garbage);
     }
 
-    /// True if it is time to empty the bin.
+    /// True if it is time to check which garbage (unlinked memory and numbers) can be freed.
     #[inline]
     pub(crate) fn is_full(&mut self) -> bool {
         // What a reader kept from going must not wait for more garbage to come.
@@ -80,7 +84,7 @@ impl Trash {
         waited || self.fresh_bytes >= ENOUGH && self.fresh >= self.places || self.fresh_bytes >= MUCH
     }
 
-    /// True if there is garbage that no reader can see any more.
+    /// True if there is garbage (unlinked memory or numbers) that no reader can use any longer.
     pub(crate) fn is_ready(&self) -> bool {
         self.retired.is_ready()
     }
@@ -89,13 +93,13 @@ impl Trash {
         self.bytes
     }
 
-    /// True if the count of bytes is right.
+    /// True if the total of bytes equals the sum over all items of garbage, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
-    /// Hands a bounded number of the items that no reader can see any more to `reuse`.
+    /// Passes items of garbage that no reader can use any longer to `reuse`, up to a fixed number per call.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
         self.fresh = 0;
@@ -116,7 +120,8 @@ mod tests {
     use crate::raw::{SwapCell, WriterToken};
     use crate::stats::steps_of;
 
-    /// With many stripes of readers, looking at garbage takes about as many steps as there are things in it.
+    /// Checks that, with many counters of readers, the checks of garbage take about as many steps as there are items of
+    /// garbage.
     #[test]
     fn looks_go_to_no_more_places_than_things_are_thrown_away() {
         let readers = Readers::new(32);

@@ -1,49 +1,53 @@
-//! Rosters: the worker and rank behind each holder's number, by which a match names its holders.
+//! Rosters: tables with the worker and rank behind each holder's number (a holder is a rank's cache). The result of a
+//! lookup takes its names from a roster.
 //!
-//! Readers see a roster as a whole; the writer publishes a new one when a holder comes or goes. Rosters share all
-//! chunks but those that changed.
+//! A roster is immutable for readers: the writer publishes a new one when a holder is added or removed. Successive
+//! rosters share all chunks that did not change.
 //!
-//! A chunk has one array per property of its holders; yes-or-no properties are masks, so that a lookup selects, among
-//! 64 holders at once, those that count in its view by one "and".
+//! A chunk has one array per property of its holders. Boolean properties are bit masks, so that a lookup selects, among
+//! 64 holders at once, those that count in its view (selection of tiers) by one "and".
 
 use std::sync::{Arc, OnceLock};
 
 use crate::sync::stripe_of_thread;
 use crate::types::View;
 
-/// Number of holders in a chunk: one for each bit of a word.
+/// Number of holders (ranks' caches) in a chunk: one for each bit of a word.
 const CHUNK: usize = 64;
 
-/// Views of a rank's only holder: all of them. Bit n is for the view with number n.
+/// Bit mask of all views (selections of tiers), for a rank with only one holder (a rank's cache). Bit n stands for the
+/// view with number n.
 pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
-/// Rank that a holder's number refers to.
+/// Data of a holder (a rank's cache): its worker and rank, and the views (sets of tiers) that it stands for.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
-    /// Number of the worker, which stays the same when the worker's holders change.
+    /// Number of the worker, which does not change with the worker's holders (ranks' caches).
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
-    /// Views of the rank in which the holder counts, a bit each: at least one.
+    /// Bit mask of the views (selections of tiers) in which the holder (a rank's cache) stands for its rank; at least
+    /// one bit is set.
     pub(crate) views: u8,
-    /// True if the rank is the only one of its worker.
+    /// True if the holder's worker has no other rank.
     pub(crate) is_only_rank: bool,
 }
 
-/// Chunk of a roster: 64 holders, and the workers with the same numbers. In a chunk's masks, bit i is for its i-th
-/// holder.
+/// Part of a roster: 64 holders (ranks' caches), and the workers with the same numbers. In a chunk's masks, bit i
+/// stands for its i-th holder.
 #[derive(Clone)]
 pub(crate) struct Chunk {
-    /// Worker name of each holder; empty for an unused number, so that a name can be read without a check.
+    /// Worker name of each holder (a rank's cache); empty for an unused number, so that a name can be read without a
+    /// check.
     workers: [Arc<str>; CHUNK],
     worker_numbers: [u32; CHUNK],
     ranks: [u32; CHUNK],
-    /// For each view, mask of the holders that count in this view.
+    /// Bit mask, for each view (selection of tiers), of the holders (ranks' caches) that count in this view.
     views: [u64; View::ALL.len()],
-    /// Mask of the holders whose worker has other ranks. Only for these must a lookup check whether the worker was met
-    /// before: in one view, a rank has one holder.
+    /// Bit mask of the holders (ranks' caches) whose worker has several ranks. Only for these must a lookup check if
+    /// the worker was found before, since a rank has only one holder in each view (set of tiers).
     of_many_ranks: u64,
-    /// Worker names, by the workers' numbers.
+    /// Names of the workers with the chunk's numbers; None for a number that no worker has.
     names: [Option<Arc<str>>; CHUNK],
 }
 
@@ -59,7 +63,8 @@ impl Chunk {
         }
     }
 
-    /// Mask of the numbers in use: each holder counts in at least one view.
+    /// Bit mask of the numbers of holders (ranks' caches) in use, as each holder counts in at least one view (set of
+    /// tiers).
     fn taken(&self) -> u64 {
         self.views.iter().fold(0, |taken, view| taken | view)
     }
@@ -68,59 +73,61 @@ impl Chunk {
         self.taken() == 0 && self.names.iter().all(Option::is_none)
     }
 
-    /// Mask of the holders that count in a view.
+    /// Bit mask of the holders (ranks' caches) that count in a view (selection of tiers).
     #[inline]
     pub(crate) fn in_view(&self, view: View) -> u64 {
         self.views[view as usize]
     }
 
-    /// Mask of the holders whose worker has other ranks.
+    /// Bit mask of the holders (ranks' caches) whose worker has several ranks.
     #[inline]
     pub(crate) fn of_many_ranks(&self) -> u64 {
         self.of_many_ranks
     }
 
-    /// The number of the worker of the holder at bit `at`.
+    /// Number of the worker of the holder (a rank's cache) at bit `at`.
     #[inline]
     pub(crate) fn worker_number(&self, at: u32) -> u32 {
         self.worker_numbers[at as usize % CHUNK]
     }
 
-    /// The rank of the holder at bit `at`.
+    /// Rank of the holder (a rank's cache) at bit `at`.
     #[inline]
     pub(crate) fn rank(&self, at: u32) -> u32 {
         self.ranks[at as usize % CHUNK]
     }
 
-    /// The name of the worker of the holder at bit `at`.
+    /// Worker name of the holder (a rank's cache) at bit `at`.
     #[inline]
     pub(crate) fn worker(&self, at: u32) -> &Arc<str> {
         &self.workers[at as usize % CHUNK]
     }
 }
 
-/// Roster: the worker and rank behind each holder's number.
+/// Table with the worker and rank of each holder (a rank's cache), by the holder's number.
 #[derive(Default)]
 pub(crate) struct Roster {
     members: Members,
-    /// Copies for matches that are kept, one for each stripe of threads, made on first use: threads that keep matches
-    /// update the reference counts of different copies, and so do not wait for each other's cache lines.
+    /// Copies of the table for lookup results that are kept, one for each group of threads, made on first use. Threads
+    /// of different groups update the reference counts of different copies, so they do not compete for cache lines.
     copies: [OnceLock<Arc<RosterMembers>>; STRIPES],
 }
 
 const STRIPES: usize = 32;
 
-/// Holders of a roster, in chunks.
+/// Holders (ranks' caches) of a roster, in chunks of 64.
 #[derive(Clone, Default)]
 pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
-    /// Number of holders that do not count in every view.
+    /// Number of holders (ranks' caches) that do not count in every view (set of tiers), because their rank has blocks
+    /// beyond its device.
     offloading: usize,
-    /// Number of holders that have lost their rank and are still in sets.
+    /// Number of holders (ranks' caches) that no longer belong to a rank but are still in sets of holders.
     leaving: usize,
 }
 
-/// Holders of a roster, for matches that are kept; aligned so that the reference count has cache lines of its own.
+/// Holders (ranks' caches) of a roster, for lookup results that are kept. The alignment gives the reference count cache
+/// lines of its own.
 #[repr(align(128))]
 pub(crate) struct RosterMembers(Members);
 
@@ -133,25 +140,25 @@ impl std::ops::Deref for RosterMembers {
 }
 
 impl Members {
-    /// Chunk with the holders `64 * word..`; None if none of these numbers is in use.
+    /// Chunk of the holders (ranks' caches) from number `64 * word` on; None if there are no numbers this high.
     #[inline]
     pub(crate) fn chunk(&self, word: usize) -> Option<&Chunk> {
         self.chunks.get(word).map(|chunk| &**chunk)
     }
 
-    /// Number of chunks of 64 holders or workers, whichever are more.
+    /// Number of chunks of 64 holders (ranks' caches) or workers, whichever needs more.
     #[inline]
     pub(crate) fn words(&self) -> usize {
         self.chunks.len()
     }
 
-    /// True if every holder that is in any set counts in every view.
+    /// True if every holder (a rank's cache) in any set counts in every view (selection of tiers).
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.offloading == 0 && self.leaving == 0
     }
 
-    /// The name of the worker with this number.
+    /// Name of the worker with this number; None if no worker has the number.
     #[inline]
     pub(crate) fn worker(&self, number: u32) -> Option<&Arc<str>> {
         self.chunks.get(number as usize / CHUNK)?.names[number as usize % CHUNK].as_ref()
@@ -210,19 +217,19 @@ impl Roster {
         &self.members
     }
 
-    /// Copy of the holders, for a match that is kept.
+    /// Shared copy of the holders (ranks' caches), for a lookup result that is kept.
     #[inline]
     pub(crate) fn keep(&self) -> Arc<RosterMembers> {
         let copy = &self.copies[stripe_of_thread() % STRIPES];
         copy.get_or_init(|| Arc::new(RosterMembers(self.members.clone()))).clone()
     }
 
-    /// Rank of the holder with this number; None if the number is not in use.
+    /// Worker and rank of the holder (a rank's cache) with this number; None if the number is not in use.
     pub(crate) fn get(&self, holder: u32) -> Option<Member> {
         self.members.get(holder)
     }
 
-    /// Changes the entry of a holder.
+    /// Sets the entry of a holder (a rank's cache) in the roster; None frees the holder's number.
     pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
         self.members.set(holder, member);
     }
@@ -232,17 +239,17 @@ impl Roster {
         self.members.name(number, name);
     }
 
-    /// Counts a holder that has lost its rank and is still in sets.
+    /// Counts a holder (a rank's cache) that no longer belongs to a rank but is still in sets of holders.
     pub(crate) fn one_leaves(&mut self) {
         self.members.leaving += 1;
     }
 
-    /// Counts a holder without a rank that has left all sets.
+    /// Removes from the count a holder (a rank's cache) without a rank, as the holder is no longer in any set.
     pub(crate) fn one_has_left(&mut self) {
         self.members.leaving -= 1;
     }
 
-    /// Records that this holder's worker has another rank now.
+    /// Records that the worker of a holder (a rank's cache) now has another rank as well.
     pub(crate) fn put_among_ranks(&mut self, holder: u32) {
         if let Some(member) = self.get(holder) {
             self.set(holder, Some(Member { is_only_rank: false, ..member }));
@@ -254,7 +261,8 @@ impl Roster {
     }
 }
 
-/// Copy of the roster, to be published; no match refers to it yet.
+/// Copy of the roster (table of holders' workers and ranks), to be published by the writer; no lookup result refers to
+/// the copy yet.
 impl Clone for Roster {
     fn clone(&self) -> Self {
         Self { members: self.members.clone(), copies: Default::default() }

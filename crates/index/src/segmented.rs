@@ -1,12 +1,12 @@
-//! Lists and hash tables that grow without being moved or built anew as a whole.
+//! Lists and hash tables that grow in small steps, without being moved or rebuilt as a whole.
 //!
-//! A usual large hash table is moved to twice the room when it is full, which takes milliseconds in one change. These
-//! tables consist of segments: after a fixed number of insertions one segment is split in two, and after as many
-//! removals two are merged (linear hashing, Litwin 1980).
+//! A usual large hash table is moved to twice the space when it is full, which takes milliseconds in one change. The
+//! tables in this module consist of segments: after a fixed number of insertions one segment is split in two, and after
+//! as many removals two are merged (linear hashing, Litwin 1980).
 //!
 //! A growing `Vec` is copied: tens of milliseconds for a list of a million runs, unless the allocator can move it by
-//! its pages. The list here is a list of chunks of 4,096 elements, and only the first chunk is ever moved. Reading an
-//! element takes one step more, in a list of chunks that is short enough to stay in the cache.
+//! its pages. The list in this module consists of chunks of 4,096 elements, and only the first chunk is ever moved.
+//! Reading an element takes one more step, in a list of chunks that is short enough to stay in the cache.
 
 use std::hash::{BuildHasher, Hash};
 use std::ops::{Index, IndexMut};
@@ -15,14 +15,14 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::stats::step;
 
-/// Average number of entries in a segment; a segment that is about to be split has up to twice as many.
+/// Average number of entries in a segment of a hash table; a segment that is about to be split has up to twice as many.
 const SEGMENT: usize = 1024;
 
 /// Hash table that grows and shrinks one segment at a time.
 pub(crate) struct SegmentedTable<T> {
     segments: Vec<HashTable<T>>,
     len: usize,
-    /// Size of the segments in bytes, without the list of segments.
+    /// Size of all segments of the table in bytes, without the list of segments.
     bytes: usize,
 }
 
@@ -41,7 +41,7 @@ impl<T> SegmentedTable<T> {
         self.bytes + self.segments.capacity() * size_of::<HashTable<T>>()
     }
 
-    /// True if the counts of bytes and entries are right.
+    /// True if the counters of bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.segments.iter().map(HashTable::allocation_size).sum::<usize>()
@@ -52,7 +52,7 @@ impl<T> SegmentedTable<T> {
         self.segments.iter().flatten()
     }
 
-    /// Frees a segment with its entries; true if more segments are left. Nothing may be looked up in the table
+    /// Frees one segment with its entries; returns true if more segments are left. The table must not be searched
     /// afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         if let Some(segment) = self.segments.pop() {
@@ -62,7 +62,7 @@ impl<T> SegmentedTable<T> {
         !self.segments.is_empty()
     }
 
-    /// Index of the segment of a hash, chosen by bits that the segment's own table does not use.
+    /// Index of the segment that a hash belongs to, chosen by bits that the segment's own table does not use.
     #[inline]
     fn of(&self, hash: u64) -> usize {
         let mask = self.segments.len().next_power_of_two() - 1;
@@ -81,7 +81,7 @@ impl<T> SegmentedTable<T> {
         self.segments.get_mut(at)?.find_mut(hash, is_it)
     }
 
-    /// Inserts an entry, which must not be in the table yet.
+    /// Inserts an entry that is not yet in the table, under a hash.
     pub(crate) fn insert_unique(&mut self, hash: u64, it: T, hash_of: impl Fn(&T) -> u64) {
         if self.len >= self.segments.len() * SEGMENT {
             self.divide(&hash_of);
@@ -97,7 +97,7 @@ impl<T> SegmentedTable<T> {
         self.len += 1;
     }
 
-    /// Removes and returns the entry that `is_it` accepts; None if there is no such entry.
+    /// Removes and returns the entry that the predicate `is_it` accepts; None if there is no such entry.
     pub(crate) fn remove(
         &mut self,
         hash: u64,
@@ -127,7 +127,7 @@ impl<T> SegmentedTable<T> {
         self.bytes = self.bytes + segment.allocation_size() - bytes;
     }
 
-    /// Splits the next segment in two, by one more bit of the hashes.
+    /// Splits the next segment of the table in two, by one more bit of its entries' hashes.
     #[cold]
     fn divide(&mut self, hash_of: &impl Fn(&T) -> u64) {
         let count = self.segments.len();
@@ -147,7 +147,7 @@ impl<T> SegmentedTable<T> {
         self.segments[count] = new;
     }
 
-    /// Merges the last segment into the one that it was split from: the reverse of `divide`.
+    /// Merges the last segment of the table into the one that it was split from: the reverse of `divide`.
     #[cold]
     fn unite(&mut self, hash_of: impl Fn(&T) -> u64) {
         let Some(last) = self.segments.pop() else { return };
@@ -169,7 +169,7 @@ impl<T> SegmentedTable<T> {
 /// Hash map that grows and shrinks one segment at a time.
 pub(crate) struct Map<K, V> {
     entries: SegmentedTable<(K, V)>,
-    /// Seeded hasher, so that a client that chooses the keys cannot choose their places.
+    /// Hasher with a secret seed, so that a client that chooses the keys cannot choose their places in the table.
     hasher: DefaultHashBuilder,
 }
 
@@ -192,18 +192,18 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
         self.entries.bytes()
     }
 
-    /// True if the counts of bytes and entries are right.
+    /// True if the counters of bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.entries.is_counted()
     }
 
-    /// Frees a segment with its entries, like [`SegmentedTable::shed`].
+    /// Frees one segment with its entries, like [`SegmentedTable::shed`]; returns true if more are left.
     pub(crate) fn shed(&mut self) -> bool {
         self.entries.shed()
     }
 
-    /// All entries, in any order.
+    /// All entries of the map, in any order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, value)| (key, value))
     }
@@ -240,7 +240,7 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
         None
     }
 
-    /// Value of a key, inserted if the key is new.
+    /// Value of a key; if the key is new, inserts the result of `make`.
     pub(crate) fn get_or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
         let hash = self.hasher.hash_one(key);
         if self.entries.find(hash, |(it, _)| *it == key).is_none() {
@@ -265,11 +265,11 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
 const BITS: usize = 12;
 const CHUNK: usize = 1 << BITS;
 
-/// List in chunks, which grows without moving its elements.
+/// List of elements in chunks, which grows without moving its elements.
 pub(crate) struct ChunkedList<T> {
-    /// Chunks; all but the last are full.
+    /// Chunks (separately allocated parts) of the list's elements; all but the last are full.
     chunks: Vec<Vec<T>>,
-    /// Capacity of all chunks, in elements.
+    /// Capacity of all chunks of the list, in elements.
     room: usize,
 }
 
@@ -298,7 +298,7 @@ impl<T> ChunkedList<T> {
         self.chunks.iter().flatten()
     }
 
-    /// Elements from index `at` on, at most `count`.
+    /// Elements of the list from index `at` on, at most `count` of them.
     pub(crate) fn some_from(&self, at: usize, count: usize) -> impl Iterator<Item = &T> {
         let (first, skipped) = (at >> BITS, at % CHUNK);
         self.chunks.get(first..).into_iter().flatten().flatten().skip(skipped).take(count)

@@ -1,8 +1,8 @@
-//! Sets of holders, one word each; equal sets are equal words.
+//! Sets of holders (ranks' caches), each represented by one 64-bit word; equal sets have equal words.
 //!
-//! A word either contains the members or points to an object with them (`raw/set.rs`). This object is shared by all
-//! users of the set: it is found by the xor of its members' random words (Zobrist 1970), so that "this set and one
-//! more" is one look-up. Equal sets always have equal words.
+//! A word either contains the members or points to an object with them (`raw/set.rs`). The object is shared by all
+//! users of the set. It is found by a key, the xor of its members' random words (Zobrist 1970), so that a set with one
+//! member more is found in one look-up.
 
 use std::ops::ControlFlow;
 
@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
 use crate::spread::Secret;
 
-/// Owned copy of a set's members.
+/// Owned copy of the members of a set of holders (ranks' caches).
 pub(crate) enum OwnedMembers {
     Mask(u64),
     Few([u32; 3], usize),
@@ -21,7 +21,7 @@ pub(crate) enum OwnedMembers {
 }
 
 impl Members<'_> {
-    /// Number of members.
+    /// Number of members of the set of holders (ranks' caches).
     #[inline]
     pub(crate) fn len(self) -> usize {
         match self {
@@ -44,8 +44,8 @@ impl Members<'_> {
         }
     }
 
-    /// Calls `f` with the index of each 64-bit word that has any members and with its bits, in rising order, until `f`
-    /// breaks.
+    /// Splits the members into 64-bit words of a bit mask, and calls `f` with the index and the bits of each word that
+    /// has any, in ascending order, until `f` breaks.
     #[inline]
     pub(crate) fn try_for_each_word(self, mut f: impl FnMut(usize, u64) -> ControlFlow<()>) -> ControlFlow<()> {
         let mut by_word = |holders: &[u32]| {
@@ -61,7 +61,7 @@ impl Members<'_> {
         }
     }
 
-    /// Calls `f` with each member, in rising order.
+    /// Calls `f` with the number of each holder (a rank's cache) in the set, in ascending order.
     #[inline]
     pub(crate) fn for_each(self, mut f: impl FnMut(u32)) {
         match self {
@@ -75,17 +75,18 @@ impl Members<'_> {
     }
 }
 
-/// Set of the numbers of holders or workers already visited in a match.
+/// Set of the numbers of holders (ranks' caches) or workers that were already visited in a lookup result.
 pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
 
 impl NumberSet {
-    /// An empty set with room for `words` words of 64 numbers each.
+    /// Creates an empty set of numbers with space for `words` words of 64 numbers each.
     #[inline]
     pub(crate) fn none_of(words: usize) -> Self {
         Self(SmallVec::from_elem(0, words))
     }
 
-    /// Adds a number; true if it was not in the set. Numbers beyond the last word are ignored, and false.
+    /// Adds a number; returns true if the number was not in the set before. Numbers beyond the last word are ignored,
+    /// and give false.
     #[inline]
     pub(crate) fn insert(&mut self, number: u32) -> bool {
         self.insert_word(number as usize / 64, 1 << (number % 64)) != 0
@@ -101,7 +102,7 @@ impl NumberSet {
     }
 }
 
-/// Iterator over the positions of a word's set bits, each plus a base.
+/// Iterator over the positions of the bits set in a word, each added to a base number.
 pub(crate) struct Bits {
     word: u64,
     base: u32,
@@ -150,24 +151,27 @@ impl OwnedMembers {
     }
 }
 
-/// True if a set of `members` members is kept as a bitmap: where a bitmap takes at most twice the room of a list, which
-/// is slower to search and to change. Only the members decide, so that equal sets have equal bodies.
+/// Decides if a set is stored as a bit mask rather than as a list of members: true if the mask needs at most twice the
+/// space of the list, as the list is slower to search and to change. The decision depends only on the members, so that
+/// equal sets are stored in the same way.
 fn as_bits(members: usize, highest: u32) -> bool {
     highest as usize / 64 < members
 }
 
-/// The writer's table of all sets that are objects instead of single words.
+/// Table of all sets of holders (ranks' caches) that are objects, because their members do not fit into a word; used
+/// only by the writer.
 pub(crate) struct Sets {
-    /// Sets with their keys beside them, so that most look-ups end without reading the set.
+    /// Objects that contain the members of large sets, each with the set's key, so that most look-ups end without
+    /// reading a set.
     objects: HashTable<(u64, SetBox)>,
     secret: Secret,
-    /// Total size of all sets, in bytes.
+    /// Total size of all objects that contain the members of large sets of holders, in bytes.
     set_bytes: usize,
-    /// Sets that were unlinked; the writer is to retire them.
+    /// Objects of sets that nothing refers to any longer. The writer must free them once no reader can use them.
     pub(crate) dead: Vec<SetBox>,
-    /// Spare memory for new sets.
+    /// Memory of freed sets of holders, reused for the objects of new sets.
     pub(crate) spares: Spares<SetHead, u64>,
-    /// Body of the set that is being looked up.
+    /// Buffer for the members of the set of holders that is being looked up.
     body: Vec<u64>,
     counted: CountedToken,
 }
@@ -185,7 +189,7 @@ impl Sets {
         }
     }
 
-    /// Number of sets that are objects.
+    /// Number of sets of holders (ranks' caches) that are objects in memory, rather than contained in a word.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()
     }
@@ -212,7 +216,7 @@ impl Sets {
         set.object(&self.counted)
     }
 
-    /// Adds a reference to a set, and returns the set.
+    /// Adds a reference to the object that contains a set's members, if the set has one, and returns the set.
     #[inline]
     pub(crate) fn retain(&mut self, set: SetWord) -> SetWord {
         if let Some(object) = self.object_of(set) {
@@ -221,7 +225,8 @@ impl Sets {
         set
     }
 
-    /// Drops a reference to a set.
+    /// Removes a reference to the object that contains a set's members, if the set has one. When the last reference is
+    /// removed, the object leaves the table.
     #[inline]
     pub(crate) fn release(&mut self, set: SetWord) {
         if set.is_object() {
@@ -244,17 +249,17 @@ impl Sets {
         }
     }
 
-    /// Set with `holder` added, who is not a member, as a new reference.
+    /// Set with `holder` (a rank's cache) added, as a new reference; `holder` must not be a member yet.
     pub(crate) fn with(&mut self, set: SetWord, holder: u32) -> SetWord {
         set.mask_with(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
-    /// Set with `holder` removed, who is a member, as a new reference.
+    /// Set with `holder` (a rank's cache) removed, as a new reference; `holder` must be a member.
     pub(crate) fn without(&mut self, set: SetWord, holder: u32) -> SetWord {
         set.mask_without(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
-    /// Set with `holder` added, or removed if it is a member.
+    /// Set with `holder` (a rank's cache) added, or removed if it is a member, as a new reference.
     fn toggle(&mut self, set: SetWord, holder: u32) -> SetWord {
         if let Some(word) = self.toggle_in_kind(set, holder) {
             return word;
@@ -282,8 +287,8 @@ impl Sets {
         self.object(key, holders.len(), bits)
     }
 
-    /// Toggles a holder as `toggle` does, by copying the object; `None` unless the set is an object and the result has
-    /// the same form.
+    /// Adds or removes a holder (a rank's cache) like `toggle`, by a faster way that copies the object. `None` if the
+    /// set is not an object, or the result would be stored in another form.
     #[inline]
     fn toggle_in_kind(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
         let object = set.object(&self.counted)?;
@@ -327,13 +332,14 @@ impl Sets {
         likewise.then(|| self.object(key, members, bits))
     }
 
-    /// The random word of a holder, for the sets' keys.
+    /// Random word of a holder (a rank's cache); the xor of its members' words is a set's key.
     #[inline]
     fn word(&self, holder: u32) -> u64 {
         self.secret.mix(u64::from(holder) + 1, 0)
     }
 
-    /// A new reference to the set whose members are in `body`; created if it does not exist.
+    /// Looks up the set whose members are in `body`, creates it if it does not exist, and returns a new reference to
+    /// the set.
     fn object(&mut self, key: u64, members: usize, bits: bool) -> SetWord {
         let Self { objects, body, counted, set_bytes, spares, .. } = self;
         // The key alone would do but for one chance in 2^64 a pair; the comparison makes it exact.

@@ -1,23 +1,24 @@
-//! Mixing of hashes, and their assignment to the lines of a table.
+//! Mixing of hashes with a secret, and the choice of a hash table's line by a hash.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// Line that a hash belongs to, out of `lines` lines: chosen by the hash's high bits (multiply-shift, for any number of
-/// lines).
+/// Line of a table with `lines` lines that a hash belongs to, chosen by the hash's high bits (multiply-shift, for any
+/// number of lines).
 #[inline]
 pub(crate) fn line_of(hash: u64, lines: usize) -> usize {
     ((u128::from(hash) * lines as u128) >> 64) as usize
 }
 
-/// Number of the next line; the first follows the last.
+/// Number of the line after a line of a hash table; the first line follows the last.
 #[inline]
 pub(crate) fn line_after(line: usize, lines: usize) -> usize {
     if line + 1 == lines { 0 } else { line + 1 }
 }
 
-/// Secret with which a table mixes its hashes. An attacker who chooses the inputs, knows this code and has seen the
-/// secrets of other tables cannot choose lines: both factors of the product are secret, and each table draws its own.
+/// Secret with which a hash table mixes its hashes. An attacker who chooses the inputs, knows this code and has seen
+/// the secrets of other tables cannot choose lines: both factors of the product are secret, and each table draws its
+/// own secret.
 #[derive(Clone, Copy)]
 pub(crate) struct Secret {
     x: u64,
@@ -25,21 +26,21 @@ pub(crate) struct Secret {
 }
 
 impl Secret {
-    /// Creates a secret from the operating system's randomness.
+    /// Creates a random secret from the operating system's random generator.
     pub(crate) fn new() -> Self {
         let keyed = RandomState::new();
         Self { x: keyed.hash_one(0), y: keyed.hash_one(1) }
     }
 
-    /// Mixes two numbers by two rounds of multiply and fold: the mixing step of wyhash. After one round, consecutive
-    /// numbers are at even distances, which three secrets in ten thousand make so small that one part of a table gets
-    /// most of them.
+    /// Mixes two numbers by two rounds of multiplication and folding, the mixing step of wyhash. One round would keep
+    /// consecutive numbers at equal distances, and for three secrets in ten thousand these are so small that one part
+    /// of a table gets most of the numbers.
     #[inline]
     pub(crate) fn mix(self, x: u64, y: u64) -> u64 {
         fold(self.mix_hash(x, y), self.x | 1)
     }
 
-    /// Mixes two numbers by one round of multiply and fold, which is enough where `x` is a hash.
+    /// Mixes two numbers by one round of multiplication and folding, which is enough if `x` is a hash.
     #[inline]
     pub(crate) fn mix_hash(self, x: u64, y: u64) -> u64 {
         // Odd, so that no bit of the other factor is lost; spread, so that a small `y` changes all of it.
@@ -48,7 +49,7 @@ impl Secret {
     }
 }
 
-/// Xor of the two halves of a 128-bit product.
+/// Multiplies two numbers to 128 bits, and returns the xor of the lower and the upper 64 bits.
 #[inline]
 fn fold(x: u64, y: u64) -> u64 {
     let product = u128::from(x) * u128::from(y);
@@ -65,8 +66,8 @@ mod tests {
 
     const LINES: usize = 256;
 
-    /// Numbers that a table with this secret puts into one line, found by trying, as an attacker who knows the secret
-    /// could.
+    /// Numbers that a table with this secret puts into one line, found by trial, as an attacker who knows the secret
+    /// could do.
     fn of_one_line(secret: Secret, count: usize, random: &mut Random) -> Vec<u64> {
         let mut found = Vec::new();
         let step = random.below(1 << 20) | 1;
@@ -80,8 +81,8 @@ mod tests {
         found
     }
 
-    /// Median of the results of `of` for many secrets: with one product, some secrets are poor for some inputs, but a
-    /// client that chooses inputs does not know which.
+    /// Median of the results of `of` for many secrets. If hashes are mixed by one multiplication, some secrets are poor
+    /// for some inputs, but a client that chooses inputs does not know which secrets.
     fn median(of: impl Fn(Secret) -> usize) -> usize {
         let mut all: Vec<_> = (0..65).map(|_| of(Secret::new())).collect();
         all.sort_unstable();

@@ -1,11 +1,11 @@
-//! The atomics of this crate: the standard library's, or loom's when its model checker runs the tests (`--cfg loom`).
+//! Atomic types of this crate: the standard library's, or loom's when its model checker runs the tests (`--cfg loom`).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Small number of the current thread, assigned on first use, for striping counters.
+/// Small number of the current thread, assigned on first use, by which threads are spread over several counters.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) fn stripe_of_thread() -> usize {
@@ -25,8 +25,8 @@ pub(crate) fn stripe_of_thread() -> usize {
         .unwrap_or(0)
 }
 
-/// Number of the current thread for striping: always 0, as under the model checker all threads share a stripe, the
-/// harder case.
+/// Number of the current thread, by which threads are spread over several counters. Under the model checker it is
+/// always 0, so that all threads share a counter, which is the harder case.
 #[cfg(loom)]
 pub(crate) fn stripe_of_thread() -> usize {
     0

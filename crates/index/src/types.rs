@@ -1,30 +1,30 @@
-//! Types of the index's interface: block hash, tier, view, event; and the errors of its calls. A refused call has
-//! changed nothing.
+//! Types of the index's interface: block hash, tier, view, event, and errors. A call that returns an error has changed
+//! nothing.
 
 use std::fmt;
 use std::str::FromStr;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The engine's own identity of a block, brought to 64 bits.
+/// Engine's own hash of a block and all blocks before it, converted to 64 bits.
 ///
-/// Engines name blocks by unsigned or signed integers of any width or by raw digests. An unsigned 64-bit
-/// integer is its own canonical form; every other name is spread over the 64 bits by a bijection
-/// (negative 64-bit integers) or by XXH3-64 of its bytes, so that `-1` and `2**64 - 1` stay different blocks.
-/// The mapping has no secret and no state: a dump replayed elsewhere still answers to the engine's names.
+/// Engines use unsigned or signed integers of any width or raw digests. An unsigned 64-bit integer is its own canonical
+/// form. Every other form is converted to 64 bits by a bijection (negative 64-bit integers) or by XXH3-64 of its bytes,
+/// so that `-1` and `2**64 - 1` stay different blocks. The conversion has no secret and no state, so the engine's
+/// hashes can also be looked up in a dump that was loaded elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 #[repr(transparent)]
 pub struct BlockHash(pub u64);
 
 impl BlockHash {
-    /// Canonical form of a block hash that is a signed integer.
+    /// Converts a block hash that is a signed integer to its canonical form.
     #[must_use]
     pub fn from_i64(name: i64) -> Self {
         if name >= 0 { Self(name.unsigned_abs()) } else { Self(scramble(name as u64)) }
     }
 
-    /// Canonical form of a block hash that is a raw digest, or of a wide integer's little-endian two's complement
-    /// bytes.
+    /// Converts a block hash to its canonical form, from a raw digest, or from the little-endian two's complement bytes
+    /// of a wide integer.
     #[must_use]
     pub fn from_bytes(name: &[u8]) -> Self {
         Self(xxh3_64(name))
@@ -37,32 +37,33 @@ impl From<u64> for BlockHash {
     }
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of the 64-bit integers.
+/// Mixes the bits of an integer by the last step of SplitMix64 (Steele, Lea, Flood 2014), a bijection of 64-bit
+/// integers.
 fn scramble(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// The medium that holds a block.
+/// Storage medium that holds a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub enum Tier {
-    /// Device memory: blocks that an engine can use without a copy.
+    /// Device memory, from which an engine can use blocks without copying them.
     #[default]
     Gpu,
-    /// Host memory.
+    /// Host memory of the engine's machine.
     Cpu,
-    /// Local storage.
+    /// Local storage of the engine's machine.
     Disk,
-    /// Any shared or remote storage.
+    /// Shared or remote storage of any kind.
     External,
 }
 
 impl Tier {
-    /// All tiers, nearest first.
+    /// All tiers (places of blocks), nearest to the engine's device first.
     pub const ALL: [Self; 4] = [Self::Gpu, Self::Cpu, Self::Disk, Self::External];
 
-    /// The tier's name: `gpu`, `cpu`, `disk` or `external`.
+    /// Name of the tier: `gpu`, `cpu`, `disk` or `external`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -88,79 +89,80 @@ impl FromStr for Tier {
     }
 }
 
-/// Choice of the tiers whose blocks count in a depth. Each view has all tiers of the narrower ones; a chain may change
-/// tiers from block to block.
+/// Selection of the tiers whose blocks count in a depth. Each view includes all tiers of the narrower ones; the blocks
+/// of a chain may be on different tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum View {
-    /// Blocks in device memory.
+    /// View that counts only blocks in device memory.
     #[default]
     Device,
-    /// Blocks in device and host memory.
+    /// View that counts blocks in device and host memory.
     Host,
-    /// Blocks in memory and on local storage.
+    /// View that counts blocks in device memory, in host memory and on local storage.
     Local,
-    /// Blocks on any tier.
+    /// View that counts blocks on any tier.
     AnyTier,
 }
 
 impl View {
-    /// All views, narrowest first.
+    /// All views (selections of tiers whose blocks count), narrowest first.
     pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Local, Self::AnyTier];
 }
 
 impl From<Tier> for View {
-    /// The view of all tiers up to `tier`, nearest first.
+    /// Narrowest view (selection of tiers) that includes `tier`: all tiers up to this one, nearest first.
     fn from(tier: Tier) -> Self {
         Self::ALL[tier as usize]
     }
 }
 
-/// Change of the blocks that a worker holds. A dump of an index is a list of events.
+/// Change of the blocks that a worker holds. A dump of an index is a list of these events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
+    /// Store of consecutive blocks of one chain. The first block continues `parent`; each further block continues the
+    /// block before it.
     Store {
-        /// The worker's name.
+        /// Name of the worker.
         worker: Box<str>,
-        /// The data-parallel rank within the worker.
+        /// Data-parallel rank within the worker.
         rank: u32,
-        /// Tier that the blocks are on.
+        /// Tier on which the blocks were stored.
         tier: Tier,
-        /// Block hash of the block before the first; `None` at the start of a prompt.
+        /// Block hash of the block before the stored chain's first one; `None` at the start of a prompt.
         parent: Option<BlockHash>,
-        /// The engine's block hashes, in chain order.
+        /// Block hashes as given by the engine, in the order of the chain.
         block_hashes: Vec<BlockHash>,
-        /// The content hash of each block.
+        /// Content hash of each block.
         content_hashes: Vec<u64>,
     },
-    /// Blocks were evicted.
+    /// Eviction of blocks from a tier.
     Remove {
-        /// The worker's name.
+        /// Name of the worker.
         worker: Box<str>,
-        /// The data-parallel rank within the worker.
+        /// Data-parallel rank within the worker.
         rank: u32,
-        /// Tier that the blocks were on.
+        /// Tier from which the blocks were removed.
         tier: Tier,
-        /// The engine's block hashes, in any order.
+        /// Block hashes as given by the engine, in any order.
         block_hashes: Vec<BlockHash>,
     },
-    /// A worker, or one rank or tier of a worker, lost all its blocks.
+    /// Removal of all blocks of a worker, or of one of its ranks or tiers.
     Clear {
-        /// The worker's name.
+        /// Name of the worker.
         worker: Box<str>,
-        /// The rank that was cleared; `None` for all ranks.
+        /// Rank that was cleared; `None` for all ranks.
         rank: Option<u32>,
-        /// The tier that was cleared; `None` for all tiers.
+        /// Tier that was cleared; `None` for all tiers.
         tier: Option<Tier>,
     },
-    /// A worker is gone, with all its blocks.
+    /// Removal of a worker with all its blocks.
     Drop {
-        /// The worker's name.
+        /// Name of the worker.
         worker: Box<str>,
     },
 }
 
-/// Reason why a call was refused.
+/// Error of a call of the index, which then has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -170,48 +172,48 @@ pub enum Error {
         /// Block size that was requested, in tokens.
         got: u64,
     },
-    /// A store with lists of different lengths.
+    /// Lists of block hashes and content hashes that differ in length.
     #[error(
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
     LengthMismatch {
-        /// Number of block hashes.
+        /// Number of block hashes in the store.
         block_hashes: usize,
-        /// Number of content hashes.
+        /// Number of content hashes in the store.
         content_hashes: usize,
     },
-    /// A store whose number of tokens does not fill its blocks exactly.
+    /// Number of tokens in a store that does not fill its blocks exactly.
     #[error("{tokens} tokens for {block_hashes} block hashes: blocks of {block_size} tokens need exactly {}", block_hashes * block_size)]
     TokenCount {
-        /// Number of tokens.
+        /// Number of tokens that were given in the store.
         tokens: usize,
         /// Number of block hashes.
         block_hashes: usize,
         /// Block size of the index, in tokens.
         block_size: usize,
     },
-    /// A name that no tier has.
+    /// Tier name that does not exist.
     #[error("unknown tier {name:?}: it is one of \"gpu\", \"cpu\", \"disk\", \"external\"")]
     UnknownTier {
-        /// The unknown name.
+        /// The unknown tier name.
         name: String,
     },
-    /// Bytes that are no snapshot of an index.
+    /// Bytes that are not a valid snapshot of an index.
     #[error("not a snapshot of an index: {what}")]
     Snapshot {
-        /// Description of what is wrong with them.
+        /// Description of what is wrong with the bytes.
         what: String,
     },
-    /// The index cannot number any more of something.
+    /// A limit of the index is reached, for instance the largest number of runs (lists of consecutive blocks).
     #[error("the index is full: {what}")]
     Full {
-        /// Description of what ran out.
+        /// Description of what the index cannot number any further, such as runs of blocks.
         what: &'static str,
     },
 }
 
 impl Error {
-    /// A name that stays the same in every release, for programs to test.
+    /// Stable code of the error, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

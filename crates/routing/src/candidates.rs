@@ -1,83 +1,88 @@
-//! Candidates for a request: one row for each worker and rank, one column for each property.
+//! Table of the candidates for a request: one row for each worker and rank, one column for each property.
 
-/// The candidates for one request. All columns have the same length; rows are in order of `worker`.
+/// Candidates for one request, as a table. All columns have the same length; rows are sorted by `worker`.
 ///
-/// Only workers that may take the request have a row: those that serve its model, are up and not drained.
-/// An unknown value is `NAN` in columns of `f64`, and 0 in columns of counts, unless the column says otherwise.
+/// Only workers that may take the request have a row: those that serve its model, are up and not drained. Unknown
+/// values are NaN in columns of `f64` and 0 in columns of counts, unless the column says otherwise.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
-    /// Number of the worker and rank, the same as long as they are registered.
+    /// Number that identifies a worker and rank while they are registered.
     pub worker: Vec<u32>,
-    /// Leading blocks of the prompt that the worker holds on the device, according to the index.
+    /// Number of the prompt's leading blocks that the worker holds on its device, according to the index.
     pub device_blocks: Vec<u32>,
-    /// Leading blocks that the worker holds on the device or in host memory: at least `device_blocks`.
-    pub host_blocks: Vec<u32>,
-    /// Leading blocks that the worker holds on any tier: at least `host_blocks`.
-    pub any_blocks: Vec<u32>,
-    /// Leading blocks that the worker will hold when it has computed the prompts just sent to it: at least
+    /// Number of the prompt's leading blocks that the worker holds on its device or in host memory; at least
     /// `device_blocks`.
+    pub host_blocks: Vec<u32>,
+    /// Number of the prompt's leading blocks that the worker holds on any tier; at least `host_blocks`.
+    pub any_blocks: Vec<u32>,
+    /// Number of the prompt's leading blocks that the worker will hold once it has computed the prompts just sent to
+    /// it; at least `device_blocks`.
     pub predicted_blocks: Vec<u32>,
-    /// Leading blocks of the prompt that requests at the worker use: these blocks cannot be evicted before the requests
-    /// end.
+    /// Number of the prompt's leading blocks that requests at the worker use. These blocks cannot be evicted before
+    /// these requests end.
     pub shared_blocks: Vec<u32>,
-    /// True if the index is currently reliable for the worker.
+    /// True if the index is currently reliable for the worker, as no events are missing.
     pub trusted: Vec<bool>,
-    /// Requests that were sent to the worker and have not finished.
+    /// Number of requests that were sent to the worker and have not ended.
     pub requests: Vec<u32>,
-    /// Requests sent to the worker that have no first token yet.
+    /// Number of requests sent to the worker that have no first token yet.
     pub waiting: Vec<u32>,
-    /// Prompt tokens to compute for requests without a first token: those expected in the cache are left out.
+    /// Number of prompt tokens to compute for requests without a first token; tokens expected in the cache are not
+    /// counted.
     pub queued_tokens: Vec<f64>,
-    /// Prompt tokens of requests without a first token, including cached ones.
+    /// Number of prompt tokens of requests without a first token, including cached ones.
     pub queued_prompt_tokens: Vec<f64>,
-    /// Part of `queued_tokens` that belongs to the prompt at the head of the queue: the one sent first.
+    /// Part of `queued_tokens` that belongs to the prompt at the head of the queue, the one sent first.
     pub head_tokens: Vec<f64>,
-    /// Estimated seconds since the prompt at the head of the queue got there: since the first token before it, or since
-    /// it was sent.
+    /// Estimated seconds since the prompt at the head of the queue became the first: since the first token of the
+    /// request before it, or since it was sent.
     pub head_elapsed: Vec<f64>,
-    /// Prompt tokens to compute for requests that wait in the router for this worker.
+    /// Number of prompt tokens to compute for requests that wait in the router for this worker.
     pub held_tokens: Vec<f64>,
-    /// Tokens of all requests at the worker: their prompts and the tokens generated so far.
+    /// Number of tokens of all requests at the worker: their prompts and the tokens generated so far.
     pub context_tokens: Vec<f64>,
-    /// Blocks of the prompts of all requests at the worker; blocks that several share count once. Prompts without
-    /// hashes are left out.
+    /// Number of blocks of the prompts of all requests at the worker. A block shared by several requests counts once.
+    /// Prompts without hashes are not counted.
     pub used_blocks: Vec<f64>,
-    /// Tokens that requests at the worker may still generate, estimated by their limits and by past requests.
+    /// Number of tokens that requests at the worker may still generate, estimated from their limits and from past
+    /// requests.
     pub output_tokens_left: Vec<f64>,
-    /// Requests waiting in the engine's queue, as reported by the engine.
+    /// Number of requests waiting in the engine's queue, as reported by the engine.
     pub reported_waiting: Vec<f64>,
-    /// Requests running at the engine, as reported by the engine.
+    /// Number of requests running at the engine, as reported by the engine.
     pub reported_running: Vec<f64>,
-    /// Share of the KV cache in use, 0 to 1, as reported by the engine.
+    /// Share of the KV cache in use, from 0 to 1, as reported by the engine.
     pub reported_kv_usage: Vec<f64>,
-    /// Seconds since the engine's last report of these values.
+    /// Seconds since the engine's last report of its queue, running requests and cache.
     pub reported_age: Vec<f64>,
-    /// Prompt tokens that the worker computes per second, as learnt.
+    /// Number of prompt tokens that the worker computes per second, as measured.
     pub prefill_rate: Vec<f64>,
-    /// Seconds between two tokens of one request while no prompt is computed, as learnt.
+    /// Seconds between two tokens of one request while the worker computes no prompt, as measured.
     pub step_time: Vec<f64>,
-    /// Seconds since the worker joined.
+    /// Seconds since the worker joined the fleet.
     pub age: Vec<f64>,
-    /// Requests sent to the worker since it joined.
+    /// Number of requests sent to the worker since it joined.
     pub sent: Vec<u64>,
-    /// Time at which the worker last took a request with no block held by any worker, in the caller's seconds; `-inf`
-    /// if never.
+    /// Time at which the worker last received a request without a cached block on any worker, in seconds of the
+    /// caller's clock; `-inf` if never.
     pub last_cold: Vec<f64>,
-    /// Blocks that the worker holds, according to the index.
+    /// Number of blocks that the worker holds, according to the index.
     pub held_blocks: Vec<f64>,
-    /// Number of blocks that fit into the worker's cache.
+    /// Capacity of the worker's cache in blocks.
     pub capacity_blocks: Vec<f64>,
-    /// Share of the work that the worker should get relative to others; 1 unless set otherwise.
+    /// Share of the work that the worker should get relative to other workers; 1 unless set otherwise.
     pub weight: Vec<f64>,
-    /// Best way to serve the request at each worker: the parts of the prompt to load or pull. Filled in for
-    /// [`Policy::explain`](crate::Policy::explain) only: a decision computes only the ways that matter.
+    /// Best way to serve the request at each worker: the parts of the prompt to load or pull instead of computing them.
+    /// Filled in only for [`Policy::explain`](crate::Policy::explain), as a decision computes only the ways that
+    /// matter.
     pub ways: Vec<PromptWay>,
-    /// Row of the worker that takes the request, and its way. None until a row is chosen, if there is nothing to load
-    /// or pull, or if the policy does not consider transfers.
+    /// Table row of the chosen worker, and the best way to serve the request there: the parts of the prompt to load,
+    /// pull and compute. None until a row is chosen, if nothing can be loaded or pulled, or if the policy does not
+    /// consider transfers.
     pub way: Option<(usize, PromptWay)>,
 }
 
-/// Expands a macro with the names of all columns.
+/// Calls a macro with the names of all columns of [`Candidates`].
 macro_rules! columns {
     ($each:ident, $($rest:tt)*) => {
         $each! { $($rest)*
@@ -125,8 +130,8 @@ macro_rules! push {
 }
 
 impl Candidates {
-    /// Creates `count` idle workers, numbered from 0, to try a policy on. They hold nothing and have room; nothing else
-    /// is known of them.
+    /// Creates `count` idle workers with empty caches, numbered from 0, for tests of a policy. All other properties are
+    /// unknown.
     #[must_use]
     pub fn idle(count: usize) -> Self {
         Self {
@@ -164,7 +169,8 @@ impl Candidates {
         }
     }
 
-    /// Number of the prompt's leading blocks that the worker of a row is not expected to compute.
+    /// Number of the prompt's leading blocks that a candidate, given by its row in the table, will have without
+    /// computing them.
     #[must_use]
     #[inline]
     pub fn reached(&self, row: usize) -> u32 {
@@ -174,7 +180,8 @@ impl Candidates {
         }
     }
 
-    /// Best way to serve the request at the worker of a row; None if it was not computed.
+    /// Best way for a candidate, given by its row in the table, to get the prompt's blocks; None if it was not
+    /// computed.
     #[must_use]
     #[inline]
     pub fn way(&self, row: usize) -> Option<&PromptWay> {
@@ -190,18 +197,18 @@ impl Candidates {
         self.worker.len()
     }
 
-    /// True if no worker may take the request.
+    /// True if no worker may take the request, so that the table has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.worker.is_empty()
     }
 
-    /// Adds a row, without a worker yet.
+    /// Adds a row with default values to the table, not yet assigned to a worker.
     pub(crate) fn push(&mut self) {
         columns!(push, self,);
     }
 
-    /// Resets a row to a worker that has done nothing yet.
+    /// Assigns a row of the table to a worker, and sets its columns to those of a worker that has had no requests.
     pub(crate) fn reset(&mut self, row: usize, number: u32, weight: f64) {
         self.worker[row] = number;
         self.device_blocks[row] = 0;
@@ -234,45 +241,48 @@ impl Candidates {
         self.weight[row] = weight;
     }
 
-    /// Replaces all rows by copies of these `rows` of `from`.
+    /// Replaces all rows of this table by copies of rows of another table, given by their indexes.
     pub(crate) fn gather(&mut self, from: &Self, rows: &[u32]) {
         columns!(gather, self, from, rows,);
     }
 }
 
-/// Way to serve a request at a worker: the parts of the prompt that are moved there, and from where; the rest is
-/// computed.
+/// Way to serve a request at a worker: the leading blocks of the prompt that the worker has or gets from elsewhere,
+/// with their sources. The worker computes the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PromptWay {
-    /// Leading blocks that the worker holds on its device when its turn comes.
+    /// Number of leading blocks that the worker holds on its device when the request starts.
     pub device: u32,
-    /// Leading blocks that the worker holds then on its device, or loads from its host memory.
+    /// Number of leading blocks that the worker holds on its device or loads from its host memory when the request
+    /// starts.
     pub host: u32,
-    /// Leading blocks that the worker holds then on its device, or loads from any tier of its own and from pools.
+    /// Number of leading blocks that the worker holds on its device, or loads from any tier of its own or from pools,
+    /// when the request starts.
     pub loaded: u32,
-    /// Leading blocks that are not computed: at least `loaded`, more if some are pulled.
+    /// Number of leading blocks that are not computed; at least `loaded`, and more if blocks are pulled from another
+    /// worker.
     pub reached: u32,
-    /// Number of the worker from which the blocks from `loaded` to `reached` are pulled; None if none are.
+    /// Number of the worker from which the blocks from `loaded` to `reached` are pulled; None if none are pulled.
     pub source: Option<u32>,
-    /// True if the worker must be told not to load more.
+    /// True if the router must instruct the worker to load only this part, as it would otherwise load more.
     pub is_limited: bool,
     /// Seconds that the loads and pulls are expected to take.
     pub seconds: f64,
 }
 
 impl PromptWay {
-    /// Way without loads and pulls: everything beyond `device` blocks is computed.
+    /// Way to serve a request without loads and pulls: all blocks after the first `device` ones are computed.
     pub(crate) fn computed(device: u32) -> Self {
         Self { device, host: device, loaded: device, reached: device, ..Self::default() }
     }
 
-    /// Number of blocks that are pulled from another worker.
+    /// Number of the prompt's blocks that are pulled from another worker.
     #[must_use]
     pub fn pulled(&self) -> u32 {
         self.reached - self.loaded
     }
 
-    /// True if any blocks are loaded or pulled, or could have been.
+    /// True if blocks of the prompt are loaded or pulled, or could have been.
     #[must_use]
     pub fn is_choice(&self) -> bool {
         self.reached > self.device || self.is_limited

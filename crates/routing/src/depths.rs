@@ -1,30 +1,31 @@
-//! Depths of a prompt at each worker, by tier: the result of a lookup, in the form that a router uses.
+//! Depths of a prompt: the number of its leading blocks that each worker holds, by tier, as a lookup returns them.
 
-/// Number of leading blocks of one prompt that each worker holds. Reuse one value for all requests: filling it again
-/// allocates only when the fleet grows.
+/// Number of leading blocks of one prompt that each worker holds. A value can be reused for many prompts; filling it
+/// again allocates memory only when the fleet grows.
 #[derive(Debug, Clone, Default)]
 pub struct Depths {
     pub(crate) rows: Vec<Depth>,
-    /// Leading blocks that other workers can pull from each worker, by its number; empty if there are none.
+    /// Number of leading blocks that other workers can pull from each worker, indexed by the worker's number; empty if
+    /// there are none.
     pullable: Vec<u32>,
     known: bool,
     /// True if any worker holds more blocks on other tiers than on its device.
     is_tiered: bool,
 }
 
-/// Numbers of leading blocks that one worker holds; each tier includes those before it.
+/// Number of leading blocks of a prompt that one worker holds: on its device, with host memory, and on all tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Leading blocks on the device.
+    /// Number of leading blocks of the prompt on the device.
     pub device: u32,
-    /// Leading blocks on the device or in host memory.
+    /// Number of leading blocks of the prompt on the device or in host memory; at least `device`.
     pub host: u32,
-    /// Leading blocks on any tier.
+    /// Number of leading blocks of the prompt on any tier; at least `host`.
     pub any: u32,
 }
 
 impl Depths {
-    /// Depths for a prompt that was not looked up: there is no index, or the prompt has no hashes.
+    /// Value for a prompt that was not looked up, as there is no index or the prompt has no hashes.
     #[must_use]
     pub fn unknown() -> Self {
         Self::default()
@@ -36,13 +37,13 @@ impl Depths {
         self.known
     }
 
-    /// Removes all depths; afterwards, the prompt counts as not looked up.
+    /// Removes the block counts of all workers; afterwards, the prompt counts as not looked up.
     pub fn clear(&mut self) {
         self.begin();
         self.known = false;
     }
 
-    /// Removes all depths; afterwards, the prompt counts as looked up with no block found.
+    /// Removes the block counts of all workers; afterwards, the prompt counts as looked up, with no block found.
     pub fn begin(&mut self) {
         self.rows.clear();
         self.pullable.clear();
@@ -50,8 +51,8 @@ impl Depths {
         self.known = true;
     }
 
-    /// Sets the depths of the worker with this number. A tier with less than the one before it counts as having the
-    /// same.
+    /// Sets the depths of the worker with this number. `host` is raised to at least `device`, and `any` to at least
+    /// `host`.
     pub fn set(&mut self, worker: u32, depth: Depth) {
         let at = worker as usize;
         if self.rows.len() <= at {
@@ -64,9 +65,10 @@ impl Depths {
         self.known = true;
     }
 
-    /// Sets the blocks that the worker with this number can load, in whole chunks: leading blocks on its device
-    /// continued in host memory (`host`), and on all tiers that it may load from (`any`); other workers can pull
-    /// `pullable` leading blocks from it. Replaces the values of [`Depths::set`] for tiers other than the device.
+    /// Sets the leading blocks that the worker with this number can load, in whole chunks. `host`: leading blocks on
+    /// its device, continued in host memory; `any`: leading blocks on all tiers from which it may load; `pullable`:
+    /// leading blocks that other workers can pull from it. Replaces the values of [`Depths::set`] for tiers other than
+    /// the device.
     pub fn set_loadable(&mut self, worker: u32, host: u32, any: u32, pullable: u32) {
         let at = worker as usize;
         if self.rows.len() <= at {
@@ -85,7 +87,8 @@ impl Depths {
         }
     }
 
-    /// Leading blocks that other workers can pull from each worker, by its number; 0 for workers beyond the end.
+    /// Number of leading blocks that other workers can pull from each worker, indexed by the worker's number; 0 for
+    /// workers beyond the end.
     pub(crate) fn pullable(&self) -> &[u32] {
         &self.pullable
     }
@@ -95,18 +98,18 @@ impl Depths {
         self.is_tiered
     }
 
-    /// True if any worker can load blocks, or can be pulled from.
+    /// True if any worker can load blocks from another tier or a pool, or has blocks that others can pull.
     pub(crate) fn has_transfers(&self) -> bool {
         self.is_tiered || !self.pullable.is_empty()
     }
 
-    /// Depths of the worker with this number.
+    /// Numbers of a prompt's leading blocks that the worker with this number holds.
     #[must_use]
     pub fn get(&self, worker: u32) -> Depth {
         self.rows.get(worker as usize).copied().unwrap_or_default()
     }
 
-    /// Clears the depths of a worker that is gone, as its number may be given to another one.
+    /// Removes the block counts of a worker that has left, as its number may be given to another worker.
     pub(crate) fn left(&mut self, worker: u32) {
         if let Some(depth) = self.rows.get_mut(worker as usize) {
             *depth = Depth::default();

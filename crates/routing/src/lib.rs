@@ -1,7 +1,8 @@
-//! Decisions: the choice of a worker for each request. No I/O, no threads, no clock of its own: callers pass the time.
+//! Routing decisions: the choice of a worker for each request. This crate has no I/O, no threads and no clock; callers
+//! pass the time.
 //!
-//! A [`Policy`] picks one row of [`Candidates`] for a [`Request`]. The router keeps the data behind each row: the
-//! requests sent to a worker, their results, the engine's reports, and the measured speed.
+//! A [`Policy`] picks one row of the table [`Candidates`] for a [`Request`]. The router keeps the data behind each row:
+//! the requests sent to a worker, their results, the engine's reports, and the measured speed.
 //!
 //! | file | content |
 //! |---|---|

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Options by name. A policy takes those that it knows; [`Options::finish`] refuses the rest.
+/// Options of a policy by name. A policy removes the options that it knows; [`Options::finish`] then rejects the rest.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     given: BTreeMap<String, Value>,
@@ -26,9 +26,10 @@ impl Options {
         Ok(Self { given, known: Vec::new() })
     }
 
-    /// Takes the option `name`, a number from `low` to `high`; `default` if it is not given.
+    /// Removes and returns the option `name`, a number from `low` to `high`; returns `default` if it is not given.
     ///
     /// # Errors
+    ///
     /// Code `bad_option` if the value is not a number, or out of range.
     pub fn number(&mut self, name: &'static str, default: f64, low: f64, high: f64) -> Result<f64, Error> {
         self.known.push(name);
@@ -43,10 +44,11 @@ impl Options {
         })
     }
 
-    /// Takes the option `name`, true or false; `default` if it is not given.
+    /// Removes and returns the option `name`, which is true or false; returns `default` if it is not given.
     ///
     /// # Errors
-    /// Code `bad_option` if the value is neither.
+    ///
+    /// Code `bad_option` if the value is not a boolean.
     pub fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, Error> {
         self.known.push(name);
         match self.given.remove(name) {
@@ -57,9 +59,10 @@ impl Options {
         }
     }
 
-    /// Takes the option `name`, one of `words`; the first of them if it is not given.
+    /// Removes and returns the option `name`, one of `words`; returns the first of these words if it is not given.
     ///
     /// # Errors
+    ///
     /// Code `bad_option` if the value is another word.
     pub fn word(&mut self, name: &'static str, words: &[&'static str]) -> Result<&'static str, Error> {
         self.known.push(name);
@@ -70,9 +73,11 @@ impl Options {
             .ok_or_else(|| Error::new("bad_option", format!("{name} must be one of {}, not {value}", words.join(", "))))
     }
 
-    /// Refuses the option `name`, which no longer exists. `instead`: what replaced it.
+    /// Returns an error if the option `name`, which no longer exists, is given. `instead`: text that says what replaced
+    /// it.
     ///
     /// # Errors
+    ///
     /// Code `bad_option` if the option is given.
     pub fn refuse(&self, name: &str, instead: &str) -> Result<(), Error> {
         if self.given.contains_key(name) {
@@ -81,10 +86,12 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses options that were not taken. `policy`: name of the policy that they were given to.
+    /// Returns an error if options are left that the policy does not have. `policy`: name of the policy, for the
+    /// message.
     ///
     /// # Errors
-    /// Code `bad_option`, with the name of one unknown option, and those of the known ones.
+    ///
+    /// Code `bad_option`, with the name of one unknown option, and the names of the known ones.
     pub fn finish(self, policy: &str) -> Result<(), Error> {
         let Some((name, _)) = self.given.into_iter().next() else { return Ok(()) };
         let known = if self.known.is_empty() { "none".to_owned() } else { self.known.join(", ") };
@@ -92,13 +99,13 @@ impl Options {
     }
 }
 
-/// Error for invalid input: what was wrong, and what would be right.
+/// Error for invalid input: a stable code, and a message that says what was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// Stable code for programs: `unknown_policy`, `bad_option`, ...
+    /// Stable code of the error for programs: `unknown_policy`, `bad_option`, ...
     pub code: &'static str,
-    /// Message for people.
+    /// Message for users: says what was wrong and what would be right.
     pub message: String,
 }
 

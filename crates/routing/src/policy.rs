@@ -1,62 +1,63 @@
-//! Interface of policies, and the entries by which they are found by name.
+//! Interface of routing policies, and the entries by which policies are found by name.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
 use crate::request::Request;
 use crate::transfers::Ways;
 
-/// Decision of a policy.
+/// Decision of a policy for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// Index of the candidate that takes the request.
     Row(usize),
     /// Index of the candidate that takes the request because the policy's own code failed.
     Failed(usize),
-    /// All workers are busy: ask again when a request at one of them has ended.
+    /// The request waits in the router, as all workers are busy; the policy is asked again when a request at one of
+    /// them has ended.
     Wait,
-    /// The candidate `row` should take the request, but would not start it soon: ask again when a request there has
-    /// ended, or after a while.
+    /// The request waits in the router for the candidate `row`, which is the best but would not start the request soon.
+    /// The policy is asked again when a request at this candidate has ended, or after a while.
     WaitFor {
         /// Index of the candidate that should take the request.
         row: usize,
-        /// Index of the best candidate that would start soon, for the case that the request cannot wait in the router;
+        /// Index of the best candidate that would start soon, used if the request cannot wait in the router; equals
         /// `row` if there is none.
         instead: usize,
     },
 }
 
-/// Placed request, as reported to policies.
+/// Request that was placed at a worker, as reported to policies.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
-    /// Number of the request.
+    /// Number of the placed request.
     pub number: u64,
-    /// Number of the worker: [`Candidates::worker`].
+    /// Number of the worker, as in [`Candidates::worker`].
     pub worker: u32,
-    /// Prompt tokens that are not expected in the worker's cache.
+    /// Number of prompt tokens that are not expected in the worker's cache.
     pub uncached: u32,
-    /// Blocks that no other request at the worker uses any more when this one has ended; 0 until then.
+    /// Number of the request's blocks that no other request at the worker uses any longer after its end; 0 until then.
     pub freed: u32,
 }
 
-/// Explanation of a policy's decision: the values of its terms for each candidate.
+/// Explanation of a policy's decision: a table with the values of its terms for each candidate.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// Names of the terms, with their units: `ttft`, `delay to others`, ... The last one is the value that was
-    /// compared.
+    /// Names of the terms, with their units, such as `ttft` or `delay to others`. The last one is the value by which
+    /// candidates were compared.
     pub names: Vec<&'static str>,
-    /// Values, `rows x names`, row by row.
+    /// Values of the policy's terms: for each candidate in turn, one value for each name.
     pub values: Vec<f64>,
 }
 
-/// Policy: picks a worker for each request. One policy serves one router; calls come one at a time.
+/// Routing policy, which picks a worker for each request. One policy serves one router; calls are never concurrent.
 pub trait Policy: Send {
     /// Name of the policy, as users give it.
     fn name(&self) -> &str;
 
-    /// True if the policy uses the index. If not, callers need not look up the prompt.
+    /// True if the policy uses the index of cached blocks. If false, callers need not look up the prompt.
     fn uses_index(&self) -> bool;
 
-    /// True if the policy considers loads and pulls: [`Policy::choose_way`].
+    /// True if the policy weighs loading and pulling blocks against computing them, in [`Policy::choose_way`].
     fn weighs_transfers(&self) -> bool {
         false
     }
@@ -67,26 +68,26 @@ pub trait Policy: Send {
         false
     }
 
-    /// Picks a row of `candidates`, which has at least one. `now`: time in seconds, never going back.
+    /// Picks a row of the table `candidates`, which has at least one. `now`: time in seconds, never decreasing.
     ///
-    /// The request may not be sent there after all: [`Policy::sent`] reports it if it is.
+    /// The request may not be sent to this candidate in the end; [`Policy::sent`] reports if it is.
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
 
-    /// Picks a row like [`Policy::choose`], if no request may wait. `None`: the policy has no preference, and the least
-    /// loaded worker takes the request.
+    /// Picks a candidate like [`Policy::choose`], for a request that may not wait in the router. None if the policy has
+    /// no preference; the least loaded worker then takes the request.
     fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
         let _ = (request, candidates, now);
         None
     }
 
-    /// Picks a row like [`Policy::choose`], if candidates may load or pull parts of the prompt. Called instead of it if
-    /// the policy considers transfers and there are any.
+    /// Picks a row like [`Policy::choose`], for a request whose blocks candidates may load or pull. Called instead of
+    /// `choose` if the policy weighs transfers and any are possible.
     fn choose_way(&mut self, request: &Request<'_>, candidates: &Candidates, ways: &Ways<'_>, now: f64) -> Choice {
         let _ = ways;
         self.choose(request, candidates, now)
     }
 
-    /// Picks a row like [`Policy::choose_way`], if no request may wait.
+    /// Picks a candidate like [`Policy::choose_way`], for a request that may not wait in the router.
     fn choose_way_now(
         &mut self,
         request: &Request<'_>,
@@ -98,25 +99,25 @@ pub trait Policy: Send {
         self.choose_now(request, candidates, now)
     }
 
-    /// True if the policy might place a waiting request now; false spares the router a call for each one. Columns that
-    /// depend on the prompt are 0.
+    /// True if the policy might place a waiting request now; if false, the router need not call it for each waiting
+    /// request. Columns of `candidates` that depend on the prompt are 0.
     fn has_room(&self, candidates: &Candidates) -> bool {
         let _ = candidates;
         true
     }
 
-    /// Share, from 0 to 1, of the computed blocks that were computed before and evicted since.
+    /// Share, from 0 to 1, of the computed blocks that had been computed before and were evicted since.
     fn undone(&self) -> f64 {
         0.0
     }
 
-    /// Records that the request of the last call of [`Policy::choose`] is sent to the worker of `row`.
+    /// Records that the request of the last call of [`Policy::choose`] is sent to the candidate `row`.
     fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let _ = (request, candidates, row, now);
     }
 
-    /// Records that another router has sent a request to the worker of `row`, which is the only one. True if the policy
-    /// keeps it, and wants to be informed about its first token and its end.
+    /// Records that another router has sent a request to the worker of `row`, the only row of the table `candidates`.
+    /// Returns true if the policy remembers the request and must be informed of its first token and its end.
     fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> bool {
         let _ = (request, candidates, row, now);
         false
@@ -128,7 +129,7 @@ pub trait Policy: Send {
     }
 
     /// Records that a request is about to end successfully, with `tokens` tokens in each of its answers. Not called if
-    /// their number is unknown.
+    /// the number of tokens is unknown.
     fn answered(&mut self, placed: &Placement, tokens: f64, now: f64) {
         let _ = (placed, tokens, now);
     }
@@ -138,40 +139,42 @@ pub trait Policy: Send {
         let _ = (placed, now);
     }
 
-    /// Removes a worker, whose number may be given to another one.
+    /// Forgets a worker that has left, as its number may be given to another worker.
     fn left(&mut self, worker: u32) {
         let _ = worker;
     }
 
-    /// Explains the choice that the policy would make, without side effects. `None`: it has no terms to show.
+    /// Explains the choice that the policy would make, without side effects, by the values that it would compare. None
+    /// if it computes none.
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         let _ = (request, candidates, now);
         None
     }
 
-    /// Number of requests that the policy remembers, and number of other items that it remembers of workers. Both are 0
-    /// once all requests have ended and all workers have left.
+    /// Number of requests that the policy remembers, and number of other items that it remembers about workers. Both
+    /// are 0 once all requests have ended and all workers have left.
     fn remembered(&self) -> (usize, usize) {
         (0, 0)
     }
 }
 
-/// Boxed policy of any type.
+/// Policy of any type, on the heap.
 pub type BoxedPolicy = Box<dyn Policy>;
 
-/// Entry of a policy in a table: its name, and a function that creates it.
+/// Entry of a policy in a table: the policy's name, and a function that creates it.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyEntry {
     /// Name of the policy, as users give it.
     pub name: &'static str,
-    /// Creates the policy from the options that it takes, and a seed for its random choices.
+    /// Function that creates the policy from its options, which it removes, and a seed for its random choices.
     pub make: fn(&mut Options, u64) -> Result<BoxedPolicy, Error>,
 }
 
-/// Boxes a policy that was created, for [`PolicyEntry::make`].
+/// Moves a created policy to the heap, for [`PolicyEntry::make`].
 ///
 /// # Errors
-/// The error of its creation.
+///
+/// The error with which the creation failed.
 pub fn boxed<P: Policy + 'static>(made: Result<P, Error>) -> Result<BoxedPolicy, Error> {
     Ok(Box::new(made?))
 }

@@ -1,11 +1,11 @@
-//! Table of policies by name.
+//! Table of routing policies by name.
 
 use crate::cost::Kvatlas;
 use crate::options::{Error, Options};
 use crate::policies::PLAIN;
 use crate::policy::{BoxedPolicy, PolicyEntry, boxed};
 
-/// Policies that a program offers, by name.
+/// Table of the policies that a program offers, by name.
 ///
 /// ```
 /// use kvatlas_routing::PolicyTable;
@@ -32,7 +32,7 @@ impl PolicyTable {
         self
     }
 
-    /// Names of all policies, `kvatlas` first.
+    /// Names of all policies in the table, `kvatlas` first.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().map(|entry| entry.name)
     }
@@ -40,8 +40,9 @@ impl PolicyTable {
     /// Creates the policy called `name`. `seed`: seed of its random choices.
     ///
     /// # Errors
-    /// Code `unknown_policy`, or `bad_option` for an option that the policy does not have, or a value that it cannot
-    /// use.
+    ///
+    /// Code `unknown_policy` for an unknown name, or `bad_option` for an option that the policy does not have
+    /// or a value that it cannot use.
     pub fn make(&self, name: &str, mut options: Options, seed: u64) -> Result<BoxedPolicy, Error> {
         let Some(entry) = self.0.iter().find(|entry| entry.name == name) else {
             let names: Vec<&str> = self.names().collect();
@@ -53,10 +54,11 @@ impl PolicyTable {
     }
 }
 
-/// Creates the policy of this crate called `name`: see [`PolicyTable::own`].
+/// Creates a policy of this crate by its name, as listed by [`PolicyTable::own`].
 ///
 /// # Errors
-/// Those of [`PolicyTable::make`].
+///
+/// The errors of [`PolicyTable::make`].
 pub fn by_name(name: &str, options: Options, seed: u64) -> Result<BoxedPolicy, Error> {
     PolicyTable::own().make(name, options, seed)
 }

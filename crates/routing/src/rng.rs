@@ -1,6 +1,6 @@
-//! Random numbers from a seed: `SplitMix64` (Steele, Lea, Flood 2014).
+//! Pseudorandom numbers from a seed, by the generator `SplitMix64` (Steele, Lea, Flood 2014).
 
-/// Generator of random numbers; the same seed gives the same numbers.
+/// Pseudorandom number generator; equal seeds give equal sequences.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(u64);
 
@@ -14,13 +14,13 @@ impl Rng {
         mix(self.0)
     }
 
-    /// The next random number, from 0 up to, not including, 1.
+    /// Next random number, at least 0 and below 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 }
 
-/// Spreads a number over all 64 bits; different numbers stay different.
+/// Mixes the bits of a number, so that close numbers become unrelated; different numbers stay different.
 pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

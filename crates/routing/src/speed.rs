@@ -1,34 +1,36 @@
-//! Estimates of workers' speed, from the time until first tokens and between later ones. They are robust: outliers are
-//! clipped or left out, and a worker with few samples counts as fast as the fleet.
+//! Estimates of workers' speed, from the time until first tokens and between later tokens. The estimates are robust:
+//! outliers are clipped or ignored, and a worker with few samples counts as about as fast as the fleet.
 
-/// Weight of the fleet's estimate in a worker's, in samples.
+/// Weight of the fleet's mean speed in a worker's estimate, as a number of samples.
 const FLEET_WEIGHT: f64 = 3.0;
-/// Least weight of a new sample, so that old samples are forgotten.
+/// Lower limit of the weight of a new sample in the mean, so that old samples are forgotten.
 const SLOWEST: f64 = 0.08;
-/// Number of first samples that count by their median; a later one counts as at most twice or half of the estimate.
+/// Number of first samples whose median counts. Each later sample counts as at most twice and at least half of the
+/// estimate.
 const FIRST: usize = 5;
-/// With fewer samples of its own than this, a worker counts as at most `FEW_MOST` times faster or slower than the
-/// fleet: a worker that compiles its kernels at its first prompt is not always as slow as then.
+/// Number of own samples below which a worker counts as at most `FEW_MOST` times faster or slower than the fleet. A
+/// worker that compiles its kernels during its first prompt is only slow at that time.
 const FEW: f64 = 3.0;
 const FEW_MOST: f64 = 4.0;
-/// Factor by which a later sample must differ from the estimate to be left out. After `FIRST` of these samples in a
-/// row, the worker is taken for a changed one, and the estimate starts anew.
+/// Factor by which a later sample must differ from the estimate to be ignored. After `FIRST` ignored samples in a row,
+/// the worker's speed is taken to have changed, and the estimate starts anew.
 const STRAY: f64 = 8.0;
-/// Prompt tokens per second that no worker exceeds: 16 of the fastest GPUs reach a quarter of it with small models.
+/// Upper limit of a worker's prompt tokens per second: 16 of the fastest GPUs reach a quarter of this rate with small
+/// models.
 const MOST_RATE: f64 = 2e6;
-/// Least number of prompt tokens of a sample of the prefill rate: with fewer, other costs hide it.
+/// Smallest number of prompt tokens in a sample of the prefill rate: with fewer, fixed costs dominate its duration.
 const LEAST_TOKENS: f64 = 384.0;
-/// Least duration of a sample of the prefill rate, in seconds.
+/// Shortest duration of a sample of the prefill rate, in seconds.
 const LEAST_SECONDS: f64 = 1e-3;
 
-/// Running geometric mean, which starts with a median.
+/// Geometric mean of samples in which old samples lose weight; at first, the median.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunningMean {
     log: f64,
     samples: f64,
-    /// Logarithms of the first samples, in rising order.
+    /// Logarithms of the first samples of the mean, in ascending order.
     first: [f64; FIRST],
-    /// Number of samples in a row that were far off: positive if they were too high, negative if too low.
+    /// Number of consecutive samples ignored as outliers: positive if they were too high, negative if too low.
     strays: i8,
 }
 
@@ -37,8 +39,8 @@ impl RunningMean {
         Self { log: start.ln(), samples: 0.0, first: [f64::INFINITY; FIRST], strays: 0 }
     }
 
-    /// Adds a sample; false if it was left out. `down`: how much faster the mean follows samples below it than samples
-    /// above it; 1 for a plain mean.
+    /// Adds a sample; returns false if it was ignored as an outlier. `down`: factor by which the mean moves faster to
+    /// samples below it than to samples above it; 1 for a plain mean.
     fn add(&mut self, sample: f64, down: f64) -> bool {
         if self.is_stray(sample.ln() - self.log) {
             return false;
@@ -60,7 +62,7 @@ impl RunningMean {
         true
     }
 
-    /// True if a sample that differs by `far`, a logarithm, is to be left out.
+    /// True if a sample must be ignored as an outlier. `far`: logarithm of the sample relative to the estimate.
     fn is_stray(&mut self, far: f64) -> bool {
         if (self.samples as usize) < FIRST || far.abs() <= STRAY.ln() {
             self.strays = 0;
@@ -75,7 +77,7 @@ impl RunningMean {
         false
     }
 
-    /// The worker's estimate, mixed with the fleet's by their numbers of samples.
+    /// Estimate for a worker: its own mean speed combined with the fleet's, each weighted by its number of samples.
     fn beside(&self, fleet: &Self) -> f64 {
         let own = self.samples.min(1.0 / SLOWEST);
         let other = if fleet.samples > 0.0 || own == 0.0 { FLEET_WEIGHT } else { 0.0 };
@@ -85,14 +87,14 @@ impl RunningMean {
     }
 }
 
-/// Speed of the fleet as a whole.
+/// Mean speed of all workers of the fleet: prefill rate and time between tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FleetSpeed {
     rate: RunningMean,
     step: RunningMean,
-    /// Number of samples since all workers' rows were last updated.
+    /// Number of samples of the fleet's speed since the speeds of all workers were last updated.
     pub(crate) fresh: u32,
-    /// Number of samples that were left out.
+    /// Number of speed samples that were ignored as outliers.
     pub(crate) left_out: u64,
 }
 
@@ -101,22 +103,22 @@ impl FleetSpeed {
         Self { rate: RunningMean::new(rate), step: RunningMean::new(step), fresh: 0, left_out: 0 }
     }
 
-    /// True if one more sample changes the estimates only a little.
+    /// True if one more sample changes the estimates only a little, because there are many samples already.
     pub(crate) fn is_settled(&self) -> bool {
         [&self.rate, &self.step].iter().all(|it| it.samples == 0.0 || it.samples > 1.0 / SLOWEST)
     }
 }
 
-/// Speed of one worker.
+/// Estimated speed of one worker: prefill rate and time between tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Speed {
     rate: RunningMean,
     step: RunningMean,
-    /// Time in seconds since which the `done` tokens were computed.
+    /// Time, in seconds, at which the worker began to compute the `done` tokens.
     since: f64,
     done: f64,
-    /// True if it is known how much of a prompt the worker computes; otherwise the time that this takes teaches
-    /// nothing.
+    /// True if the number of tokens that the worker computes for a prompt is known. Otherwise the time until the first
+    /// token says nothing about the worker's speed.
     is_measured: bool,
 }
 
@@ -126,9 +128,9 @@ impl Speed {
         Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0, is_measured: true }
     }
 
-    /// Sets whether it is known how much of a prompt the worker computes. If not, the prefill rates of the worker and
-    /// of the fleet are reset to `start`, in tokens per second, and until it is known again, only the worker's own
-    /// reports teach its rate.
+    /// Sets if the number of tokens that the worker computes for a prompt is known. If it becomes unknown, the prefill
+    /// rates of the worker and of the fleet are reset to `start`, in tokens per second, and only the worker's own
+    /// reports change its rate from then on.
     pub(crate) fn set_measured(&mut self, is_measured: bool, start: f64, fleet: &mut FleetSpeed) {
         if self.is_measured && !is_measured {
             fleet.rate = RunningMean::new(start);
@@ -137,14 +139,14 @@ impl Speed {
         self.is_measured = is_measured;
     }
 
-    /// Records that a prompt was sent to a worker that computes no other one.
+    /// Records that a prompt was sent to an idle worker, which computes no other prompt.
     pub(crate) fn begins(&mut self, now: f64) {
         self.since = now;
         self.done = 0.0;
     }
 
-    /// Learns from `tokens` prompt tokens computed up to a first token; `more`: other prompts are waiting. True if the
-    /// estimate changed.
+    /// Updates the prefill rate with `tokens` prompt tokens that were computed when a first token arrived. `more`: true
+    /// if other prompts are waiting. Returns true if the estimate changed.
     pub(crate) fn learn_prefill(&mut self, tokens: f64, more: bool, now: f64, fleet: &mut FleetSpeed) -> bool {
         self.done += tokens;
         let seconds = now - self.since;
@@ -158,8 +160,9 @@ impl Speed {
         good
     }
 
-    /// Learns from a prompt that was sent at `sent` and whose answer came as a whole. The time at which it was computed
-    /// is unknown, so that the worker can only be faster than this suggests. True if the estimate changed.
+    /// Updates the prefill rate with a prompt that was sent at the time `sent` and whose answer arrived all at once.
+    /// The time of its first token is unknown, so the sample is a lower bound and can only raise the rate. Returns true
+    /// if the estimate changed.
     pub(crate) fn came_whole(&mut self, tokens: f64, sent: f64, now: f64, fleet: &mut FleetSpeed) -> bool {
         if sent >= self.since {
             self.done += tokens;
@@ -174,9 +177,9 @@ impl Speed {
         quicker
     }
 
-    /// Learns from the worker's report that it computed `tokens` of a prompt, if that is not known otherwise. It took
-    /// at most `seconds`, including the prompts before, so that the worker can only be faster than this suggests. True
-    /// if the estimate changed.
+    /// Updates the prefill rate with a worker's report that it computed `tokens` tokens of a prompt in `seconds`; used
+    /// if that number of tokens is not known otherwise. The time includes earlier prompts, so the sample is a lower
+    /// bound and can only raise the rate. Returns true if the estimate changed.
     pub(crate) fn learn_told(&mut self, tokens: f64, seconds: f64, fleet: &mut FleetSpeed) -> bool {
         let rate = (tokens / seconds).min(MOST_RATE);
         let quicker = !self.is_measured && tokens >= LEAST_TOKENS && rate > self.rate(fleet);
@@ -195,13 +198,13 @@ impl Speed {
         fleet.fresh += 1;
     }
 
-    /// Discards the measurement in progress, as a prompt left the queue without a first token.
+    /// Discards the current measurement, because a prompt left the queue without a first token.
     pub(crate) fn spoilt(&mut self, now: f64) {
         self.begins(now);
     }
 
-    /// Learns from a request that got a token every `seconds`. Low values weigh more: others include the prefill of
-    /// other prompts.
+    /// Updates the time between tokens with a request that received a token every `seconds`. Low values weigh more, as
+    /// high ones include the prefill of other prompts.
     pub(crate) fn learn_step(&mut self, seconds: f64, fleet: &mut FleetSpeed) {
         if seconds.is_finite() && seconds > 1e-6 {
             if self.step.add(seconds, 4.0) {

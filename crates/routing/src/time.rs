@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-/// Point in time, in seconds of the caller's clock. Never `NAN`: [`crate::Router`] replaces invalid times.
+/// Point in time, in seconds of the caller's clock. It is never NaN: [`crate::Router`] replaces invalid times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Time(pub(crate) f64);
 

@@ -1,10 +1,12 @@
-//! Book of all blocks that can be loaded: those of ranks that offload, and those of pools.
+//! Book of loadable blocks: the blocks that ranks have offloaded to host memory or disks, and those in pools, which are
+//! stores that several engines load from.
 //!
-//! A rank's part maps block hashes to blocks as the index does, where the device decides. A pool's part has the block
-//! hashes that its members stored there. The block behind a hash is looked up first at the publisher's device,
-//! then in the pool, then on the publisher's other tiers, and last in the event, which may leave out a salt. Engines
-//! that share a pool use the same block hashes, so a block whose chain one holder cannot trace to the beginning of a
-//! prompt may be traced by another holder of the same pool.
+//! The book has one part for each rank and each pool. A rank's part maps block hashes to blocks, like the main index;
+//! if a store on the device gives a block hash another content, the device's content counts. A pool's part has the
+//! block hashes that its member workers stored there. The block behind a hash is looked up first on the publisher's
+//! device, then in the pool, then on the publisher's other tiers, and last in the event, which may leave out a salt.
+//! Engines that share a pool use the same block hashes. So if the chain from a block to the beginning of its prompt is
+//! incomplete in one part, another part with the same pool may complete it.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -20,38 +22,41 @@ use crate::hash::next_prefix_hash;
 use crate::segmented::Map;
 use crate::types::Tier;
 
-/// Block hash with the block that it means and the set of tiers on which a rank has it; None and empty if the rank does
-/// not have it.
+/// Block hash of a rank, with the block behind it and the set of tiers that have the block. The block is None and the
+/// set empty if the rank does not have it.
 pub(crate) struct HeldName {
     pub(crate) name: u64,
     pub(crate) block: Option<(Option<u64>, u64)>,
     pub(crate) on: u8,
 }
 
-/// Rank's part of the book.
+/// Blocks of one rank that its engine can load.
 pub(super) struct RankPart {
     pub(super) worker: Arc<str>,
     pub(super) rank: u32,
     pub(super) names: Names,
-    /// Numbers of the pools that the rank may load from, in the order in which they were added.
+    /// Numbers of the pools from which the rank may load, in the order in which the pools were added.
     pub(super) pools: SmallVec<[u32; 2]>,
     pub(super) settings: OffloadSettings,
-    /// Blocks in a chunk of each tier beyond the device, as learnt from stores.
+    /// Chunk lengths in blocks, as learnt from store events, for host memory, disk and external storage. A chunk is a
+    /// group of consecutive blocks that the engine stores and loads together.
     pub(super) learnt: [u32; 3],
-    /// True if a reset may have left blocks in host memory that are counted as gone.
+    /// True if blocks may remain in host memory that the book has deleted: engines do not announce if a reset of their
+    /// cache also empties host memory.
     pub(super) is_in_doubt: bool,
 }
 
-/// Pool's part of the book.
+/// Blocks of one pool, a store that several engines load from.
 pub(super) struct PoolPart {
     pub(super) pool: SharedPool,
     pub(super) name: Arc<str>,
     pub(super) names: Names,
-    /// Blocks in a chunk, as members' stores show; 0 before the first.
+    /// Number of blocks in a chunk (blocks stored and loaded together), as learnt from the members' store events; 0
+    /// before the first one.
     learnt: u32,
-    /// Time, in seconds, at which each block hash was last seen to be in the pool.
+    /// Time of the last evidence that a block is in the pool, in seconds, by block hash.
     pub(super) seen: Map<u64, f64>,
-    /// Announcements in the order of time, if the pool's room is limited.
+    /// Order in which blocks were announced, the oldest first; used only if the pool's capacity is limited.
     pub(super) announced: AnnouncementOrder,
 }
 
@@ -61,27 +66,30 @@ pub(super) enum Part {
     Pool(u32),
 }
 
-/// Book of all blocks that can be loaded; see the module's documentation.
+/// All blocks that engines can load: those that ranks have offloaded, and those in pools.
 #[derive(Default)]
 pub(crate) struct LoadBook {
     pub(super) ranks: HashMap<u32, RankPart>,
     pub(super) pools: Vec<PoolPart>,
     settings: HashMap<Box<str>, OffloadSettings>,
-    /// Settings of workers that have none of their own.
+    /// Offload settings of workers without settings of their own.
     usual: OffloadSettings,
-    /// Blocks in a chunk of each tier, by worker and rank, if any of them is not 1.
+    /// Chunk lengths in blocks for host memory, disk and external storage, by worker and rank. There is no entry if all
+    /// three are 1.
     learnt: HashMap<(Box<str>, u32), [u32; 3]>,
-    /// Block hashes without a known prefix hash, by the block hash of their parent.
+    /// Blocks whose prefix hash is unknown because a preceding block is unknown: lists of block hashes, each with the
+    /// rank or pool that holds it, by the block hash of the missing parent.
     waiting: Map<u64, SmallVec<[(Part, u64); 2]>>,
     pub(super) outside: Arc<Outside>,
 }
 
-/// State of the book that is read and set without locking the book.
+/// Clock of the book of loadable blocks, and a flag that says if the book is used; read and set without a lock of the
+/// book.
 #[derive(Default)]
 pub(crate) struct Outside {
-    /// Current time in seconds, as the bits of a float.
+    /// Current time in seconds, as the bits of an `f64`.
     now: AtomicU64,
-    /// True if the book has ranks or pools.
+    /// True if the book of loadable blocks has any ranks or pools.
     is_in_use: AtomicBool,
 }
 
@@ -145,13 +153,13 @@ impl LoadBook {
         }
     }
 
-    /// Forgets the learnt chunk lengths of a worker that is gone: a later worker of this name may have others.
+    /// Forgets the learnt chunk lengths of a removed worker, as a later worker of the same name may use others.
     pub(crate) fn forget_chunks(&mut self, worker: &str) {
         self.learnt.retain(|(its, _), _| **its != *worker);
         self.learnt.shrink_to_fit();
     }
 
-    /// Adds a pool, or changes the settings of the pool of the same name, whose blocks stay.
+    /// Adds a pool. If a pool of this name exists, changes its settings and keeps its blocks.
     pub(crate) fn add_pool(&mut self, pool: SharedPool) {
         match self.pools.iter().position(|it| it.pool.name == pool.name) {
             Some(number) => {
@@ -174,17 +182,17 @@ impl LoadBook {
         ranks.values_mut().for_each(|it| it.pools = pools_of(pools, &it.worker));
     }
 
-    /// True if a worker may load from any pool.
+    /// True if a worker is a member of at least one pool, and so may load from it.
     pub(crate) fn is_member(&self, worker: &str) -> bool {
         self.pools.iter().any(|it| it.pool.members.has(worker))
     }
 
-    /// True if a tier of a worker's is a pool.
+    /// True if the blocks that a worker announces on this tier are in a pool, rather than in a store of its own.
     pub(crate) fn is_in_pool(&self, worker: &str, tier: Tier) -> bool {
         self.pools.iter().any(|it| it.pool.tier == tier && it.pool.members.has(worker))
     }
 
-    /// Creates a rank's part of the book.
+    /// Adds a rank to the book of loadable blocks, under its number.
     pub(crate) fn track(&mut self, number: u32, worker: Arc<str>, rank: u32) {
         let (pools, settings) = (pools_of(&self.pools, &worker), self.settings_of(&worker));
         let learnt = self.learnt.get(&(Box::from(&*worker), rank)).copied().unwrap_or([1; 3]);
@@ -193,7 +201,7 @@ impl LoadBook {
         self.outside.is_in_use.store(true, Relaxed);
     }
 
-    /// Number of the rank's pool that uses this tier; None if no pool does.
+    /// Number of the pool to which a rank's events on this tier belong; None if they belong to no pool.
     pub(crate) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
         let pools = &self.ranks.get(&rank)?.pools;
         pools.iter().copied().find(|&pool| self.pools[pool as usize].pool.tier == tier)
@@ -203,20 +211,21 @@ impl LoadBook {
         self.ranks.get(&rank).is_some_and(|it| !it.pools.is_empty())
     }
 
-    /// The block that a block hash means in the pools of a rank; None if they do not have it.
+    /// Block behind a block hash in the pools of a rank, as parent block hash and content hash; None if no pool has it.
     pub(crate) fn block_in_pools(&self, rank: u32, name: u64) -> Option<(Option<u64>, u64)> {
         let pools = &self.ranks.get(&rank)?.pools;
         pools.iter().find_map(|&pool| Some(self.pools[pool as usize].names.get(name)?.block))
     }
 
-    /// The block that a name means in the pools of a worker.
+    /// Block behind a block hash in the pools of a worker, as parent block hash and content hash; None if no pool has
+    /// it.
     pub(crate) fn block_in_pools_of(&self, worker: &str, name: u64) -> Option<(Option<u64>, u64)> {
         let mut pools = self.pools.iter().filter(|it| it.pool.members.has(worker));
         pools.find_map(|it| Some(it.names.get(name)?.block))
     }
 
-    /// Applies changes of a rank's blocks. `device_says`: blocks were stored on the device, which decides what block
-    /// hashes mean.
+    /// Applies changes of a rank's loadable blocks. `device_says`: true if the changes come from a store on the device,
+    /// whose contents then also replace those in the rank's pools.
     pub(crate) fn sync(&mut self, rank: u32, said: &[HeldName], device_says: bool) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };
         let mut forgotten: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
@@ -253,7 +262,7 @@ impl LoadBook {
         self.settle(fresh);
     }
 
-    /// Adds a chain that a rank has stored in a pool.
+    /// Adds a chain of consecutive blocks that a rank has stored in a pool. The first block continues `parent`.
     pub(crate) fn store_in_pool(&mut self, pool: u32, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let Some(publisher) = self.ranks.get(&rank) else { return };
         let (it, now) = (&mut self.pools[pool as usize], self.outside.time());
@@ -275,13 +284,13 @@ impl LoadBook {
         self.keep_to_room(pool);
     }
 
-    /// Removes blocks from a pool, given in any order. Returns the number of block hashes that the pool did not have.
+    /// Removes blocks from a pool, in any order. Returns the number of block hashes that the pool did not have.
     pub(crate) fn remove_from_pool(&mut self, pool: u32, names: &[u64]) -> usize {
         names.iter().rev().filter(|name| !self.take_from_pool(pool, **name)).count()
     }
 
-    /// Removes a chunk that an engine failed to load from a pool, and all blocks that continue it. `prefix`: prefix
-    /// hash at the chunk's end. Returns the number of blocks removed.
+    /// Removes from a pool a chunk that an engine failed to load, and all blocks that continue it. `prefix`: prefix
+    /// hash of the chunk's last block. Returns the number of blocks removed.
     pub(crate) fn lose_from_pool(&mut self, pool: &str, prefix: u64) -> usize {
         let Some(number) = self.pools.iter().position(|it| *it.name == *pool) else { return 0 };
         let mut lost = 0;
@@ -299,7 +308,7 @@ impl LoadBook {
         lost
     }
 
-    /// Removes a rank's blocks, or those on one tier. Pools keep their blocks.
+    /// Removes the loadable blocks of a rank, from one tier or from all. Blocks in pools stay.
     pub(crate) fn clear(&mut self, rank: u32, tier: Option<Tier>) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };
         let gone = tier.map_or(Tiers::MAX, only);
@@ -325,7 +334,8 @@ impl LoadBook {
         }
     }
 
-    /// Records that a reset may have left a rank's offloaded blocks in place, which are counted as gone.
+    /// Marks a rank whose engine, after a reset of its cache, may still have offloaded blocks that were deleted from
+    /// the book of loadable blocks.
     pub(crate) fn doubt(&mut self, rank: u32) {
         if let Some(it) = self.ranks.get_mut(&rank) {
             it.is_in_doubt = true;
@@ -336,7 +346,7 @@ impl LoadBook {
         self.ranks.get(&rank).is_some_and(|it| it.is_in_doubt)
     }
 
-    /// Removes a rank with its blocks.
+    /// Removes a rank and its blocks from the book of loadable blocks.
     pub(crate) fn drop_rank(&mut self, rank: u32) {
         self.clear(rank, None);
         self.ranks.remove(&rank);
@@ -357,8 +367,8 @@ impl LoadBook {
         }
     }
 
-    /// The other parts of the book that use the same block hashes: a rank's pools, or the ranks that may load from a
-    /// pool.
+    /// Parts of the book with the same block hashes as a given part: for a rank, its pools; for a pool, the ranks that
+    /// may load from it.
     fn beside(&self, part: Part) -> SmallVec<[Part; 8]> {
         match part {
             Part::Rank(rank) => {
@@ -381,9 +391,9 @@ impl LoadBook {
         }
     }
 
-    /// Finds a block's prefix hash, if it is not known: from the block's parent, wherever that is known, or from
-    /// another holder of the same block. Otherwise lists the block as waiting for its parent. `fresh` gets the block
-    /// hashes whose prefix hash has become known.
+    /// Finds the prefix hash of a block if it is unknown: computes it from the parent's prefix hash, or copies it from
+    /// another rank or pool that holds an equal block. Otherwise adds the block to those that wait for their parent.
+    /// Appends to `fresh` all block hashes whose prefix hash has become known.
     pub(super) fn trace(&mut self, part: Part, name: u64, fresh: &mut Vec<(Part, u64)>) {
         let Some(known) = self.names(part).and_then(|names| names.get(name)) else { return };
         if known.prefix.is_some() {
@@ -420,13 +430,15 @@ impl LoadBook {
         fresh.extend(named.into_iter().map(|name| (part, name)));
     }
 
-    /// Prefix hash of a parent block, known in this part of the book or in one that uses the same block hashes.
+    /// Prefix hash of a parent block, looked up in one part of the book (a rank or a pool) and then in the parts that
+    /// use the same block hashes; None if unknown.
     fn trace_from(&self, part: Part, parent: u64) -> Option<u64> {
         let prefix = |part: Part| self.names(part)?.get(parent)?.prefix;
         prefix(part).or_else(|| self.beside(part).into_iter().find_map(prefix))
     }
 
-    /// Traces the blocks that waited for the parents in `fresh`, and then those that waited for them.
+    /// Finds the prefix hashes of blocks that waited for a parent in `fresh`, then of the blocks that waited for these
+    /// blocks, and so on.
     pub(super) fn settle(&mut self, mut fresh: Vec<(Part, u64)>) {
         while !self.waiting.is_empty()
             && let Some((part, name)) = fresh.pop()
@@ -451,7 +463,7 @@ impl LoadBook {
         }
     }
 
-    /// True if the parts of the book are consistent.
+    /// True if the maps in the book of loadable blocks agree with each other; for tests.
     #[cfg(feature = "testing")]
     pub(crate) fn is_consistent(&self) -> bool {
         self.ranks.values().all(|it| it.names.is_consistent())
@@ -460,12 +472,13 @@ impl LoadBook {
 }
 
 impl PoolPart {
-    /// Blocks in a chunk.
+    /// Number of blocks in a chunk (blocks stored and loaded together) of this pool: as configured, or else as learnt
+    /// from stores; at least 1.
     pub(super) fn chunk(&self) -> u32 {
         self.pool.chunk.map_or(self.learnt.max(1), NonZeroU32::get)
     }
 
-    /// Time, in seconds, at which a block with this prefix hash was last seen to be in the pool; None if never.
+    /// Time of the last evidence that the pool has a block with this prefix hash, in seconds; None if there was none.
     pub(super) fn last_seen(&self, prefix: u64) -> Option<f64> {
         self.names.of_prefix(prefix).iter().filter_map(|name| self.seen.get(name).copied()).reduce(f64::max)
     }

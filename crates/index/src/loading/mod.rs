@@ -1,22 +1,23 @@
-//! Blocks that engines can load: their own offloaded blocks, and blocks in pools that several engines share.
+//! Blocks that engines can load: their own offloaded blocks, and blocks in pools, which are stores that several engines
+//! share.
 //!
-//! An engine that offloads looks for the continuation of a prompt after the part on its device, chunk by chunk. A chunk
-//! is a fixed number of consecutive blocks, stored and moved as one; it begins at a multiple of that number. The engine
-//! looks for each chunk in host memory first, then in the other tiers. As block hashes cover all blocks before, a chunk
-//! is held where the block hash of its last block is held. Blocks below a hole of the device count if chunks lead to
-//! them.
+//! An engine that offloads first uses the leading blocks of a prompt on its device, and then looks for the following
+//! blocks on other tiers, chunk by chunk. A chunk is a fixed number of consecutive blocks, stored and loaded together;
+//! it begins at a multiple of that number. The engine looks for each chunk in host memory first, then on the other
+//! tiers. A block hash covers all preceding blocks, so a chunk is held if the block hash of its last block is held.
+//! Device blocks after a missing block count if loadable chunks fill the hole.
 //!
 //! | file | content |
 //! |---|---|
-//! | `names.rs` | the block hashes of one holder, each with the beginning of a prompt that it ends |
-//! | `book.rs` | all holders that offload and all pools, as changed by events |
+//! | `names.rs` | the block hashes of one rank or pool, each with the prefix hash of its block |
+//! | `book.rs` | all ranks that offload and all pools, as changed by events |
 //! | `shrink.rs` | blocks that leave pools without an announcement: for lack of room, or missing in a listing of the store |
 //! | `walk.rs` | lookups and their results |
 //!
 //! Settings of engines and pools, and pools' blocks in a snapshot, are in this file.
 //!
-//! Only ranks that have offloaded blocks, or that may load from a pool, are in the book; for other ranks each event
-//! checks one flag.
+//! Only ranks that have offloaded blocks, or that may load from a pool, are tracked in this module. For other ranks, an
+//! event costs a check of one flag.
 
 mod book;
 mod names;
@@ -31,23 +32,23 @@ pub(crate) use book::{HeldName, LoadBook, Outside};
 pub(crate) use names::only;
 pub use walk::{Loadable, Segment};
 
-/// Settings of how a worker's engine offloads.
+/// Settings for the way in which a worker's engine offloads blocks from its device to other tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OffloadSettings {
-    /// Blocks in a chunk of host memory, of local disks, and of external storage; None for the length learnt from
-    /// stores.
+    /// Number of blocks in a chunk (blocks stored and loaded together) of host memory, of local disks, and of external
+    /// storage; None for the number learnt from stores.
     pub chunks: [Option<NonZeroU32>; 3],
-    /// True if a reset of the engine's prefix cache keeps offloaded blocks; None if that is not known. Engines differ
-    /// in this, and do not announce it.
+    /// True if offloaded blocks survive a reset of the engine's prefix cache; None if unknown. Engines differ in this,
+    /// and do not announce it.
     pub resets_keep: Option<bool>,
 }
 
 /// Members of a pool: the workers that write to it and may load from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Members {
-    /// All workers.
+    /// All workers are members of the pool.
     All,
-    /// Workers with these names, whether they have announced anything yet or not.
+    /// Workers with these names, including workers that have not announced any block yet.
     Named(Vec<Box<str>>),
 }
 
@@ -60,23 +61,24 @@ impl Members {
     }
 }
 
-/// Store of blocks that several engines write to and load from, such as a shared folder.
+/// Pool: a store of blocks that several engines write to and load from, such as a shared folder.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SharedPool {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Workers that write blocks to the pool and may load from it.
+    /// Workers that store blocks in the pool and may load from it.
     pub members: Members,
     /// Tier under which the members' events announce the pool's blocks; never the device.
     pub tier: Tier,
-    /// Blocks in a chunk; none for what the members' stores show.
+    /// Number of blocks in a chunk (blocks stored and loaded together); None for the number learnt from the members'
+    /// stores.
     pub chunk: Option<NonZeroU32>,
-    /// True if the members announce removals. Otherwise blocks may leave the pool unnoticed.
+    /// True if the members announce removals. If false, blocks may leave the pool without an announcement.
     pub announces_removals: bool,
-    /// Seconds after which a block no longer counts unless it is announced again; None for no limit.
+    /// Seconds after its last announcement from which a block no longer counts as present; None for no limit.
     pub lifetime: Option<f64>,
-    /// Number of blocks that fit into the pool: beyond it, the blocks announced longest ago no longer count. None for
-    /// no limit.
+    /// Capacity of the pool in blocks; None for no limit. If more are announced, the blocks announced longest ago no
+    /// longer count as present.
     pub room: Option<NonZeroU64>,
 }
 
@@ -85,12 +87,11 @@ pub struct SharedPool {
 pub struct SavedPool {
     /// Name of the pool.
     pub name: Box<str>,
-    /// Blocks of the pool, and the blocks before them in their prompts as far as needed to know their contents; in any
-    /// order.
+    /// Blocks of the pool, and those of their preceding blocks that are needed to derive prefix hashes; in any order.
     pub blocks: Vec<SavedPoolBlock>,
 }
 
-/// Block of a pool: its block hash, and its contents.
+/// Block of a pool, as saved in a snapshot: its block hash, content hash and prefix hash.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SavedPoolBlock {
     /// Block hash.
@@ -99,14 +100,15 @@ pub struct SavedPoolBlock {
     pub parent: Option<u64>,
     /// Content hash of the block.
     pub content: u64,
-    /// Prefix hash of the block; None if the beginning of the prompt is not known.
+    /// Prefix hash of the block; None if a preceding block is unknown.
     pub prefix: Option<u64>,
-    /// Seconds since the block was last announced; None if only blocks that continue it are in the pool.
+    /// Seconds since the block was last announced; None if the block itself is not in the pool, and only blocks that
+    /// continue it are.
     pub age: Option<f64>,
 }
 
 impl LoadBook {
-    /// Copies all pools that contain blocks.
+    /// Copies all pools that contain blocks, for a snapshot.
     pub(crate) fn saved_pools(&self) -> Vec<SavedPool> {
         let now = self.outside.time();
         let filled = self.pools.iter().filter(|it| !it.seen.is_empty());
@@ -123,8 +125,9 @@ impl LoadBook {
         saved.collect()
     }
 
-    /// Puts the blocks of a copied pool back into the pool of the same name, as they were `elapsed` seconds ago. Blocks
-    /// announced since then stay as they are. Returns the number of blocks put back: 0 if the pool does not exist.
+    /// Restores the saved blocks of a pool to the pool of the same name. `elapsed`: seconds since they were saved.
+    /// Blocks announced since then stay as they are. Returns the number of blocks restored: 0 if the pool does not
+    /// exist.
     pub(crate) fn restore_pool(&mut self, saved: &SavedPool, elapsed: f64) -> usize {
         let Some(number) = self.pools.iter().position(|it| it.pool.name == saved.name) else { return 0 };
         let part = Part::Pool(number as u32);

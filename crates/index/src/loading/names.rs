@@ -1,7 +1,8 @@
-//! Block hashes of one holder, and their meaning: the prefix hash of the prompt's beginning that each one ends.
+//! Block hashes of one rank or pool, each with its block and the block's prefix hash.
 //!
-//! A block's prefix hash follows from the preceding block's. It is kept as long as the block is held on any tier,
-//! even if the preceding block goes, and updated with the preceding block's while that is held too.
+//! A block's prefix hash is computed from the preceding block's prefix hash. It is kept as long as the block is held on
+//! any tier, even if the preceding block is removed. If the preceding block is held and its prefix hash changes, so
+//! does the block's.
 
 use smallvec::SmallVec;
 
@@ -9,34 +10,37 @@ use crate::hash::next_prefix_hash;
 use crate::segmented::Map;
 use crate::types::Tier;
 
-/// Block's parent (its block hash; None at the beginning of a prompt) and content hash.
+/// Block's content: the block hash of its parent (None for the first block of a prompt) and its own content hash.
 pub(super) type Block = (Option<u64>, u64);
 
-/// Set of tiers: bit n for the n-th of [`Tier::ALL`].
+/// Set of tiers as a bit mask: bit n stands for the n-th tier of [`Tier::ALL`].
 pub(super) type Tiers = u8;
 
-/// Set that contains one tier.
+/// Set of tiers, as a bit mask, with one tier.
 pub(crate) fn only(tier: Tier) -> Tiers {
     1 << tier as u8
 }
 
-/// Meaning of an engine's block hash: the block, its prefix hash and the tiers that have it.
+/// Data of a block hash: its block, the block's prefix hash, and the tiers that have the block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnownName {
     pub(super) block: Block,
-    /// Prefix hash of the block; None while the beginning of its chain is not known.
+    /// Prefix hash of the block; None while a preceding block is unknown.
     pub(super) prefix: Option<u64>,
-    /// Tiers that have the block; empty if only blocks that continue it are held, whose prefix hashes need it.
+    /// Tiers that have the block. Empty if the block itself is not held, but blocks that continue it are: their prefix
+    /// hashes depend on it.
     pub(super) on: Tiers,
 }
 
-/// Block hashes of one rank or pool, found by block hash and by prefix hash.
+/// Block hashes of one rank or pool, in maps by block hash and by prefix hash.
 #[derive(Default)]
 pub(super) struct Names {
     by_name: Map<u64, KnownName>,
-    /// Block hashes by the block hash of the preceding block, which need not be held.
+    /// Block hashes of the blocks that continue each block, by the block hash of the preceding block, which need not be
+    /// held itself.
     children: Map<u64, SmallVec<[u64; 2]>>,
-    /// Block hashes by prefix hash: one each, except for engines with several block hashes for a block.
+    /// Block hashes by the prefix hash of their block: usually one each, but engines may use several block hashes for a
+    /// block.
     by_prefix: Map<u64, SmallVec<[u64; 2]>>,
 }
 
@@ -66,14 +70,14 @@ impl Names {
         self.of_prefix(prefix).iter().any(|name| self.get(*name).is_some_and(|known| known.on & only(tier) != 0))
     }
 
-    /// Block hashes that are held on any of these tiers.
+    /// Block hashes of the blocks that are on any of these tiers.
     pub(super) fn names_on(&self, tiers: Tiers) -> Vec<u64> {
         self.by_name.iter().filter(|(_, known)| known.on & tiers != 0).map(|(&name, _)| name).collect()
     }
 
-    /// Sets the block that a block hash means, and its tiers. If the block is new, its prefix hash becomes unknown.
-    /// Returns the block hashes that no longer wait for a parent, each with this parent: `name` itself if its parent
-    /// changed, and those that were forgotten because of that.
+    /// Sets the block behind a block hash, and the tiers that have it. If the block differs from the former one, its
+    /// prefix hash becomes unknown. Returns pairs of a block hash and its parent for all hashes that no longer wait for
+    /// that parent: `name` if its parent changed, and hashes that were forgotten because of the change.
     pub(super) fn set(&mut self, name: u64, block: Block, on: Tiers) -> SmallVec<[(u64, Option<u64>); 4]> {
         let mut moved = SmallVec::new();
         let Some(before) = self.get(name) else {
@@ -96,17 +100,17 @@ impl Names {
         moved
     }
 
-    /// All block hashes, with the blocks that they mean and the tiers that have them.
+    /// All block hashes, each with the block's content, prefix hash and tiers.
     pub(super) fn known(&self) -> impl Iterator<Item = (u64, KnownName)> {
         self.by_name.iter().map(|(&name, known)| (name, *known))
     }
 
-    /// All block hashes, with the block hash of each one's parent.
+    /// All block hashes, each with the block hash of its parent.
     pub(super) fn all(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
         self.known().map(|(name, known)| (name, known.block.0))
     }
 
-    /// Forgets a block hash that is on no tier any more; returns what it meant.
+    /// Forgets a block hash whose block is no longer on any tier, and returns its data.
     pub(super) fn forget(&mut self, name: u64) -> Option<KnownName> {
         let known = self.by_name.remove(&name)?;
         if let Some(prefix) = known.prefix {
@@ -116,8 +120,8 @@ impl Names {
         Some(known)
     }
 
-    /// Sets the prefix hash of a block, and of all blocks that continue it. Appends to `fresh` the block hashes whose
-    /// prefix hash has become known or has changed.
+    /// Sets the prefix hash of a block and updates those of all blocks that continue it. Appends to `fresh` the block
+    /// hashes whose prefix hash has become known or has changed.
     pub(super) fn put(&mut self, name: u64, prefix: Option<u64>, fresh: &mut Vec<u64>) {
         let mut next: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
         next.push((name, prefix));
@@ -142,8 +146,8 @@ impl Names {
         }
     }
 
-    /// Records that a block is on no tier any more. Its meaning is kept as long as a block that continues it is held.
-    /// Returns the block hashes forgotten, each with its parent.
+    /// Records that a block is no longer on any tier. Its data stay as long as a block that continues it is held.
+    /// Returns the block hashes that were forgotten, each with its parent.
     pub(super) fn release(&mut self, name: u64) -> SmallVec<[(u64, Option<u64>); 4]> {
         if let Some(known) = self.by_name.get_mut(&name) {
             known.on = 0;
@@ -151,8 +155,8 @@ impl Names {
         self.forget_unused(name)
     }
 
-    /// Forgets a block hash if neither its block nor one that continues it is held, and then its parents likewise.
-    /// Returns the block hashes forgotten, each with its parent.
+    /// Forgets a block hash if neither its block nor a block that continues it is held, and then its parents by the
+    /// same rule. Returns the block hashes that were forgotten, each with its parent.
     pub(super) fn forget_unused(&mut self, name: u64) -> SmallVec<[(u64, Option<u64>); 4]> {
         let mut gone = SmallVec::new();
         let mut next = Some(name);
@@ -168,7 +172,7 @@ impl Names {
         gone
     }
 
-    /// Forgets a block hash and all that continue it; returns them, each with its parent.
+    /// Forgets a block hash and the hashes of all blocks that continue its block. Returns them, each with its parent.
     pub(super) fn forget_from(&mut self, name: u64) -> Vec<(u64, Option<u64>)> {
         let mut gone = Vec::new();
         let mut next = vec![name];
@@ -195,7 +199,7 @@ impl Names {
         }
     }
 
-    /// True if the maps agree with each other.
+    /// True if the maps from block hashes and from prefix hashes agree with each other; for tests.
     #[cfg(feature = "testing")]
     pub(super) fn is_consistent(&self) -> bool {
         let count = |lists: &Map<u64, SmallVec<[u64; 2]>>| lists.iter().map(|(_, names)| names.len()).sum::<usize>();
@@ -208,7 +212,7 @@ impl Names {
     }
 }
 
-/// Removes a block hash from the list of a key, and the list if it becomes empty.
+/// Removes a block hash from the list of a key in a map of lists, and the list if it becomes empty.
 fn remove_from(lists: &mut Map<u64, SmallVec<[u64; 2]>>, key: u64, name: u64) {
     let Some(names) = lists.get_mut(&key) else { return };
     if let Some(at) = names.iter().position(|it| *it == name) {

@@ -1,20 +1,21 @@
-//! Blocks that leave pools without an announcement: those beyond a pool's room, and those that a listing of its store
-//! lacks.
+//! Removal of blocks that leave a pool without an announcement: the oldest ones if a pool has more blocks than its
+//! capacity, and those that are missing in a listing of its store.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::book::{LoadBook, Part, PoolPart};
 use crate::segmented::Map;
 
-/// Number of announcements kept beyond twice the number of blocks, before outdated ones are removed.
+/// Number of announcements of blocks kept in addition to twice the number of a pool's blocks, before outdated
+/// announcements are deleted.
 const SPARE: usize = 64;
 
-/// Announcements of a pool's blocks, the oldest first; empty for a pool without a limit.
+/// Announcements of a pool's blocks, the oldest first; empty for a pool without a limit of blocks.
 #[derive(Default)]
 pub(super) struct AnnouncementOrder {
-    /// Sequence number and block hash of each announcement; a block that was announced again is here more than once.
+    /// Sequence number and block hash of each announcement. A block that was announced repeatedly has several entries.
     order: VecDeque<(u64, u64)>,
-    /// Sequence number of the last announcement of each block.
+    /// Sequence number of each block's last announcement in the pool, by block hash.
     last: Map<u64, u64>,
     next: u64,
 }
@@ -47,7 +48,7 @@ impl AnnouncementOrder {
 }
 
 impl PoolPart {
-    /// Records announcements of blocks, in the order of their prompt.
+    /// Records announcements of a pool's blocks, given in the order of their prompt.
     pub(super) fn note_announced(&mut self, names: &[u64]) {
         if self.pool.room.is_none() {
             return;
@@ -59,7 +60,8 @@ impl PoolPart {
         names.iter().for_each(|name| self.announced.add(*name));
     }
 
-    /// Sorts the announcements by time, needed after adding blocks other than by events.
+    /// Sorts the announcements of a pool's blocks by time; needed after blocks were added from a source other than
+    /// events.
     pub(super) fn sort_announced(&mut self) {
         self.announced = AnnouncementOrder::default();
         if self.pool.room.is_some() {
@@ -69,7 +71,7 @@ impl PoolPart {
         }
     }
 
-    /// The block announced longest ago, if the pool has more blocks than room; None otherwise.
+    /// Block that was announced longest ago, if the pool has more blocks than its capacity; None otherwise.
     fn next_beyond_room(&mut self) -> Option<u64> {
         let room = usize::try_from(self.pool.room?.get()).unwrap_or(usize::MAX);
         if self.seen.len() > room { self.announced.pop() } else { None }
@@ -77,21 +79,23 @@ impl PoolPart {
 }
 
 impl LoadBook {
-    /// Removes the oldest blocks of a pool until the rest fits its room.
+    /// Removes the blocks of a pool that were announced longest ago, until the others fit its capacity.
     pub(super) fn keep_to_room(&mut self, pool: u32) {
         while let Some(name) = self.pools[pool as usize].next_beyond_room() {
             self.take_from_pool(pool, name);
         }
     }
 
-    /// Blocks of a pool that were announced at `until` or before and are not in `found`, the listing of its store.
+    /// Block hashes of a pool's blocks that were announced at `until` (in seconds) or before, and that are not in
+    /// `found`, a listing of the pool's store.
     pub(crate) fn missing_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> Vec<u64> {
         let pool = self.pools.iter().find(|it| *it.name == *pool);
         let seen = pool.into_iter().flat_map(|it| it.seen.iter());
         seen.filter(|(name, at)| **at <= until && !found.contains(*name)).map(|(name, _)| *name).collect()
     }
 
-    /// Removes blocks from a pool, unless they were announced after `until`, in seconds. Returns the number removed.
+    /// Removes blocks that a listing of a pool's store lacks, except those announced after `until`, in seconds. Returns
+    /// the number of blocks removed.
     pub(crate) fn take_missing(&mut self, pool: &str, missing: &[u64], until: f64) -> usize {
         let Some(number) = self.pools.iter().position(|it| *it.name == *pool) else { return 0 };
         let is_old = |it: &PoolPart, name| it.seen.get(name).is_some_and(|at| *at <= until);
@@ -106,7 +110,7 @@ impl LoadBook {
         self.pools.iter().map(|it| (it.pool.name.clone(), it.seen.len())).collect()
     }
 
-    /// Removes a block from a pool; true if the pool had it.
+    /// Removes a block from a pool, a store that several engines load from. Returns true if the pool had the block.
     pub(super) fn take_from_pool(&mut self, pool: u32, name: u64) -> bool {
         let it = &mut self.pools[pool as usize];
         if it.seen.remove(&name).is_none() {

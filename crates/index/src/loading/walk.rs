@@ -1,4 +1,4 @@
-//! Lookup of the part of a prompt that each rank can load.
+//! Lookup of the leading blocks of a prompt that each rank can load.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -7,37 +7,40 @@ use super::Members;
 use super::book::{LoadBook, PoolPart, RankPart};
 use crate::types::Tier;
 
-/// Consecutive blocks of a prompt that an engine has in, or can load from, one place.
+/// Consecutive blocks of a prompt in one place from which an engine can use or load them: a tier of its own, or a pool.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Segment {
-    /// Number of the prompt's blocks before the segment.
+    /// Number of blocks of the prompt before this segment (consecutive blocks in one place).
     pub start: u32,
-    /// Number of the prompt's blocks up to the segment's end.
+    /// Number of blocks of the prompt up to and including the last one of this segment (consecutive blocks in one
+    /// place).
     pub end: u32,
-    /// Tier that has the blocks.
+    /// Tier that has the blocks of this segment (consecutive blocks in one place).
     pub tier: Tier,
     /// Name of the pool that has the blocks; None if the worker itself has them.
     pub pool: Option<Arc<str>>,
-    /// True if the removal of any of the blocks would have been announced.
+    /// True if a removal of any block of this segment (consecutive blocks in one place) would have been announced;
+    /// false for pools whose members do not announce removals.
     pub is_certain: bool,
-    /// Seconds since the last announcement of the segment's oldest chunk; None outside pools.
+    /// Seconds since the announcement of that chunk (blocks stored together) of the segment which was announced least
+    /// recently; None outside pools.
     pub age: Option<f64>,
 }
 
-/// Part of a prompt that a rank's engine can use without computing it.
+/// Leading part of a prompt that a rank's engine can use without computing it, and the places that have its blocks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Loadable {
     /// Name of the worker.
     pub worker: Arc<str>,
     /// Number of the worker's rank.
     pub rank: u32,
-    /// Number of leading blocks on the device.
+    /// Number of leading blocks in the engine's device memory.
     pub device: u32,
-    /// Number of leading blocks in whole chunks of host memory alone: what another engine can pull from this one.
+    /// Number of leading blocks in whole chunks of the engine's host memory alone, which another engine can pull.
     pub host: u32,
-    /// True if a reset may have left blocks in host memory that are not counted here.
+    /// True if host memory may hold more blocks than counted: a reset of the cache may have left them there.
     pub may_hold_more: bool,
-    /// Sources of the blocks, in the order of the prompt and without gaps.
+    /// Places of the blocks, in the order of the prompt and without gaps.
     pub segments: Vec<Segment>,
 }
 
@@ -48,7 +51,7 @@ impl Loadable {
         self.segments.last().map_or(0, |last| last.end)
     }
 
-    /// Number of leading blocks that the engine has on its device, continued by those in its host memory.
+    /// Number of leading blocks that the engine has on its device, continued by blocks in its own host memory.
     #[must_use]
     pub fn own_depth(&self) -> u32 {
         let own = |it: &&Segment| it.pool.is_none() && it.tier <= Tier::Cpu;
@@ -56,7 +59,8 @@ impl Loadable {
     }
 }
 
-/// Walk along a prompt: the prefix hashes of its blocks, and the segments found so far.
+/// State of a walk along a prompt's blocks: the blocks' prefix hashes, and the segments (consecutive blocks in one
+/// place) found so far.
 struct Walk<'q> {
     prefixes: &'q [u64],
     segments: Vec<Segment>,
@@ -64,8 +68,8 @@ struct Walk<'q> {
 }
 
 impl Walk<'_> {
-    /// End of the chunk of `blocks` blocks that contains the next block, as a number of the prompt's blocks, and the
-    /// prefix hash there; None if the prompt ends before.
+    /// End of the chunk that contains the walk's next block, with chunks of `blocks` blocks: as a number of blocks from
+    /// the prompt's beginning, and as prefix hash of the chunk's last block. None if the prompt ends within the chunk.
     fn chunk(&self, blocks: u32) -> Option<(u32, u64)> {
         let end = (self.at / blocks + 1).checked_mul(blocks)?;
         Some((end, *self.prefixes.get(end as usize - 1)?))
@@ -85,12 +89,13 @@ impl Walk<'_> {
     }
 }
 
-/// Tiers beyond the device that a rank has for itself.
+/// Tiers beyond the device on which a rank may have blocks of its own, in the order in which lookups search them.
 const OWN: [Tier; 3] = [Tier::Cpu, Tier::Disk, Tier::External];
 
 impl LoadBook {
-    /// Looks up which part of a prompt each rank can use that offloads or may load from a pool. `prefixes`: prefix
-    /// hashes of the prompt's blocks; `device`: number of leading blocks on a rank's device. Sorted by worker and rank.
+    /// Finds the leading blocks of a prompt that each rank can use, for all ranks that offload or may load from a pool.
+    /// `prefixes`: prefix hashes of the prompt's blocks; `device`: number of leading blocks on the device of a worker's
+    /// rank. Sorted by worker and rank.
     pub(crate) fn look_up(&self, prefixes: &[u64], device: impl Fn(&str, u32) -> u32) -> Vec<Loadable> {
         let mut found: Vec<Loadable> =
             self.ranks.values().map(|it| self.walk(it, prefixes, device(&it.worker, it.rank))).collect();
@@ -135,7 +140,7 @@ impl LoadBook {
         }
     }
 
-    /// Extends a walk by the next chunk, if a pool has it; returns whether it does.
+    /// Extends a walk by the prompt's next chunk, if a pool has it; returns true if so.
     fn step_in_pool(&self, walk: &mut Walk<'_>, it: &PoolPart) -> bool {
         let Some((end, prefix)) = walk.chunk(it.chunk()) else { return false };
         let Some(seen) = it.last_seen(prefix) else { return false };
@@ -150,7 +155,7 @@ impl LoadBook {
     }
 }
 
-/// Extends a walk by the next chunk, if the rank has it on a tier of its own; returns whether it does.
+/// Extends a walk by the prompt's next chunk, if the rank has it on a tier of its own; returns true if so.
 fn step_in_tier(walk: &mut Walk<'_>, it: &RankPart, tier: Tier) -> bool {
     let slot = tier as usize - 1;
     let chunk = it.settings.chunks[slot].map_or(it.learnt[slot], NonZeroU32::get);

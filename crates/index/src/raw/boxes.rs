@@ -1,16 +1,16 @@
-//! Boxes whose content readers access: the writer replaces a content as a whole, and frees it when no reader can have
-//! it any more.
+//! Boxes whose content readers access while the writer may replace it as a whole. The old content is freed when no
+//! reader can use it any longer.
 //!
 //! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as a
-//! [`SharedBox`], which it retires. A reader loads the pointer under a [`Guard`] and uses the content while the guard
-//! lives, or keeps the pointer together with the guard as a [`GuardedPointer`].
+//! [`SharedBox`], which it retires: marks to be freed later. A reader loads the pointer under a [`Guard`] and uses the
+//! content while the guard lives, or keeps the pointer together with the guard as a [`GuardedPointer`].
 //!
 //! **Invariants.** The pointer is never null and always made by `Box`; linked content is never changed, except its own
 //! atomics; only the writer drops a `SharedBox`, after [`super::RetiredList`] has handed it back (rules 1 and 2 of
-//! `raw/mod.rs`). A guard or a token of another index protects nothing here, and is refused by a panic.
+//! `raw/mod.rs`). A guard or a token of another index would protect nothing, and is refused by a panic.
 //!
-//! **Checked by** the tests and the loom model below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
-//! under Valgrind and the address sanitizer (`make sanitize`).
+//! **Checked by** the tests and the loom model below (`make loom`), by Miri (`make miri`), and by
+//! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
@@ -20,9 +20,9 @@ use super::levels::ChangeRecord;
 use super::reclaim::{Guard, IndexId, Readers};
 use crate::sync::{AtomicPtr, Ordering};
 
-/// Box whose address readers may know.
+/// Box to whose content readers may have pointers.
 ///
-/// Unlike `Box` it may be moved while others point to its content.
+/// Unlike a `Box`, it may be moved while others point to its content.
 pub(crate) struct SharedBox<T>(pub(super) NonNull<T>);
 
 // SAFETY: it owns its content as a Box does.
@@ -31,7 +31,7 @@ unsafe impl<T: Send> Send for SharedBox<T> {}
 unsafe impl<T: Sync> Sync for SharedBox<T> {}
 
 impl<T> SharedBox<T> {
-    /// Converts to a plain box of the writer, when no reader can have the content any more.
+    /// Converts to a plain box; may be called only when no reader can use the content any longer.
     pub(crate) fn into_box(self) -> Box<T> {
         let it = std::mem::ManuallyDrop::new(self);
         // SAFETY: as when it is dropped, which it is not.
@@ -55,15 +55,16 @@ impl<T> Drop for SharedBox<T> {
     }
 }
 
-/// Cell whose content the writer replaces as a whole. Readers on any thread look at the content, and any thread may
-/// replace and free it: hence the bounds, without which the pointer in the cell would let any type through.
+/// Cell whose content readers on any thread can read, and the writer replaces as a whole. As any thread may read,
+/// replace and free the content, its type must be `Send` and `Sync`, which the raw pointer in the cell would not
+/// ensure.
 pub(crate) struct SwapCell<T: Send + Sync> {
     it: AtomicPtr<T>,
     index: IndexId,
 }
 
 impl<T: Send + Sync> SwapCell<T> {
-    /// Creates a cell with a content, in the index of this writer.
+    /// Creates a cell with the content `it`, for the index that the writer belongs to.
     pub(crate) fn new(it: T, writer: &WriterToken) -> Self {
         Self { it: AtomicPtr::new(Box::into_raw(Box::new(it))), index: writer.index }
     }
@@ -75,13 +76,13 @@ impl<T: Send + Sync> SwapCell<T> {
         unsafe { &*self.it.load(Ordering::Acquire) }
     }
 
-    /// Loads the content like [`Self::load`], for a reader that keeps its guard beside the result.
+    /// Loads the content like [`Self::load`], for a reader that keeps its guard together with the result.
     #[inline]
     pub(super) fn hold(&self, guard: &Guard<'_>) -> GuardedPointer<T> {
         GuardedPointer(ptr::from_ref(self.load(guard)))
     }
 
-    /// Content of the cell, for the writer, which needs no guard because it alone replaces it.
+    /// Content of the cell, for the writer, which needs no guard because only the writer replaces it.
     #[inline]
     pub(crate) fn get(&self, writer: &WriterToken) -> &T {
         writer.assert_of(self.index);
@@ -89,7 +90,7 @@ impl<T: Send + Sync> SwapCell<T> {
         unsafe { &*self.it.load(Ordering::Relaxed) }
     }
 
-    /// Replaces the content by `it`; returns the old one, which the writer must retire.
+    /// Replaces the content by `it`. Returns the old content, which the writer must keep until no reader can use it.
     pub(crate) fn replace(&self, it: T, writer: &mut WriterToken) -> SharedBox<T> {
         writer.assert_of(self.index);
         let old = self.it.swap(Box::into_raw(Box::new(it)), Ordering::AcqRel);
@@ -105,8 +106,8 @@ impl<T: Send + Sync> Drop for SwapCell<T> {
     }
 }
 
-/// Pointer to a content that a reader has loaded, valid as long as the reader's guard. It never leaves this module
-/// without the guard.
+/// Pointer to a content that a reader has loaded, valid as long as the reader's guard. This module passes it on only
+/// together with the guard.
 pub(super) struct GuardedPointer<T>(*const T);
 
 impl<T> PartialEq for GuardedPointer<T> {
@@ -116,8 +117,11 @@ impl<T> PartialEq for GuardedPointer<T> {
 }
 
 impl<T> GuardedPointer<T> {
+    /// Content behind the pointer, for as long as the guard lives.
+    ///
     /// # Safety
-    /// `guard` is the one it was held under.
+    ///
+    /// `guard` is the guard under which the pointer was loaded.
     #[inline]
     pub(super) unsafe fn get<'p>(&self, _guard: &'p Guard<'_>) -> &'p T {
         // SAFETY: rule 2.
@@ -125,14 +129,14 @@ impl<T> GuardedPointer<T> {
     }
 }
 
-/// Token that identifies the writer of an index; each index has one, inside its lock.
+/// Token that proves that its owner is the writer of an index; each index has one, inside its lock.
 pub(crate) struct WriterToken {
     index: IndexId,
     pub(super) under_change: Arc<ChangeRecord>,
 }
 
 impl WriterToken {
-    /// Token of the writer of the index with these readers; to be created once.
+    /// Creates the writer's token of the index with these readers; to be called once per index.
     pub(crate) fn of(readers: &Readers) -> Self {
         Self { index: readers.index(), under_change: readers.under_change() }
     }
@@ -182,7 +186,7 @@ mod loom_tests {
         freed: Arc<AtomicBool>,
     }
 
-    /// A reader finds one of those that were published, and none that was given back to be freed.
+    /// Checks that a reader finds one of the published contents, and none that was given back to be freed.
     #[test]
     fn what_is_loaded_is_whole_and_not_freed() {
         loom::model(|| {

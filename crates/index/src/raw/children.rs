@@ -1,14 +1,15 @@
-//! Table of children: (parent run, fork, first content hash) to the run that continues there.
+//! Hash table of child runs: from the parent run, the fork (number of the parent's blocks before the child) and the
+//! first content hash to the run that continues there. A run is a list of consecutive blocks.
 //!
 //! **Protocol.** The table contains addresses of runs, and no keys: a reader that finds an address compares the key in
 //! the run. Readers do so under a guard, while the one writer links, moves and unlinks runs.
 //!
-//! **Invariants.** Every address in the table leads to a run that is alive, or was retired since the reader took its
-//! guard; a run has its first content hash before it is linked, and `parent` and `fork` of its head never change. An
-//! empty slot is never offered (`table.rs`), as its last value may be freed.
+//! **Invariants.** Every address in the table leads to a run that is alive, or was unlinked after the reader took its
+//! guard; a run has its first content hash before it is linked, and `parent` and `fork` of its head never change. The
+//! address in an empty slot is never passed to a reader (`table.rs`), as its run may be freed.
 //!
-//! **Checked by** the loom model and the test of `table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under
-//! Valgrind and the address sanitizer (`make sanitize`).
+//! **Checked by** the loom model and the test of `table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs`
+//! under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -20,7 +21,8 @@ use super::run::{Run, RunRef};
 use super::table::Table;
 use crate::spread::Secret;
 
-/// Table from parent run, fork and first content hash to the child run.
+/// Hash table from parent run of blocks, fork (number of the parent's blocks before the child) and first content hash
+/// to the child run.
 pub(crate) struct Children {
     table: Table,
     secret: Secret,
@@ -40,7 +42,7 @@ impl Children {
         self.table.bytes()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         self.table.shed()
     }
@@ -50,7 +52,8 @@ impl Children {
         self.secret.mix_hash(content, u64::from(parent) << 32 | u64::from(fork))
     }
 
-    /// The run that continues run `parent` after `fork` blocks with `content`.
+    /// Run of blocks that continues the run `parent` after `fork` blocks with the content hash `content`; None if there
+    /// is none.
     #[inline]
     pub(crate) fn find<'p>(&'p self, guard: &'p Guard<'_>, parent: u32, fork: u32, content: u64) -> Option<RunRef<'p>> {
         guard.assert_of(self.index);
@@ -58,7 +61,8 @@ impl Children {
         Some(RunRef { head, guarded: PhantomData })
     }
 
-    /// Id of the run that continues run `parent` after `fork` blocks with `content`; for the writer.
+    /// Number of the run of blocks that continues the run `parent` after `fork` blocks with the content hash `content`,
+    /// for the writer.
     #[inline]
     pub(crate) fn find_id(&self, parent: u32, fork: u32, content: u64, writer: &WriterToken) -> Option<u32> {
         writer.assert_of(self.index);
@@ -77,14 +81,14 @@ impl Children {
         NonNull::new(ptr::with_exposed_provenance_mut(found as usize))
     }
 
-    /// Links a run, whose first content hash is `content`.
+    /// Adds a run of blocks, whose first content hash is `content`, so that readers can find it.
     pub(crate) fn insert(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
         self.table.insert(self.hash(head.parent, head.fork, content), run.address(), writer);
     }
 
-    /// Unlinks a run, which the caller must retire.
+    /// Removes a run of blocks from the table. The caller must keep the run until no reader can use it.
     pub(crate) fn remove(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
@@ -92,7 +96,8 @@ impl Children {
         debug_assert!(was_there);
     }
 
-    /// Links a run that has moved, in place of its old memory, which the caller must retire.
+    /// Replaces a run of blocks that has moved to new memory. The caller must keep the old memory until no reader can
+    /// use it.
     pub(crate) fn replace(&self, old: &Run, new: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = new.head();

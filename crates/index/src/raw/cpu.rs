@@ -1,12 +1,12 @@
-//! Wrappers of processor instructions: prefetching a cache line, and comparing eight tags at once.
+//! Wrappers of processor instructions that prefetch a cache line, or compare eight small integers at once.
 //!
-//! **Invariant.** Both are defined for all arguments, and read nothing but what the arguments refer to. On processors
+//! **Invariant.** All are defined for all arguments, and read nothing but what the arguments refer to. On processors
 //! other than x86-64, safe code does the same.
 //!
 //! **Checked by** the test below, which compares the lanes with a loop; the tests of `writer/names/slots.rs` depend on
-//! it.
+//! the comparisons.
 
-/// Prefetches a cache line; has no other effect.
+/// Prefetches the first cache line of a value; has no other effect.
 #[inline]
 pub(crate) fn prefetch<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -33,8 +33,8 @@ pub(crate) fn prefetch_all<T>(it: &T) {
     let _ = it;
 }
 
-/// Mask with bit 2 i set for each i with `lanes[i] == wanted`. Takes three instructions instead of some thirty: the
-/// table of block hashes calls this for every block stored or removed.
+/// Bit mask with bit 2 i set for each i with `lanes[i] == wanted`. Takes three instructions instead of about thirty:
+/// the table of block hashes calls this for every block stored or removed.
 #[inline]
 pub(crate) fn equal_lanes(lanes: [u16; 8], wanted: u16) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -48,8 +48,8 @@ pub(crate) fn equal_lanes(lanes: [u16; 8], wanted: u16) -> u32 {
     bytes & 0x5555
 }
 
-/// Mask with bit 2 i set for each i with `lanes[i] < than`, as signed numbers. Compares all lanes at once, as a branch
-/// for each would be unpredictable.
+/// Bit mask with bit 2 i set for each i with `lanes[i] < than`, as signed numbers. All lanes are compared at once, as a
+/// branch for each would be unpredictable.
 #[inline]
 pub(crate) fn lesser_lanes(lanes: [i16; 8], than: i16) -> u32 {
     #[cfg(target_arch = "x86_64")]

@@ -1,10 +1,10 @@
-//! Results of a lookup, kept together with the guard that protects them.
+//! Results of a lookup, kept together with the guard that prevents their memory from being freed.
 //!
-//! **Protocol.** A lookup takes a guard, walks the runs, and keeps the sets that it found as words. The result keeps
-//! them together with the guard, so that their members can be read for as long as the result lives. The workers behind
-//! the holders' numbers must be those at the time of the walk: the roster is loaded before the walk and compared
-//! afterwards, and the walk is repeated if the roster was replaced meanwhile (a worker came or went, or first
-//! offloaded).
+//! **Protocol.** A lookup takes a guard, walks the runs (lists of consecutive blocks), and keeps the sets of holders
+//! that it found as words. The result keeps them together with the guard, so that their members can be read for as long
+//! as the result lives. The workers behind the holders' numbers must be those at the time of the walk. Therefore the
+//! roster, which maps holders to workers, is loaded before the walk and compared afterwards, and the walk is repeated
+//! if the roster was replaced meanwhile (a worker was added or removed, or first offloaded).
 //!
 //! **Invariants.** The words in a [`WalkResult`] were linked while its guard lived, and so was the roster. The types
 //! ensure this: a walk can keep only a [`SetRef`] of its own `'p`, whatever other guards there are.
@@ -20,18 +20,19 @@ use super::boxes::{GuardedPointer, SwapCell};
 use super::reclaim::{Guard, Readers};
 use super::set::{Members, SetRef, SetWord};
 
-/// Set of the holders of the query's first `depth` blocks.
+/// Set of the holders (ranks' caches) that have the query's first `depth` blocks.
 #[derive(Clone, Copy, Debug)]
 struct Reach {
     depth: u32,
     set: SetWord,
 }
 
-/// Collector of a walk's results under a guard that lives for `'p`: depths rise, sets shrink.
+/// Collector of a walk's results under a guard that lives for `'p`: sets of holders (ranks' caches) at rising depths,
+/// each a subset of the set before.
 pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl<'p> Reaches<'_, 'p> {
-    /// Adds the set of the holders that hold the first `depth` blocks of the query.
+    /// Adds the set of the holders (ranks' caches) that have the first `depth` blocks of the query.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };
@@ -43,17 +44,17 @@ impl<'p> Reaches<'_, 'p> {
     }
 }
 
-/// Result of a walk. `W` maps holders to ranks.
+/// Result of a walk along a prompt's blocks. `W`: map from holders (ranks' caches) to ranks.
 pub(crate) struct WalkResult<'i, W> {
     reaches: SmallVec<[Reach; 12]>,
-    /// Map from holders to ranks at the time of the walk.
+    /// Map from holders (ranks' caches) to ranks at the time of the walk.
     who: GuardedPointer<W>,
     guard: Guard<'i>,
 }
 
 impl<'i, W: Send + Sync> WalkResult<'i, W> {
-    /// Runs `walk` until the map from holders to ranks was the same before and after, and keeps the results with this
-    /// map.
+    /// Runs `walk` until the map from holders (ranks' caches) to ranks is the same before and after, and keeps the
+    /// results with this map.
     #[inline]
     pub(crate) fn by(
         readers: &'i Readers,
@@ -74,20 +75,20 @@ impl<'i, W: Send + Sync> WalkResult<'i, W> {
         }
     }
 
-    /// Map from holders to ranks at the time of the walk.
+    /// Map from holders (ranks' caches) to ranks at the time of the walk.
     #[inline]
     pub(crate) fn who(&self) -> &W {
         // SAFETY: held under this guard.
         unsafe { self.who.get(&self.guard) }
     }
 
-    /// The largest depth in blocks; 0 if no holder was found.
+    /// Greatest depth (number of leading blocks) that any holder (a rank's cache) reaches; 0 if no holder was found.
     #[inline]
     pub(crate) fn deepest(&self) -> u32 {
         self.reaches.last().map_or(0, |reach| reach.depth)
     }
 
-    /// Depths in blocks, deepest first, each with the set of the holders that reach it.
+    /// Depths in blocks, deepest first, each with the set of the holders (ranks' caches) that reach this depth.
     #[inline]
     pub(crate) fn reached(&self) -> impl DoubleEndedIterator<Item = (u32, Members<'_>)> {
         // SAFETY: found under this guard, which lives as long as the borrow.
@@ -104,7 +105,7 @@ mod loom_tests {
     use crate::raw::reclaim::RetiredList;
 
     enum Garbage {
-        /// Account of who holders 0 and 1 are.
+        /// Map that says to which workers the holders (ranks' caches) 0 and 1 belong.
         Who(#[allow(dead_code, reason = "kept until the model ends")] SharedBox<[u32; 2]>),
         Number(usize),
     }
@@ -113,9 +114,10 @@ mod loom_tests {
     const FIRST: u32 = 1;
     const SECOND: u32 = 2;
 
-    /// A worker is dropped and another gets its number: no reader takes the one's blocks for the other's.
+    /// Checks that no reader attributes blocks to the wrong worker when a worker is dropped and another one gets its
+    /// number.
     ///
-    /// What is walked is one word that says whose blocks those of holder 0 in truth are.
+    /// In place of runs, the walk reads one word that says which worker's blocks holder 0 really has.
     #[test]
     fn a_number_is_who_it_was_when_it_was_found() {
         let mut model = loom::model::Builder::new();

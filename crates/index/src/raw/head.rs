@@ -1,8 +1,9 @@
-//! Head of a run: its levels, read under a sequence number.
+//! Head of a run (a list of consecutive blocks): its levels, read under a sequence number. A level is a number of
+//! blocks with the set of holders (ranks' caches) that have them.
 //!
 //! **Protocol** (a sequence lock, Boehm 2012, without waiting). A reader copies the levels between two reads of the
 //! version, and tries again if the version has changed. Up to [`INLINE`] levels are in the head itself; a longer list
-//! is in memory of its own, replaced as a whole. The writer changes levels in one of two ways:
+//! is in separate memory and replaced as a whole. The writer changes levels in one of two ways:
 //!
 //! - *By one word*, in most cases: the end or set of one level, the number of levels, or another list. Data that only
 //!   the new word makes visible is written before it, and the next version after it. A reader that finds the new word
@@ -15,12 +16,13 @@
 //! writer whose thread is suspended.
 //!
 //! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour. A list in
-//! memory of its own is immutable; when it is replaced, it is retired, not freed, after the change is complete. A
-//! reader that sees a word of a change sees the versions of all changes before. As there is one writer, one head at a
-//! time has an odd version, and a reader that sees an odd version finds the record at that change or a later one.
+//! separate memory is immutable; when it is replaced, it is retired (freed once no reader can use it) after the change
+//! is complete. A reader that sees a word of a change sees the versions of all changes before. As there is one writer,
+//! one head at a time has an odd version, and a reader that sees an odd version finds the record at that change or a
+//! later one.
 //!
-//! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
-//! under Valgrind and the address sanitizer (`make sanitize`).
+//! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by
+//! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
@@ -31,7 +33,8 @@ use super::reclaim::Guard;
 use super::thin::{Spares, ThinBox};
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// Levels of a run as the writer sees them: the sets are words, which its table of sets counts.
+/// Levels of a run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have them;
+/// for the writer. The sets are words whose references the writer's table of sets counts.
 pub(crate) struct LevelsNow<'w>(LevelsRef<'w>);
 
 impl Deref for LevelsNow<'_> {
@@ -43,18 +46,19 @@ impl Deref for LevelsNow<'_> {
     }
 }
 
-/// Bit in [`Words::info`]: set if the run has children.
+/// Bit in [`Words::info`], set if other runs of blocks continue this run.
 const HAS_CHILDREN: u32 = 0x100;
 
-/// Head of a run: its first cache line; the content hashes follow.
+/// Head of a run of blocks, which fills the first cache line of the run's memory; the content hashes follow.
 #[repr(C, align(64))]
 pub(crate) struct RunHead {
     pub(crate) id: u32,
-    /// Id of the run that this one continues, 0 for none.
+    /// Number of the run of blocks that this run continues, 0 for none.
     pub(crate) parent: u32,
-    /// Number of the parent's blocks after which this run continues it.
+    /// Number of the parent run's blocks after which this run of blocks continues the parent.
     pub(crate) fork: u32,
-    /// Version of the levels, odd while the levels are being written.
+    /// Version of the run's levels (numbers of first blocks with their holders), odd while the writer is changing
+    /// several words of them.
     version: AtomicU32,
     words: Words,
 }
@@ -67,13 +71,14 @@ impl RunHead {
         Self { id, parent, fork, version: AtomicU32::new(0), words: Words::default() }
     }
 
-    /// Address of this head, by which the record of a change identifies it.
+    /// Address of this head of a run, which identifies the head in the record of a change.
     #[inline]
     fn address(&self) -> usize {
         ptr::from_ref(self).addr()
     }
 
-    /// Unlinks and returns the spilled list, if there is one, of a head that no reader uses.
+    /// Removes and returns the list of levels (numbers of first blocks with their holders) in separate memory, if there
+    /// is one, of a head that no reader uses.
     pub(super) fn take_spilled(&self) -> Option<SpilledLevels> {
         Self::owned(self.words.spilled.swap(ptr::null_mut(), Ordering::Relaxed))
     }
@@ -83,7 +88,7 @@ impl RunHead {
         NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
     }
 
-    /// True if the run has children.
+    /// True if other runs of blocks continue this run.
     #[inline]
     pub(crate) fn has_children(&self) -> bool {
         self.words.info.load(Ordering::Acquire) & HAS_CHILDREN != 0
@@ -94,7 +99,8 @@ impl RunHead {
         self.words.info.store(if has { info | HAS_CHILDREN } else { info }, Ordering::Release);
     }
 
-    /// Levels of the run at one moment.
+    /// Levels of the run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have
+    /// them; at one moment, for a reader.
     #[inline]
     pub(super) fn levels<'p>(&self, guard: &'p Guard<'_>) -> LevelsRef<'p> {
         loop {
@@ -113,15 +119,16 @@ impl RunHead {
         }
     }
 
-    /// Levels of the run, for the writer.
+    /// Levels of the run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have
+    /// them; for the writer.
     #[inline]
     pub(crate) fn levels_now<'w>(&'w self, _writer: &'w WriterToken) -> LevelsNow<'w> {
         // SAFETY: rule 1: the writer alone unlinks spilled lists, and only with its token borrowed mutably.
         LevelsNow(unsafe { self.words.read() })
     }
 
-    /// Copies the levels, and whether there are children, from another head of the same run. No reader uses this head
-    /// yet.
+    /// Copies the levels (numbers of first blocks with their holders), and the flag for children, from another head of
+    /// the same run of blocks. No reader uses this head yet.
     pub(super) fn take_over(&self, from: &Self, spares: &mut Spares<(), Level>, writer: &WriterToken) {
         self.words.copy(&from.words);
         if let LevelsNow(LevelsRef::Spilled(levels)) = from.levels_now(writer) {
@@ -129,7 +136,8 @@ impl RunHead {
         }
     }
 
-    /// Publishes `levels` as the run's levels. Returns the previous list if it was spilled, which must be retired.
+    /// Publishes `levels` (numbers of first blocks with their holders) as the levels of the run of blocks. If the
+    /// previous levels were in separate memory, returns that list, which must be freed once no reader can use it.
     pub(crate) fn publish(
         &self,
         levels: &[Level],
@@ -171,7 +179,7 @@ impl RunHead {
         None
     }
 
-    /// Increments the version after a change that readers saw by a single store.
+    /// Increments the version of the run's levels, after a change that readers saw as a single store.
     #[inline]
     fn next_version(&self) {
         let version = self.version.load(Ordering::Relaxed);
@@ -190,7 +198,8 @@ mod tests {
 
     const CHANGES: u32 = if cfg!(miri) { 200 } else { 100_000 };
 
-    /// `count` levels that say which version they are of, each in its own way.
+    /// Levels (numbers of first blocks with their holders) whose values all contain the version number `n`, and whose
+    /// count depends on it.
     fn version(n: u32) -> Vec<Level> {
         let count = 1 + n % 6;
         (0..count).map(|i| Level { end: n * 8 + i, set: SetWord::from_raw(u64::from(n * 8 + i) << 2 | 1) }).collect()
@@ -258,13 +267,15 @@ mod loom_tests {
     use crate::raw::reclaim::Readers;
     use crate::raw::set::SetWord;
 
-    /// One level, or a spilled list: all of its numbers say which version it is.
+    /// Levels (numbers of first blocks with their holders) whose values all contain the version number `n`: one level,
+    /// or a list in separate memory.
     fn version(n: u32, count: u32) -> Vec<Level> {
         (0..count).map(|i| Level { end: n * 8 + i, set: SetWord::from_raw(u64::from(n * 8 + i) << 2 | 1) }).collect()
     }
 
-    /// A reader that looks this number of times at a head, beside a writer that changes it from `counts[0]` levels to
-    /// `counts[1]`, and then, if `goes_on`, has the record of another head's change to write.
+    /// Model of a reader that reads a run's head `looks` times, beside a writer that changes it from `counts[0]` to
+    /// `counts[1]` levels (numbers of first blocks with their holders), and then, if `goes_on`, writes the record of a
+    /// change of another head.
     fn model(counts: [u32; 2], looks: usize, goes_on: bool) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(2));
@@ -320,8 +331,9 @@ mod loom_tests {
         model([1, 1], 1, true);
     }
 
-    /// A reader that looks this number of times while the levels are these, one after the other: what it sees was there at
-    /// some moment, and never goes back.
+    /// Model of a reader that reads a run's head `looks` times while the writer publishes the levels (numbers of first
+    /// blocks with their holders) of `history` one after the other. Checks that each result was published at some
+    /// moment, and that the results never go back.
     fn history(history: Vec<Vec<Level>>, looks: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(2));

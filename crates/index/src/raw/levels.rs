@@ -1,4 +1,6 @@
-//! Levels of a run as words that are written one by one, and the record of levels that are being changed.
+//! Levels of a run (a list of consecutive blocks) as words that are written one by one, and the record of the levels
+//! that are being changed. A level is a number of a run's blocks with the set of holders (ranks' caches) that have
+//! them.
 //!
 //! Both belong to the protocol of `head.rs`, which defines the order in which the words are written and read. The
 //! record is in this file, as a reader's guard and the writer's token both lead to it.
@@ -14,18 +16,21 @@ use super::set::{SetRef, SetWord};
 use super::thin::{Memory, ThinBox, ThinRef};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Level: the holders of a run's positions up to `end` (exclusive, in blocks from the run's start).
+/// Level of a run of blocks: the set of holders (ranks' caches) that have the run's blocks up to `end` (exclusive, as
+/// an offset in the run).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Level {
     pub(crate) end: u32,
     pub(crate) set: SetWord,
 }
 
-/// Levels that do not fit into the head of a run; immutable.
+/// List of levels (numbers of first blocks with their holders) that do not fit into the head of a run of blocks;
+/// immutable.
 pub(crate) type SpilledLevels = ThinBox<(), Level>;
 pub(super) type SpilledMemory = Memory<(), Level>;
 
-/// Levels of a run as read under a guard that lives for `'p`.
+/// Levels of a run of blocks: numbers of its first blocks, each with the set of holders (ranks' caches) that have them;
+/// as read under a guard that lives for `'p`.
 pub(crate) enum LevelsRef<'p> {
     Inline([Level; INLINE], usize),
     Spilled(&'p [Level]),
@@ -40,27 +45,32 @@ impl<'p> LevelsRef<'p> {
         }
     }
 
-    /// End of each level in blocks, and the set of the holders of all blocks up to there.
+    /// Pairs of the end of each level, as a number of blocks, and the set of the holders (ranks' caches) that have all
+    /// blocks up to this end.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, SetRef<'p>)> {
         // SAFETY: read from a head, whose sets are linked, under the guard of `'p`.
         self.as_slice().iter().map(|level| (level.end, unsafe { SetRef::new(level.set) }))
     }
 
-    /// End of the last level in blocks; 0 without levels.
+    /// Number of blocks that any holder (a rank's cache) has of the run, which is the end of the last level; 0 without
+    /// levels.
     #[inline]
     pub(super) fn end(&self) -> u32 {
         self.as_slice().last().map_or(0, |level| level.end)
     }
 }
 
-/// Largest number of levels kept in the head of a run: few under the model checker, which takes a day for three.
+/// Largest number of levels (numbers of first blocks with their holders) in the head of a run of blocks: only one under
+/// the model checker, which takes a day for three.
 pub(super) const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
-/// Mask of the number of levels in [`Words::info`]; `SPILLED` there if they do not fit into the head.
+/// Bit mask of the number of a run's levels (numbers of first blocks with their holders) in [`Words::info`]; the value
+/// `SPILLED` means that the levels are in separate memory.
 pub(super) const COUNT: u32 = 0xff;
 pub(super) const SPILLED: u32 = 0xff;
 
-/// Levels, and what else is known of a run, as words that are written one by one.
+/// Levels (numbers of first blocks with their holders) and flags of a run of blocks, as words that are written one by
+/// one.
 #[derive(Default)]
 #[repr(C)]
 pub(super) struct Words {
@@ -70,21 +80,26 @@ pub(super) struct Words {
     pub(super) spilled: AtomicPtr<SpilledMemory>,
 }
 
-/// Record of a head's levels from before the change that the writer is making; there is one for each index.
+/// Copy of a head's levels (numbers of first blocks with their holders) before the change that the writer is making;
+/// each index has one record.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct ChangeRecord {
-    /// Version of the record, odd while the record is being written.
+    /// Version of this record of a head's levels, odd while the writer is changing the record.
     version: AtomicU32,
-    /// Odd version that the head under change has during the change; `head` is this head's address.
+    /// Odd version that the run's head has during its change. `head`: address of this head.
     change: AtomicU32,
     head: AtomicUsize,
     words: Words,
 }
 
 impl Words {
+    /// Levels (numbers of first blocks with their holders) as read from the words, for a caller that checks the version
+    /// afterwards.
+    ///
     /// # Safety
-    /// No spilled list that is or was linked since the caller began may be freed for as long as the result lives.
+    /// No list of levels that was linked to this head since the caller began may be freed for as long as the result
+    /// lives.
     #[inline]
     pub(super) unsafe fn read<'p>(&self) -> LevelsRef<'p> {
         const NONE: Level = Level { end: 0, set: SetWord::EMPTY };
@@ -105,7 +120,8 @@ impl Words {
         LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
-    /// Writes levels that fit into the head. A reader that sees one of the words sees that earlier changes are done.
+    /// Writes levels (numbers of first blocks with their holders) that fit into the head. A reader that sees one of the
+    /// new words also sees all earlier changes.
     #[inline]
     pub(super) fn write(&self, levels: &[Level]) {
         for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {
@@ -114,7 +130,7 @@ impl Words {
         }
     }
 
-    /// Number of words in which the current levels differ from `levels`.
+    /// Number of words in which the current levels (numbers of first blocks with their holders) differ from `levels`.
     #[inline]
     pub(super) fn differences(&self, levels: &[Level]) -> usize {
         let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
@@ -124,7 +140,7 @@ impl Words {
         self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
     }
 
-    /// Copies the words of another head.
+    /// Copies all words of the levels and flags of a run of blocks from another head of the run.
     #[inline]
     pub(super) fn copy(&self, from: &Self) {
         self.info.store(from.info.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -138,7 +154,7 @@ impl Words {
 }
 
 impl ChangeRecord {
-    /// Records the words of a head before the writer starts a change of this head.
+    /// Records the words of a run's head, which contain its levels, before the writer starts to change them.
     #[inline]
     pub(super) fn begin(&self, head: usize, words: &Words, change: u32) {
         let version = self.version.load(Ordering::Relaxed);
@@ -151,11 +167,12 @@ impl ChangeRecord {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Levels of the head at address `head` before the change `change`, which the caller has seen started; None if it
-    /// is done.
+    /// Levels (numbers of first blocks with their holders) of the run's head at the address `head`, before the change
+    /// with version `change`, which the caller has seen started; None if the change is complete.
     ///
     /// # Safety
-    /// Those of [`Words::read`], from before the caller saw the change.
+    ///
+    /// The conditions of [`Words::read`] hold since before the caller saw the change.
     #[inline(never)]
     pub(super) unsafe fn before<'p>(&self, head: usize, change: u32) -> Option<LevelsRef<'p>> {
         let version = self.version.load(Ordering::Acquire);

@@ -5,10 +5,10 @@
 //! | `reclaim.rs` | when to free memory that readers may still access |
 //! | `boxes.rs` | a content that the writer replaces as a whole |
 //! | `thin.rs` | a header and a list behind one pointer |
-//! | `set.rs` | a set of holders, in a word or behind it |
-//! | `head.rs` | the levels of a run, read under a sequence number |
+//! | `set.rs` | a set of holders (ranks' caches), in a word or behind it |
+//! | `head.rs` | the levels of a run (a number of blocks, with their holders), read under a sequence number |
 //! | `levels.rs` | the words of levels, and the record of a change |
-//! | `run.rs` | the hashes of a run, to which blocks are appended beyond the part that readers see |
+//! | `run.rs` | the hashes of a run (a list of consecutive blocks), appended beyond the part that readers see |
 //! | `table.rs` | a hash table that is probed while it changes |
 //! | `zeroed.rs` | no protocol: a long list whose memory is provided when it is written to |
 //! | `children.rs` | a hash table of runs |

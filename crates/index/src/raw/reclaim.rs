@@ -1,11 +1,11 @@
-//! Reclamation: decides when memory that readers could still see may be freed.
+//! Reclamation: decides when memory that readers could still use may be freed.
 //!
-//! **Protocol.** Readers count themselves in a counter before they follow a pointer, and subtract themselves after the
-//! last use; they wait for no other thread and never free memory. The writer unlinks an item, *retires* it, and frees
-//! it once every counter has been seen at zero at some moment after that: every reader that could have seen the item
-//! has left. This is the idea of sleepable RCU (McKenney 2006): counters come in two parities, and new readers are
-//! directed to the other one, so that each counter reaches zero under any load. Counters are striped by thread, each on
-//! a cache line of its own, so that readers do not contend for one.
+//! **Protocol.** Readers increment a counter before they follow a pointer, and decrement it after the last use; they
+//! wait for no other thread and never free memory. The writer unlinks an item, *retires* it, and frees it once every
+//! counter has been seen at zero at some moment after that: every reader that could have seen the item has then
+//! finished. This is the idea of sleepable RCU (McKenney 2006): counters exist for two parities, and new readers are
+//! directed to the other one, so that each counter reaches zero under any load. Each thread uses one of several
+//! counters (stripes), each on a cache line of its own, so that readers do not contend for one.
 //!
 //! **Invariants.** An item is unlinked before it is retired, so no later reader finds it; a reader is counted before it
 //! follows its first pointer; an item is freed only after each counter was seen at zero since it was retired. This file
@@ -13,8 +13,8 @@
 //!
 //! **Checked by** the tests and the loom models below (`make loom`), and by Miri (`make miri`).
 //!
-//! No crate is used, as the general collectors sometimes let readers run other threads' destructors, which is the
-//! reason for the slowest of their lookups. Here only the writer frees memory.
+//! No existing crate is used, as their general collectors sometimes let readers run other threads' destructors, which
+//! causes their slowest lookups. In this module, only the writer frees memory.
 
 use std::mem;
 use std::sync::Arc;
@@ -23,21 +23,22 @@ use super::levels::ChangeRecord;
 use crate::stats::step;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 
-/// Counter on two cache lines of its own, as Intel's spatial prefetcher fetches pairs of lines.
+/// Counter of readers on two cache lines of its own, as Intel's spatial prefetcher fetches pairs of lines.
 #[repr(align(128))]
 struct Cell(AtomicU64);
 
-/// Counters of the readers of one index.
+/// Counters of the readers that are using the memory of one index.
 pub(crate) struct Readers {
-    /// Counter of each stripe and parity, at `stripe * 2 + parity`.
+    /// Reader counters: one for each group of threads (stripe) and each parity, at index `stripe * 2 + parity`. The
+    /// parity says which of two counters the readers of a period use.
     cells: Box<[Cell]>,
-    /// Parity that new readers use (the lowest bit).
+    /// Parity (one of two groups of reader counters) that new readers use, in the lowest bit.
     parity: AtomicUsize,
     index: IndexId,
     under_change: Arc<ChangeRecord>,
 }
 
-/// Identity of an index, unique within the process.
+/// Identifier of an index, unique within the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct IndexId(u64);
 
@@ -49,14 +50,14 @@ impl IndexId {
     }
 }
 
-/// Guard of a reader at work: while it lives, nothing that the reader has seen in the index is freed.
+/// Guard of a reader: while it lives, no memory that the reader has found in the index is freed.
 pub(crate) struct Guard<'r> {
     cell: &'r Cell,
     readers: &'r Readers,
 }
 
 impl Guard<'_> {
-    /// Panics if the guard belongs to another index, which would not keep the memory from being freed.
+    /// Panics if the guard belongs to another index, as it would not prevent this index's memory from being freed.
     #[inline]
     pub(super) fn assert_of(&self, index: IndexId) {
         assert!(self.readers.index == index, "a guard of one index, and things of another");
@@ -69,7 +70,8 @@ impl Guard<'_> {
 }
 
 impl Readers {
-    /// Creates counters for `stripes` stripes: a power of two of at most 64, about the number of cores.
+    /// Creates counters for `stripes` groups of threads; `stripes` is a power of two, at most 64, about the number of
+    /// cores.
     pub(crate) fn new(stripes: usize) -> Self {
         assert!(stripes.is_power_of_two() && stripes <= 64);
         Self {
@@ -80,13 +82,13 @@ impl Readers {
         }
     }
 
-    /// Counters with a stripe for each core of the machine, at most 32.
+    /// Creates counters for this machine: one group of threads for each core, at most 32.
     pub(crate) fn for_this_machine() -> Self {
         let cores = std::thread::available_parallelism().map_or(8, usize::from);
         Self::new(cores.next_power_of_two().min(32))
     }
 
-    /// Number of counters, each on cache lines of its own.
+    /// Number of reader counters, each on cache lines of its own.
     pub(crate) fn places(&self) -> usize {
         self.cells.len()
     }
@@ -132,17 +134,17 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// The writer's part of reclamation: items that are retired and not freed yet.
+/// List of items that the writer has unlinked and not yet freed.
 pub(crate) struct RetiredList<T> {
-    /// Items retired since the current wait began.
+    /// Items retired (unlinked, to be freed later) after the current waiting period for readers began.
     fresh: Vec<T>,
-    /// Items retired before the current wait began.
+    /// Items retired (unlinked, to be freed later) before the current waiting period for readers began.
     waiting: Vec<T>,
-    /// Items that no reader can hold any more.
+    /// Retired (unlinked) items that no reader can use any longer, so that they may be freed.
     ready: Vec<T>,
-    /// Counters that were not seen at zero yet since the current wait began, a bit each.
+    /// Reader counters that were not yet seen at zero in the current waiting period, as a bit mask.
     unseen: u128,
-    /// True if new readers were switched back to the other parity once in this wait.
+    /// True if new readers were directed back to the first parity's counters in the current waiting period.
     flipped_back: bool,
 }
 
@@ -151,12 +153,12 @@ impl<T> RetiredList<T> {
         Self { fresh: Vec::new(), waiting: Vec::new(), ready: Vec::new(), unseen: 0, flipped_back: false }
     }
 
-    /// True if there are items that no reader can hold any more.
+    /// True if there are retired (unlinked) items that no reader can use any longer.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Retires an item that has been unlinked: no reader that starts now can find it.
+    /// Adds an item that has been unlinked, so that readers that start from now on cannot find it.
     pub(crate) fn push(&mut self, thing: T) {
         self.fresh.push(thing);
     }
@@ -166,8 +168,8 @@ impl<T> RetiredList<T> {
         self.fresh.iter().chain(&self.waiting).chain(&self.ready)
     }
 
-    /// Gives `free` items that no reader can hold any more, at most `most` per call. Never waits; returns whether any
-    /// items are left.
+    /// Passes retired (unlinked) items that no reader can use any longer to `free`, at most `most` per call. Never
+    /// waits. Returns true if any items are left.
     pub(crate) fn advance(&mut self, readers: &Readers, most: usize, mut free: impl FnMut(T)) -> bool {
         self.look(readers);
         let from = self.ready.len().saturating_sub(most);
@@ -182,7 +184,7 @@ impl<T> RetiredList<T> {
         true
     }
 
-    /// Reads the counters, and moves items on to `ready` that no reader can hold any more.
+    /// Reads the reader counters, and moves retired items that no reader can use any longer to the list `ready`.
     fn look(&mut self, readers: &Readers) {
         // Twice: what was fresh can often go at once.
         for _ in 0..2 {
@@ -229,7 +231,8 @@ impl<T> RetiredList<T> {
     }
 }
 
-/// Bits of all counters of one parity.
+/// Bit mask of all reader counters of one parity; each reader uses a counter of the parity that was current when it
+/// started.
 fn parity_bits(parity: usize) -> u128 {
     let even = u128::MAX / 3;
     if parity & 1 == 0 { even } else { even << 1 }
@@ -284,7 +287,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// A reader that finds the thing linked must find it unfreed, whatever the interleaving.
+    /// Checks that a reader that finds the item linked finds it not yet freed, in all interleavings.
     #[test]
     fn never_frees_under_a_reader() {
         loom::model(|| {
@@ -311,8 +314,9 @@ mod loom_tests {
         });
     }
 
-    /// Two readers on stripes of their own, three things that go one after the other: the size at which a counter
-    /// may be looked at in one parity and used in the other while the next wait has begun.
+    /// Checks two readers with different counters and three items that are retired one after the other. This is the
+    /// smallest case in which a counter is read in one parity and used in the other while the next waiting period has
+    /// begun.
     #[test]
     fn never_frees_under_readers_of_two_stripes() {
         let mut model = loom::model::Builder::new();

@@ -1,8 +1,9 @@
-//! Run: its head, its content hashes and its block hashes in one piece of memory.
+//! Run, a list of consecutive blocks: its head, its content hashes and its block hashes in one piece of memory.
 //!
-//! **Protocol.** The writer appends after the last block, and afterwards publishes a level that reaches there; a reader
-//! reads the levels first, and then no further than the end of the last level. Lost blocks stay in this memory: if the
-//! next blocks are the same, they are used again, otherwise the run moves and the old memory is retired.
+//! **Protocol.** The writer appends after the last block, and afterwards publishes a level (a number of blocks with
+//! their holders) that includes the new blocks. A reader reads the levels first, and then no further than the end of
+//! the last level. The hashes of removed blocks stay in this memory: if equal blocks are added again, they are reused,
+//! otherwise the run moves to other memory and the old memory is freed once no reader can use it.
 //!
 //! **Invariants.** `len <= written <= room`. Content hashes below `written` never change (rule 3); no level that was
 //! published from this memory reaches beyond `written`. Only the writer accesses the block hashes.
@@ -22,15 +23,17 @@ use super::reclaim::Guard;
 use super::thin::Spares;
 use crate::position::NO_NAME;
 
-/// A run: head, then room for content hashes, then room for block hashes, in one piece of memory.
+/// Run, a list of consecutive blocks, in one piece of memory: a head, then space for content hashes, then space for
+/// block hashes.
 ///
-/// Readers see the head and, up to the end of its last level, the content hashes. The block hashes are the writer's.
+/// Readers access the head and the content hashes up to the end of its last level. Only the writer accesses the block
+/// hashes.
 pub(crate) struct Run {
     head: NonNull<RunHead>,
     room: u32,
-    /// Number of blocks.
+    /// Number of blocks in the run (a list of consecutive blocks).
     len: u32,
-    /// Number of content hashes ever written to this memory: readers may still look at those beyond `len`.
+    /// Number of content hashes ever written to the run's memory. Readers may still read those beyond `len`.
     written: u32,
 }
 
@@ -40,7 +43,7 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 
 impl Run {
-    /// Creates an empty run with room for `room` blocks.
+    /// Creates an empty run of blocks with space for `room` blocks.
     pub(crate) fn new(id: u32, parent: u32, fork: u32, room: usize) -> Self {
         let layout = Self::layout(room);
         // SAFETY: the layout is not empty.
@@ -100,14 +103,14 @@ impl Run {
         unsafe { self.hashes().add(self.room() + at).write(name) };
     }
 
-    /// True if blocks with these content hashes can be added to the run without moving its memory.
+    /// True if blocks with these content hashes can be added to the run of blocks without moving its memory.
     #[inline]
     pub(crate) fn has_room_for(&self, contents: &[u64]) -> bool {
         self.len() + contents.len() <= self.room() && self.continues_with(contents)
     }
 
-    /// True if adding blocks with these content hashes overwrites no other hash: each offset keeps the block that it
-    /// ever had.
+    /// True if blocks with these content hashes can be added to the run without overwriting a different hash, so that
+    /// each offset always stands for the same block.
     #[inline]
     pub(crate) fn continues_with(&self, contents: &[u64]) -> bool {
         let written = (self.written - self.len) as usize;
@@ -117,12 +120,13 @@ impl Run {
         beyond[..n] == contents[..n]
     }
 
-    /// Number of content hashes in this memory, including those beyond the last block.
+    /// Number of content hashes in the run's memory, including those of removed blocks.
     pub(crate) fn written(&self) -> usize {
         self.written as usize
     }
 
-    /// Adds blocks at the end; there must be room. Without `names`, their block hashes are [`NO_NAME`].
+    /// Adds blocks at the end of the run; there must be space for them. Without `names`, their block hashes are
+    /// [`NO_NAME`].
     #[inline]
     pub(crate) fn extend(&mut self, contents: &[u64], names: Option<&[u64]>) {
         assert!(self.has_room_for(contents));
@@ -145,12 +149,13 @@ impl Run {
         self.written = self.written.max(self.len);
     }
 
-    /// Shortens the run to its first `len` blocks.
+    /// Shortens the run of blocks to its first `len` blocks.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len as u32);
     }
 
-    /// Copies the run, with its levels, into new memory with room for `room` blocks.
+    /// Copies the run of blocks, with its levels (numbers of first blocks with their holders), to new memory with space
+    /// for `room` blocks.
     pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);
@@ -166,7 +171,7 @@ impl Run {
         new
     }
 
-    /// Address of the run's head, for the table of children.
+    /// Address of the head of this run of blocks, as stored in the table of child runs.
     pub(super) fn address(&self) -> u64 {
         self.head.as_ptr().expose_provenance() as u64
     }
@@ -180,7 +185,7 @@ impl Drop for Run {
     }
 }
 
-/// Reference to a run, for a reader.
+/// Reference to a run, a list of consecutive blocks, for a reader.
 #[derive(Clone, Copy)]
 pub(crate) struct RunRef<'p> {
     pub(super) head: NonNull<RunHead>,
@@ -194,7 +199,8 @@ impl<'p> RunRef<'p> {
         unsafe { self.head.as_ref() }
     }
 
-    /// Levels of the run at one moment, and the content hashes up to the last level's end.
+    /// Levels of the run of blocks (numbers of its first blocks with their holders) at one moment, and the content
+    /// hashes up to the end of the last level.
     #[inline]
     pub(crate) fn read(self, guard: &'p Guard<'_>) -> (LevelsRef<'p>, &'p [u64]) {
         let levels = self.head().levels(guard);

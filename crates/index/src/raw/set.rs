@@ -1,17 +1,17 @@
-//! Set of holders: a word that contains the members, or points to them.
+//! Set of holders: a 64-bit word that contains the members, or points to them.
 //!
-//! Most sets are small, or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
-//! to three holders of any number below 2^20. Any other word is the address of a set in memory of its own ([`SetBox`]).
+//! Most sets are small, or the fleet is, so a word holds the members themselves: a bit mask of the holders below 62, or
+//! up to three holders with numbers below 2^20. Any other word is the address of a set in separate memory ([`SetBox`]).
 //!
-//! **Protocol.** The writer counts the references to a set, and retires the set with the last one; readers access a set
-//! by words that they found under their guard.
+//! **Protocol.** The writer counts the references to a set, and retires the set with the last one, that is frees it
+//! once no reader can use it. Readers access a set by words that they found under their guard.
 //!
-//! **Invariants.** Words of objects are made of the address of a [`SetBox`], whose key and members never change. A
-//! word is used either under the guard it was found under (rule 2), which [`SetRef`] and [`super::Found`] see to, or by
-//! the writer while the table of sets counts it, which [`CountedToken`] shows.
+//! **Invariants.** A word that points to memory is the address of a [`SetBox`], whose key and members never change. A
+//! word is used either under the guard under which it was found (rule 2), which [`SetRef`] and [`super::Found`] ensure,
+//! or by the writer while the table of sets counts its reference, which [`CountedToken`] shows.
 //!
-//! **Checked by** the test of `sets.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and
-//! the address sanitizer (`make sanitize`).
+//! **Checked by** the test of `sets.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and the
+//! address sanitizer (`make sanitize`).
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -23,24 +23,28 @@ const KIND: u64 = 3;
 const OBJECT: u64 = 0;
 const MASK: u64 = 1;
 const FEW: u64 = 2;
-/// Number of holders that fit into a mask: those with numbers below.
+/// Number of holders (ranks' caches) that fit into a bit mask: those with smaller numbers.
 pub(crate) const MASK_HOLDERS: u32 = 62;
-/// Bits of a holder's number in a word of kind `FEW`, which has room for three holders; all ones for no holder.
+/// Number of bits for a holder's number in a word with up to three holders (ranks' caches), of kind `FEW`; all bits set
+/// mean no holder.
 const FEW_BITS: u32 = 20;
 const FEW_NONE: u32 = (1 << FEW_BITS) - 1;
 
-/// Set of holders in a word. A word that points to an object is a reference that the table of sets counts, and valid
-/// only while counted.
+/// Set of holders (ranks' caches) as a 64-bit word. If the word points to memory, it is a reference that the table of
+/// sets counts, and it is valid only while counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SetWord(u64);
 
-/// Set of holders as a reader found it under a guard that lives for `'p`, and valid only for this `'p`.
+/// Set of holders (ranks' caches) that a reader found under a guard; valid only for the guard's lifetime `'p`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SetRef<'p>(SetWord, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl SetRef<'_> {
+    /// Wraps a word, found by a reader, that stands for a set of holders.
+    ///
     /// # Safety
-    /// The word was linked while a guard lived that lives for as long as the result.
+    ///
+    /// The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the result.
     #[inline]
     pub(super) unsafe fn new(word: SetWord) -> Self {
         Self(word, PhantomData)
@@ -52,7 +56,7 @@ impl SetRef<'_> {
     }
 }
 
-/// Members of a set, in one of the forms that a word can have.
+/// Members of a set of holders (ranks' caches), in one of the forms in which they are stored.
 #[derive(Clone, Copy)]
 pub(crate) enum Members<'a> {
     Mask(u64),
@@ -61,24 +65,24 @@ pub(crate) enum Members<'a> {
     Bits(&'a [u64]),
 }
 
-/// Head of a set that does not fit into a word; its members follow.
+/// Header of a set of holders (ranks' caches) that does not fit into a word; its members follow in memory.
 pub(crate) struct SetHead {
-    /// Key of the set: the xor of its members' random words.
+    /// Key of the set in the table of sets: the xor of its members' random words.
     pub(crate) key: u64,
-    /// Number of references to the set from levels and from its copies. Only the writer uses it; an atomic because
-    /// readers may read beside it.
+    /// Number of references to the set. Only the writer uses it; it is an atomic because readers may read the fields
+    /// beside it.
     references: AtomicU32,
-    /// Number of members.
+    /// Number of holders (ranks' caches) in the set.
     members: u32,
-    /// True if the members are a bitmap up to the highest member; otherwise a rising list, two to a word, filled up
-    /// with 0.
+    /// True if the members are a bit mask up to the highest member; otherwise they are an ascending list, two to a
+    /// word, padded with 0.
     bits: bool,
 }
 
-/// Set that does not fit into a word.
+/// Memory of a set of holders (ranks' caches) that does not fit into a word.
 pub(crate) type SetBox = ThinBox<SetHead, u64>;
 
-/// Borrowed set that does not fit into a word.
+/// Reference to a set of holders (ranks' caches) that does not fit into a word.
 #[derive(Clone, Copy)]
 pub(crate) struct Set<'a> {
     head: &'a SetHead,
@@ -86,7 +90,7 @@ pub(crate) struct Set<'a> {
 }
 
 impl SetHead {
-    /// Head of a set with `members` members and one reference.
+    /// Creates the header of a set with `members` members and one reference.
     pub(crate) fn new(key: u64, members: usize, bits: bool) -> Self {
         Self { key, references: AtomicU32::new(1), members: members as u32, bits }
     }
@@ -102,7 +106,7 @@ impl<'a> Set<'a> {
         self.head.key
     }
 
-    /// Number of members.
+    /// Number of holders (ranks' caches) in the set.
     #[inline]
     pub(crate) fn len(self) -> usize {
         self.head.members as usize
@@ -127,14 +131,14 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// Adds a reference. There is only one writer, so this takes no locked instruction.
+    /// Adds a reference to the set, without an atomic instruction, as there is only one writer.
     #[inline]
     pub(crate) fn retain(self, _: &CountedToken) {
         let references = self.head.references.load(Ordering::Relaxed);
         self.head.references.store(references + 1, Ordering::Relaxed);
     }
 
-    /// Drops a reference; true if it was the last.
+    /// Removes a reference to the set; returns true if it was the last one.
     #[inline]
     pub(crate) fn release(self, _: &CountedToken) -> bool {
         let references = self.head.references.load(Ordering::Relaxed);
@@ -143,7 +147,7 @@ impl<'a> Set<'a> {
     }
 }
 
-/// Token of the table that counts references to sets; each index has one.
+/// Token that proves that its owner is the table that counts references to sets; each index has one.
 pub(crate) struct CountedToken(());
 
 impl CountedToken {
@@ -175,21 +179,26 @@ impl SetWord {
         self.0 & KIND == OBJECT && self.0 != 0
     }
 
+    /// Members of the set, for a reader.
+    ///
     /// # Safety
-    /// The word was linked while a guard lived that lives for as long as the result.
+    ///
+    /// The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the
+    /// result.
     #[inline]
     pub(super) unsafe fn members<'p>(self) -> Members<'p> {
         // SAFETY: rule 2: what was linked while the reader was under its guard is not freed before it leaves.
         self.decode(|address| unsafe { Self::at(address) })
     }
 
-    /// Members of the set, for the table that counts the references to it.
+    /// Members of the set, for the table of sets, which counts the references to it.
     #[inline]
     pub(crate) fn counted_members(self, token: &CountedToken) -> Members<'_> {
         self.decode(|address| Self::counted(address, token))
     }
 
-    /// The object that this word points to; None if the word itself contains the members.
+    /// Set of holders (ranks' caches) in memory to which this word points; None if the word itself contains the
+    /// members.
     #[inline]
     pub(crate) fn object(self, token: &CountedToken) -> Option<Set<'_>> {
         self.is_object().then(|| Self::counted(self.0, token))
@@ -201,8 +210,11 @@ impl SetWord {
         unsafe { Self::at(address) }
     }
 
+    /// Set in memory at this address.
+    ///
     /// # Safety
-    /// The address leads to a set that is not freed during `'a`.
+    ///
+    /// The set at the address is not freed during `'a`.
     #[inline]
     unsafe fn at<'a>(address: u64) -> Set<'a> {
         let memory = ptr::with_exposed_provenance_mut::<Memory<SetHead, u64>>(address as usize);
@@ -231,12 +243,12 @@ impl SetWord {
         }
     }
 
-    /// Word that points to a set, which the table of sets owns.
+    /// Word that points to a set of holders (ranks' caches) in memory, which the table of sets owns.
     pub(crate) fn of_object(set: &SetBox) -> Self {
         Self(set.as_ptr().expose_provenance() as u64)
     }
 
-    /// Word of the set of these holders, in rising order, if they fit into a word; None otherwise.
+    /// Word with these holders (ranks' caches), given in ascending order, if they fit into a word; None otherwise.
     pub(crate) fn of_holders(holders: &[u32]) -> Option<Self> {
         let Some(&highest) = holders.last() else { return Some(Self::EMPTY) };
         if highest < MASK_HOLDERS {
@@ -245,14 +257,14 @@ impl SetWord {
         (holders.len() <= 3 && highest < FEW_NONE).then(|| Self::of_few(holders))
     }
 
-    /// Word with one more holder, if this is a mask and the holder fits; None otherwise.
+    /// Word with one more holder (a rank's cache), if the word is a bit mask and the holder fits; None otherwise.
     #[inline]
     pub(crate) fn mask_with(self, holder: u32) -> Option<Self> {
         let is_mask = (self.is_empty() || self.0 & KIND == MASK) && holder < MASK_HOLDERS;
         is_mask.then(|| Self(self.0 | MASK | 1 << (2 + holder)))
     }
 
-    /// Word without a member, if this is a mask; None otherwise.
+    /// Word without one of its holders (ranks' caches), if the word is a bit mask; None otherwise.
     #[inline]
     pub(crate) fn mask_without(self, holder: u32) -> Option<Self> {
         if self.0 & KIND != MASK {

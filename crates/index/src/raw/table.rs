@@ -1,18 +1,17 @@
-//! Hash table whose probes each read one cache line and whose entries never move.
+//! Hash table that can be read while it changes. A lookup usually reads one cache line, and entries never move.
 //!
-//! **Protocol.** One writer inserts, replaces and removes by single stores of words while any number of readers probe.
+//! **Protocol.** One writer inserts, replaces and removes by single stores of words while any number of readers search.
 //! A line holds seven 64-bit values, a tag byte for each, and the number of entries that belong to this line but found
 //! it full (the layout of folly's F14, with this overflow count instead of tombstones). Keys are not stored: the caller
-//! decides whether a value is the wanted one, which it has to read anyway. Entries never move and a removal leaves no
-//! mark, so readers may probe while the writer inserts and removes: an entry that is there all the time is always
-//! found.
+//! decides if a value is the wanted one, which it has to read anyway. Entries never move and a removal leaves no trace,
+//! so readers may search while the writer inserts and removes: an entry that is there all the time is always found.
 //!
 //! The table does not grow by itself: its owner builds a larger one.
 //!
-//! **Invariants.** An empty slot is never offered to a reader: its last value may be freed. A value is in its slot
-//! before its tag is in the line, and its tag is removed before the value may be freed. An overflow count is never less
-//! than the number of entries that passed its line, and is exact when the writer has returned. Only the holder of the
-//! writer's token changes a table.
+//! **Invariants.** The value of an empty slot is never passed to a reader: the memory that it points to may be freed. A
+//! value is in its slot before its tag is in the line, and its tag is removed before the value's memory may be freed.
+//! An overflow count is never less than the number of entries that passed its line, and is exact when the writer has
+//! returned. Only the holder of the writer's token changes a table.
 //!
 //! **Checked by** the tests and the loom models below (`make loom`), and by Miri (`make miri`).
 
@@ -26,19 +25,20 @@ use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
 const SLOTS: usize = 7;
-/// Average number of entries in a line of a full table.
+/// Average number of entries per line at which a table counts as full.
 const FULL: usize = 4;
 const LOW: u64 = 0x0001_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
-/// Summand of one entry in the overflow count, which is the top byte. Entries beyond its maximum are counted in
-/// `beyond`.
+/// Summand of one entry in a line's overflow count (entries that found the line full), which is the top byte of a word.
+/// Entries beyond the maximum of this byte are counted in `beyond`.
 const ONE_OVERFLOW: u64 = 1 << 56;
 const MAX_OVERFLOW: u64 = 255;
 
 #[cfg_attr(loom, derive(Default))]
 #[repr(align(64))]
 struct Line {
-    /// Bytes 0 to 6: tags, 0 for an empty slot. Byte 7: overflow count.
+    /// Tags of the line's slots in bytes 0 to 6, each a byte of the entry's hash, or 0 for an empty slot; overflow
+    /// count in byte 7.
     meta: AtomicU64,
     slots: [AtomicU64; SLOTS],
 }
@@ -47,23 +47,23 @@ struct Line {
 #[cfg(not(loom))]
 unsafe impl Zeroable for Line {}
 
-/// Lines of a table. Under loom a plain list, as loom's atomics are not made of zeros.
+/// Lines of a table: a plain list under the model checker loom, as its atomics cannot be made from zeros.
 #[cfg(loom)]
 type Lines = Box<[Line]>;
 #[cfg(not(loom))]
 type Lines = ZeroedList<Line>;
 
-/// Hash table for one writer and many readers; see the module's documentation.
+/// Hash table for one writer and many readers, with 64-bit values and without keys.
 pub(crate) struct Table {
     lines: Lines,
-    /// For each line, number of overflowing entries beyond the [`MAX_OVERFLOW`] that the line can count. Used by the
-    /// writer only, and empty unless equal hashes of different keys were found.
+    /// Number of overflowing entries of each line beyond the [`MAX_OVERFLOW`] that the line itself can count. Used only
+    /// by the writer, and empty unless many different keys have equal hashes.
     beyond: Mutex<HashMap<usize, u64>>,
 }
 
 impl Table {
-    /// Creates a table for `entries` entries at a load of at most four sevenths. Under churn, entries that once found
-    /// their line full stay where they are, and at a higher load these entries get far from their lines.
+    /// Creates a table for `entries` entries, with at most four sevenths of its slots in use. Entries that once found
+    /// their line full stay in another line, and with more slots in use they would be far from their lines.
     pub(crate) fn with_room_for(entries: usize) -> Self {
         let lines = entries.div_ceil(FULL).max(1);
         #[cfg(loom)]
@@ -73,7 +73,7 @@ impl Table {
         Self { lines, beyond: Mutex::default() }
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         #[cfg(loom)]
         return !std::mem::take(&mut self.lines).is_empty();
@@ -103,8 +103,8 @@ impl Table {
         line_after(line, self.lines.len())
     }
 
-    /// The first value under `hash` that `is_it` accepts; values of other keys may be offered to `is_it` too. None if
-    /// there is none.
+    /// First value under `hash` that the predicate `is_it` accepts; None if there is none. Values of other keys may be
+    /// passed to `is_it` as well.
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u64) -> bool) -> Option<u64> {
         let tag = tag(hash);
@@ -128,7 +128,7 @@ impl Table {
         None
     }
 
-    /// Adds a value. The caller must keep the number of entries below [`Self::room`].
+    /// Adds a value under a hash. The caller must keep the number of entries below [`Self::room`].
     pub(crate) fn insert(&self, hash: u64, value: u64, _writer: &mut WriterToken) {
         let mut at = self.home(hash);
         loop {
@@ -150,12 +150,13 @@ impl Table {
         }
     }
 
-    /// Locked overflow counts; never waits, as only the writer calls this.
+    /// Locks the counts of overflowing entries beyond the maximum of a line's own count; never waits, as only the
+    /// writer calls this method.
     fn beyond(&self) -> std::sync::MutexGuard<'_, HashMap<usize, u64>> {
         self.beyond.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decrements the overflow count of a line.
+    /// Decrements the overflow count of a line: the number of entries that belong to the line but found it full.
     fn one_less_past(&self, line: usize) {
         let meta = &self.lines[line].meta;
         let now = meta.load(Ordering::Relaxed);
@@ -172,7 +173,7 @@ impl Table {
         meta.store(now - ONE_OVERFLOW, Ordering::Release);
     }
 
-    /// Replaces the value `old` by `new`; true if `old` was there.
+    /// Replaces the value `old` under a hash by `new`; returns true if `old` was in the table.
     pub(crate) fn replace(&self, hash: u64, old: u64, new: u64, _writer: &mut WriterToken) -> bool {
         self.at(hash, old).is_some_and(|(line, slot, _)| {
             self.lines[line].slots[slot].store(new, Ordering::Release);
@@ -180,7 +181,7 @@ impl Table {
         })
     }
 
-    /// Removes a value; true if it was there.
+    /// Removes a value under a hash; returns true if the value was in the table.
     pub(crate) fn remove(&self, hash: u64, value: u64, _writer: &mut WriterToken) -> bool {
         let Some((line, slot, distance)) = self.at(hash, value) else { return false };
         let meta = &self.lines[line].meta;
@@ -193,7 +194,8 @@ impl Table {
         true
     }
 
-    /// Finds `value`: its line, its slot, and the number of lines from its first choice.
+    /// Finds a value. Returns its line, its slot (place in the line), and the number of lines between its preferred
+    /// line and this line.
     fn at(&self, hash: u64, value: u64) -> Option<(usize, usize, usize)> {
         let tag = tag(hash);
         let mut at = self.home(hash);
@@ -216,21 +218,22 @@ impl Table {
     }
 }
 
-/// Tag of a hash: its low byte, never 0.
+/// Tag of a hash, a byte by which a line is searched: the hash's low byte, or 1 if that byte is 0.
 #[inline]
 fn tag(hash: u64) -> u64 {
     (hash & 0xff).max(1)
 }
 
-/// The high bit of each of the seven tag bytes that is zero. Exact: the cheaper form with a borrow may mark a byte
-/// above a zero one, and an empty slot must never be offered to a reader, as what it last held may be freed.
+/// High bit of each of the seven tag bytes that is zero. The result must be exact: the cheaper form with a borrow may
+/// also mark a byte above a zero byte, so that a reader would get the value of an empty slot, whose memory may be
+/// freed.
 #[inline]
 fn zero_bytes(meta: u64) -> u64 {
     let low_bits = HIGH - LOW; // 0x7f in each tag byte: their sums stay within the byte
     !(((meta & low_bits) + low_bits) | meta) & HIGH
 }
 
-/// Slot of the lowest mark.
+/// Slot (place in a line of the table) of the lowest bit set in `marks`.
 #[inline]
 fn slot(marks: u64) -> usize {
     marks.trailing_zeros() as usize / 8
@@ -312,7 +315,8 @@ mod loom_tests {
 
     const STAYS: u64 = 7;
 
-    /// Values that a reader was offered while it looked for [`STAYS`], which it must find.
+    /// Starts a reader that searches for the value [`STAYS`], which it must find; returns the values that were passed
+    /// to it.
     fn look(table: &Arc<Table>, hash: u64) -> loom::thread::JoinHandle<Vec<u64>> {
         let table = table.clone();
         loom::thread::spawn(move || {
@@ -326,7 +330,7 @@ mod loom_tests {
         })
     }
 
-    /// A reader finds an entry that is there all the while, and of another only what has been its value.
+    /// Checks that a reader finds an entry that stays in the table, and of another entry only values that it had.
     #[test]
     fn what_stays_is_found_while_others_come_and_go() {
         loom::model(|| {
@@ -344,7 +348,7 @@ mod loom_tests {
         });
     }
 
-    /// The same of an entry that found its line full, while that line gets and loses others, and so does its own.
+    /// Checks that a reader finds an entry that found its line full and stays in another one, while both lines change.
     #[test]
     fn what_stays_is_found_beyond_a_full_line() {
         loom::model(|| {

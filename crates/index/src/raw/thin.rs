@@ -1,13 +1,13 @@
-//! Header and list in one piece of memory behind a thin pointer, so that readers can reach both by one word.
+//! Header and list in one piece of memory behind a thin pointer, so that one word leads readers to both.
 //!
 //! **Protocol.** The memory is complete before it is linked, and never changed afterwards, except atomics in the
-//! header; it is unlinked and retired like a box.
+//! header; it is unlinked, and freed once no reader can use it, like a box.
 //!
 //! **Invariants.** A [`ThinRef`] points to memory made by [`ThinBox::new`]: a header, the length, and that number of
-//! items, all written. It is followed only while that box lives, or while a reader's guard keeps the memory from being
+//! items, all written. It is used only while the box lives, or while a reader's guard keeps the memory from being
 //! freed.
 //!
-//! **Checked by** the test below, and with the sets and levels that are kept in them: `tests/random_streams.rs` and
+//! **Checked by** the test below, and with the sets and levels that use this type: `tests/random_streams.rs` and
 //! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -22,7 +22,7 @@ pub(super) struct Memory<H, T> {
     items: [T; 0],
 }
 
-/// Owner of a header and its list.
+/// Owning pointer to a header and a list in one piece of memory.
 pub(crate) struct ThinBox<H, T: Copy>(NonNull<Memory<H, T>>);
 
 // SAFETY: it owns its content as a Box does.
@@ -30,13 +30,13 @@ unsafe impl<H: Send, T: Copy + Send> Send for ThinBox<H, T> {}
 // SAFETY: as above.
 unsafe impl<H: Sync, T: Copy + Sync> Sync for ThinBox<H, T> {}
 
-/// Borrowed header and its list.
+/// Reference to a header and a list in one piece of memory.
 pub(super) struct ThinRef<'p, H, T> {
     memory: NonNull<Memory<H, T>>,
     owned: PhantomData<&'p Memory<H, T>>,
 }
 
-/// Step in which the capacity grows, in items.
+/// Step in which the capacity of a list in a [`ThinBox`] grows, in items.
 const CLASS: usize = 4;
 
 fn class(len: usize) -> usize {
@@ -53,8 +53,11 @@ impl<H, T: Copy> ThinBox<H, T> {
         unsafe { Self::write(memory, head, items) }
     }
 
+    /// Writes a header and a list to unused memory.
+    ///
     /// # Safety
-    /// The memory is unused, and has the layout of a list of this length.
+    ///
+    /// The memory is unused, and has the layout for a list of this length.
     unsafe fn write(memory: NonNull<Memory<H, T>>, head: H, items: &[T]) -> Self {
         const { assert!(!std::mem::needs_drop::<H>()) };
         let len = u32::try_from(items.len()).expect("a list is at most a fleet long");
@@ -87,7 +90,10 @@ impl<H, T: Copy> ThinBox<H, T> {
         std::mem::ManuallyDrop::new(self).0.as_ptr()
     }
 
+    /// Takes back the ownership of memory that `into_raw` gave away.
+    ///
     /// # Safety
+    ///
     /// The pointer came from `into_raw`, and no other box is made of it.
     pub(super) unsafe fn from_raw(memory: NonNull<Memory<H, T>>) -> Self {
         Self(memory)
@@ -107,7 +113,10 @@ impl<H, T: Copy> Drop for ThinBox<H, T> {
 }
 
 impl<'p, H, T> ThinRef<'p, H, T> {
+    /// Reference to the header and list at this address.
+    ///
     /// # Safety
+    ///
     /// The pointer came from a box that is not freed during `'p`.
     #[inline]
     pub(super) unsafe fn of(memory: NonNull<Memory<H, T>>) -> Self {
@@ -130,16 +139,16 @@ impl<'p, H, T> ThinRef<'p, H, T> {
     }
 }
 
-/// Spare boxes that no reader uses any more, to be written again: most new boxes are as large as one that was freed.
+/// Freed boxes that no reader uses any longer, kept to be reused: most new boxes are as large as one that was freed.
 pub(crate) struct Spares<H, T: Copy> {
-    /// Spare boxes, by their capacity in steps of `CLASS` items.
+    /// Freed boxes that are kept for reuse, by their capacity in steps of `CLASS` items.
     classes: Vec<Vec<ThinBox<H, T>>>,
     bytes: usize,
 }
 
-/// Number of capacities for which spare boxes are kept.
+/// Largest number of different capacities of freed boxes that are kept for reuse.
 const MOST_CLASSES: usize = 64;
-/// Largest total size of the spare boxes, in bytes.
+/// Largest total size of the freed boxes that are kept for reuse, in bytes.
 const MOST_BYTES: usize = 64 << 10;
 
 impl<H, T: Copy> Spares<H, T> {
@@ -152,7 +161,7 @@ impl<H, T: Copy> Spares<H, T> {
         self.bytes + self.classes.capacity() * size_of::<Vec<ThinBox<H, T>>>() + lists
     }
 
-    /// Makes a box like [`ThinBox::new`], from a spare one if possible.
+    /// Creates a box like [`ThinBox::new`], in the memory of a freed box if possible.
     pub(crate) fn make(&mut self, head: H, items: &[T]) -> ThinBox<H, T> {
         let Some(spare) = self.classes.get_mut(class(items.len())).and_then(Vec::pop) else {
             return ThinBox::new(head, items);
@@ -162,7 +171,7 @@ impl<H, T: Copy> Spares<H, T> {
         unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
     }
 
-    /// Keeps a box that no reader uses any more, unless there are enough spare ones.
+    /// Keeps a box for reuse, unless enough boxes are kept already. No reader uses the box any longer.
     pub(crate) fn keep(&mut self, it: ThinBox<H, T>) {
         let (class, bytes) = (class(it.get().items().len()), it.bytes());
         if class >= MOST_CLASSES || self.bytes + bytes > MOST_BYTES {
@@ -175,7 +184,7 @@ impl<H, T: Copy> Spares<H, T> {
         self.classes[class].push(it);
     }
 
-    /// Frees all spares.
+    /// Frees the memory of all boxes that are kept for reuse.
     pub(crate) fn clear(&mut self) {
         *self = Self::new();
     }

@@ -1,13 +1,14 @@
-//! Long list of zeros, whose memory the system provides only when it is first written to.
+//! Long list of zeros whose memory the system provides only when it is first written to.
 //!
 //! Writing zeros to tens of megabytes takes tens of milliseconds, nearly all of it for the system to provide the
 //! memory. Memory that is requested as zeros is provided page by page, at the first write to each. Allocators do so
-//! only for memory without special alignment: so this list requests words, and starts at the first one that is aligned.
+//! only for memory without special alignment. Therefore this list requests words, and starts at the first one that is
+//! aligned.
 //!
 //! **Protocol.** None: access to the list is access to its elements, which have a protocol of their own.
 //!
-//! **Invariants.** `words` of memory at `memory`, made by a `Box`, all zero at first; `len` elements at `first` lie within,
-//! or it is [`Self::shed`] and has none.
+//! **Invariants.** `memory` points to `words` words, made by a `Box`, initially zero. The `len` elements at `first` lie
+//! within them, or the list was freed by [`Self::shed`] and has no elements.
 //!
 //! **Checked by** the tests of `table.rs`, by Miri (`make miri`), and by the address sanitizer (`make sanitize`).
 
@@ -21,7 +22,7 @@ use std::ptr::{self, NonNull};
 /// Zeros must be a valid value of the type, and dropping a value must do nothing.
 pub(super) unsafe trait Zeroable {}
 
-/// List whose elements start as zeros, and whose memory the system provides page by page at the first write.
+/// List whose elements are initially zero, and whose memory the system provides page by page at the first write.
 pub(super) struct ZeroedList<T: Zeroable> {
     first: NonNull<T>,
     len: usize,
@@ -30,7 +31,7 @@ pub(super) struct ZeroedList<T: Zeroable> {
     owns: PhantomData<Box<[T]>>,
 }
 
-/// Largest number of words that are freed at once: 2 MiB, which takes the system a fifth of a millisecond.
+/// Largest number of words that are freed at once: 2 MiB, for which the system needs a fifth of a millisecond.
 const PIECE: usize = 256 << 10;
 
 // SAFETY: it owns its elements as a Box does.
@@ -65,7 +66,7 @@ impl<T: Zeroable> ZeroedList<T> {
         self.words * size_of::<u64>()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the list's memory; returns true if more is left. The elements must not be accessed afterwards.
     pub(super) fn shed(&mut self) -> bool {
         let mut memory = self.take().into_vec();
         memory.truncate(memory.len().saturating_sub(PIECE));

@@ -1,4 +1,5 @@
-//! Children of runs: in lists for the writer, sorted by fork, and in a table for readers.
+//! Child runs: the runs (lists of consecutive blocks) that continue another run, in lists sorted by fork for the
+//! writer, and in a hash table for readers. A fork is the number of blocks of the parent before the child.
 
 use std::mem;
 
@@ -10,14 +11,14 @@ use crate::raw::Children;
 use crate::retire::{Garbage, Trash};
 use crate::stats::step;
 
-/// Number of runs up to which a table of children is built in one step.
+/// Number of runs of blocks up to which a new table of child runs is built in one step.
 const FEW: usize = 1 << 9;
-/// Number of runs moved into a new table of children for each run that is created or freed meanwhile: large enough that
-/// it is complete before the old one is much fuller than it should be.
+/// Number of runs of blocks moved into a new table of child runs for each run that is created or freed. At this pace,
+/// the new table is complete before the old one is much too full.
 const PACE: usize = 16;
 
 impl Runs {
-    /// Lists a run among the children of its parent; not for the root, which has too many children and needs no list.
+    /// Adds a run of blocks to the list of its parent's child runs. The root has too many children, and has no list.
     pub(super) fn hang(&mut self, id: u32, place: Place) {
         if place.run == ROOT {
             return;
@@ -70,20 +71,21 @@ impl Runs {
         }
     }
 
-    /// True if a run has children that are not in its list.
+    /// True if a run of blocks has child runs that are not in its list of children.
     #[inline]
     pub(crate) fn has_unlisted(&self, id: u32) -> bool {
         self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.has_unlisted())
     }
 
-    /// Place where a run continues its parent, if the run is not in the parent's list; None if it is.
+    /// Place where a run of blocks continues its parent, if the parent's list of children does not contain it; None if
+    /// it does.
     #[inline]
     pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
         (!self.entries[id as usize].listed).then(|| self.origin(id))
     }
 
-    /// Calls `f` with each listed child that forks off after more than `blocks` and at most `most` blocks, until `f`
-    /// returns true; returns whether it did.
+    /// Calls `f` with each listed child run that continues a run of blocks after more than `blocks` and at most `most`
+    /// blocks, until `f` returns true. Returns true if `f` did.
     pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
         let Some(forks) = &self.entries[id as usize].forks else { return false };
         for first in forks.between(blocks, most) {
@@ -99,9 +101,9 @@ impl Runs {
         false
     }
 
-    /// Keeps the readers' table of children between a quarter full and full; when few of many runs are left, large
-    /// enough that the next table can be built in time. A large table is built a few runs per call while readers use
-    /// the old one, and shown to readers when it is complete; returns whether this call did so.
+    /// Replaces the readers' table of child runs if it is full or less than a quarter full. If few of many runs of
+    /// blocks are left, the table is larger, so that the next one can be built in time. A large table is built a few
+    /// runs per call, while readers use the old one. Returns true if this call completed a new table and published it.
     pub(crate) fn reserve_children(&mut self, trash: &mut Trash) -> bool {
         // Twice the number of runs that can be created while all numbers of runs are visited once.
         let least = if self.entries.len() <= FEW { 0 } else { self.entries.len() * 2 / PACE };
@@ -135,31 +137,32 @@ impl Runs {
     }
 }
 
-/// Table of children that is being built, and that readers do not use yet.
+/// Table of child runs that is being built, and that readers do not use yet.
 pub(super) struct NextChildren {
     pub(super) table: Children,
-    /// Number up to which the runs are in the table.
+    /// Number of the first run of blocks that has not been added to the new table.
     pub(super) until: u32,
 }
 
 impl NextChildren {
-    /// The table, if the run with this number is in it.
+    /// Table of child runs that is being built, if it contains the run with this number; None otherwise.
     pub(super) fn of(next: Option<&Self>, id: u32) -> Option<&Children> {
         next.filter(|next| id < next.until).map(|next| &next.table)
     }
 }
 
-/// Largest number of a run's children that are listed. Further children are counted by each of their holders: a busy
-/// run has as many children as there are conversations, and a change of one holder must not look at all of them.
+/// Largest number of child runs in a run's list of children. Further children are counted by each of their holders
+/// (ranks' caches): a common beginning has as many children as there are conversations, and a change of one holder must
+/// not visit all of them.
 const LISTED: u32 = 16;
 
-/// Forks of one run: numbers of blocks after which children continue it, deepest first, each with the first child
-/// there. Most runs with children have one fork.
+/// Forks of one run of blocks: the numbers of blocks after which child runs continue the run, in descending order, each
+/// with the first child there. Most runs with children have only one fork.
 #[derive(Default)]
 pub(crate) struct Forks {
     places: SmallVec<[(u32, u32); 2]>,
     listed: u32,
-    /// Number of children that are not listed.
+    /// Number of the run's child runs that are not in its list of children.
     unlisted: u32,
 }
 
@@ -173,12 +176,13 @@ impl Forks {
         self.listed == 0 && self.unlisted == 0
     }
 
-    /// True if the next child is to be listed; otherwise it is only counted.
+    /// True if the next child run is added to the list of children; otherwise it is only counted.
     pub(crate) fn lists_next(&self) -> bool {
         self.listed < LISTED
     }
 
-    /// Makes `child` the first child that forks off after `blocks` blocks; returns the previous first one.
+    /// Makes `child` the first child run that continues the run of blocks after `blocks` blocks; returns the previous
+    /// first one.
     pub(crate) fn add(&mut self, blocks: u32, child: u32) -> Option<u32> {
         self.listed += 1;
         match self.places.binary_search_by(|(fork, _)| blocks.cmp(fork)) {
@@ -190,12 +194,14 @@ impl Forks {
         }
     }
 
-    /// Removes a listed child that was not the first of its fork from the count.
+    /// Subtracts a listed child run from the count; it must not be the first one of its fork (number of blocks of the
+    /// parent before it).
     pub(crate) fn remove(&mut self) {
         self.listed -= 1;
     }
 
-    /// Removes the first child that forks off after `blocks` blocks; `next`, if any, becomes the first there.
+    /// Removes the first child run that continues the run of blocks after `blocks` blocks. `next`, if any, becomes the
+    /// first child there.
     pub(crate) fn remove_first(&mut self, blocks: u32, next: Option<u32>) {
         self.listed -= 1;
         let at = self.places.binary_search_by(|(fork, _)| blocks.cmp(fork)).expect("a child's parent lists it");
@@ -217,7 +223,8 @@ impl Forks {
         self.unlisted -= 1;
     }
 
-    /// First listed child at each fork after more than `blocks` and at most `most` blocks, deepest first.
+    /// First listed child run at each fork (number of blocks of the parent before the child) after more than `blocks`
+    /// and at most `most` blocks, in descending order of the forks.
     pub(crate) fn between(&self, blocks: u32, most: u32) -> impl Iterator<Item = u32> {
         let from = self.places.partition_point(|&(fork, _)| fork > most);
         self.places[from..].iter().take_while(move |&&(fork, _)| fork > blocks).map(|&(_, first)| first)

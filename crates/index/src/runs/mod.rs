@@ -1,6 +1,6 @@
-//! Trie of runs, as the writer sees it.
+//! Trie of runs, the writer's data structure for all stored blocks.
 //!
-//! A run is a stretch of consecutive positions of one chain. Runs are never split and positions never move: (run,
+//! A run is a list of consecutive blocks of one chain. Runs are never split and blocks never move within them: (run,
 //! offset) identifies a block as long as any holder has it. A chain that diverges after `fork` blocks of a run becomes
 //! a child, found by (run, fork, content hash). Run 0 is the empty prompt, which every chain continues.
 
@@ -18,53 +18,57 @@ use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::segmented::ChunkedList;
 
-/// Largest number of blocks in a run; a longer chain continues in a child, which bounds the cost of moving a run.
+/// Largest number of blocks in a run (a list of consecutive blocks). A longer chain continues in a child, which limits
+/// the cost of moving a run.
 pub(crate) const MAX_RUN: usize = 1 << 16;
 /// Number of blocks below which a run's memory grows by half instead of an eighth.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
 
-/// Entry of a run: the writer's data about the run, beyond what readers see.
+/// Writer's data about a run of blocks, in addition to the data that readers access.
 struct Entry {
-    /// The run; None for an unused number.
+    /// Run of blocks with this number; None if the number is unused.
     run: Option<Run>,
-    /// Number of blocks from the root to the run's first.
+    /// Number of blocks from the beginning of the prompt to the run's first block.
     start: u32,
-    /// Next child at the same fork of the parent; `previous` is the previous one, and unset for the first.
+    /// Next child run that continues the parent after the same number of blocks. `previous`: the previous one, unset
+    /// for the first.
     next: u32,
     previous: u32,
-    /// True if the hashes of blocks that once followed the last one are lost. Then nothing may be appended: a reader
-    /// that has read the old blocks may be about to look for children at the same offsets.
+    /// True if the hashes of removed blocks that once followed the last one are lost. Then no block may be appended: a
+    /// reader that has read the old blocks may be about to search for children at the same offsets.
     cut: bool,
-    /// True if the run is in its parent's list of children; otherwise its holders count it.
+    /// True if the run of blocks is in its parent's list of children; otherwise its holders (ranks' caches) count it.
     listed: bool,
-    /// Number of the run's last page.
+    /// Number of the run's last page, a group of 16 blocks.
     page: u32,
-    /// Forks at which children continue the run.
+    /// Forks of the run of blocks: the numbers of blocks after which child runs continue the run.
     forks: Option<Box<Forks>>,
 }
 
-/// Entry point of readers, on one cache line.
+/// Pointers at which lookups start, on one cache line: to the table of child runs, and to the roster (table of the
+/// holders' workers and ranks).
 pub(crate) struct ReaderEntry {
     pub(crate) children: SwapCell<Children>,
     pub(crate) roster: SwapCell<Roster>,
 }
 
-/// The trie of runs.
+/// Trie of all runs, the lists of consecutive blocks in which chains are stored.
 pub(crate) struct Runs {
     entries: ChunkedList<Entry>,
     pages: Pages,
     free: ChunkedList<u32>,
-    /// Entry point of readers, shared with them.
+    /// Pointers at which lookups start, to the table of child runs and the roster of holders; shared with the readers.
     pub(crate) shown: Arc<ReaderEntry>,
-    /// Next table of children, while it is being built.
+    /// New table of child runs, while it is being built.
     next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
     bytes: usize,
-    /// Size of the lists of forks, in bytes.
+    /// Size of all lists of forks (places where runs are continued by child runs), in bytes.
     fork_bytes: usize,
-    /// Spare memory for lists of levels that do not fit into a head.
+    /// Freed memory for lists of levels (numbers of first blocks with their holders) that do not fit into the head of a
+    /// run.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
@@ -90,7 +94,7 @@ impl Runs {
         }
     }
 
-    /// Number of runs.
+    /// Number of runs (lists of consecutive blocks) that exist in the index.
     pub(crate) fn len(&self) -> usize {
         self.live
     }
@@ -100,12 +104,12 @@ impl Runs {
         &mut self.pages
     }
 
-    /// True if the index can number `more` further runs.
+    /// True if the index can number `more` further runs of blocks.
     pub(crate) fn can_number(&self, more: usize) -> bool {
         self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
 
-    /// Total number of blocks of all runs.
+    /// Total number of blocks in all runs (lists of consecutive blocks).
     pub(crate) fn positions(&self) -> usize {
         self.positions
     }
@@ -121,14 +125,15 @@ impl Runs {
             + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
     }
 
-    /// Place of every run that is not in its parent's list, and the run's first level.
+    /// Places of all runs of blocks that are not in their parent's list of children, each with the run's first level
+    /// (number of first blocks with their holders).
     #[cfg(all(test, not(loom)))]
     pub(crate) fn unlisted(&self) -> impl Iterator<Item = (Place, Option<Level>)> {
         let unlisted = (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id));
         unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
     }
 
-    /// True if the counts of bytes are right.
+    /// True if the counters of the bytes that runs use are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
@@ -140,7 +145,7 @@ impl Runs {
         self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
     }
 
-    /// True if a run exists and is not in its parent's list.
+    /// True if a run of blocks exists and is not in its parent's list of children.
     pub(crate) fn is_unlisted(&self, id: u32) -> bool {
         self.is_live(id) && !self.entries[id as usize].listed
     }
@@ -155,7 +160,7 @@ impl Runs {
         self.entries[id as usize].run.as_mut().expect("a run that is referred to is live")
     }
 
-    /// Number of blocks from the root to the run's first.
+    /// Number of blocks from the beginning of the prompt to the first block of the run (a list of consecutive blocks).
     #[inline]
     pub(crate) fn start(&self, id: u32) -> u32 {
         self.entries[id as usize].start
@@ -174,7 +179,7 @@ impl Runs {
         self.get(at.run).names()[at.offset as usize]
     }
 
-    /// Prefetches the memory that [`Self::name`] reads for a position.
+    /// Prefetches the memory that [`Self::name`] reads for a position (run of blocks and offset).
     #[inline]
     pub(crate) fn ask_for_name(&self, at: Position) {
         prefetch(&self.get(at.run).names()[at.offset as usize]);
@@ -184,13 +189,13 @@ impl Runs {
         self.get_mut(at.run).set_name(at.offset as usize, name);
     }
 
-    /// Place where the run continues its parent.
+    /// Place in the parent run (run and number of blocks) after which a run of blocks continues its parent.
     pub(crate) fn origin(&self, id: u32) -> Place {
         let head = self.get(id).head();
         Place { run: head.parent, blocks: head.fork }
     }
 
-    /// Position of the preceding block; None at the root.
+    /// Position (run of blocks and offset) of the preceding block; None for the first block of a prompt.
     pub(crate) fn parent(&self, at: Position) -> Option<Position> {
         match at.offset {
             0 => self.origin(at.run).before(),
@@ -198,7 +203,7 @@ impl Runs {
         }
     }
 
-    /// Id of the child that continues `place` with `content`.
+    /// Number of the child run of blocks that continues `place` with the content hash `content`; None if there is none.
     #[inline]
     pub(crate) fn child(&self, place: Place, content: u64) -> Option<u32> {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
@@ -207,8 +212,8 @@ impl Runs {
         self.shown.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
-    /// Position of the block that continues `place` with `content`, in the run itself or in a child; None if there is
-    /// none.
+    /// Position of the block with the content hash `content` that continues `place`, in the run of blocks itself or in
+    /// a child; None if there is none.
     pub(crate) fn next(&self, place: Place, content: u64) -> Option<Position> {
         if place.run != ROOT && self.get(place.run).contents().get(place.blocks as usize) == Some(&content) {
             return Some(Position { run: place.run, offset: place.blocks });
@@ -216,8 +221,8 @@ impl Runs {
         self.child(place, content).map(|run| Position { run, offset: 0 })
     }
 
-    /// True if these blocks can be appended to the run itself. They cannot if other blocks were ever there: (run,
-    /// offset) identifies one prefix as long as the run lives.
+    /// True if blocks with these content hashes can be appended to the run of blocks itself. This is not possible if
+    /// the run ever had other blocks there, as (run, offset) identifies one prefix as long as the run lives.
     pub(crate) fn can_append(&self, place: Place, contents: &[u64]) -> bool {
         place.run != ROOT && {
             let run = self.get(place.run);
@@ -226,10 +231,11 @@ impl Runs {
         }
     }
 
-    /// Appends blocks to a run, as many as it can take, without holders yet. Returns their number.
+    /// Appends blocks to a run of blocks, as many as it can take. They have no holders (ranks' caches) yet. Returns
+    /// their number.
     ///
-    /// `names`: block hashes shared by all holders; None if there are none. `more`: number of blocks that follow soon;
-    /// included in the new capacity if the run must be moved.
+    /// `names`: block hashes shared by all holders; None if there are none. `more`: number of blocks that will follow
+    /// soon, for which space is reserved if the run must be moved.
     pub(crate) fn append(
         &mut self,
         id: u32,
@@ -256,13 +262,13 @@ impl Runs {
         contents.len()
     }
 
-    /// Removes blocks from the end that no level ever covered.
+    /// Removes those blocks at the end of a run of blocks that never had a holder (a rank's cache).
     pub(crate) fn take_back(&mut self, id: u32, len: usize) {
         self.cut_off(id, len);
         self.get_mut(id).truncate(len);
     }
 
-    /// Frees the pages beyond `len` blocks.
+    /// Frees the pages (groups of 16 blocks) of a run of blocks beyond its first `len` blocks.
     fn cut_off(&mut self, id: u32, len: usize) {
         let was = self.get(id).len();
         self.positions -= was - len;
@@ -285,8 +291,8 @@ impl Runs {
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
 
-    /// Creates a run with the first of these blocks, as many as fit, that continues `place`, without holders yet;
-    /// returns its id.
+    /// Creates a run of blocks that continues `place`, with the first of these blocks, as many as fit. The blocks have
+    /// no holders (ranks' caches) yet. Returns the run's number.
     pub(crate) fn create(
         &mut self,
         place: Place,
@@ -324,7 +330,8 @@ impl Runs {
         id
     }
 
-    /// Publishes `levels` as the run's levels, and removes the blocks beyond the last level.
+    /// Publishes `levels` (numbers of blocks with their holders) as the run's levels, and removes the blocks beyond the
+    /// last level, which have no holders.
     pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash) {
         let run = self.entries[id as usize].run.as_mut().expect("live");
         if let Some(old) = run.head().publish(levels, &mut self.spare_levels, &mut self.token) {
@@ -363,12 +370,12 @@ impl Runs {
         self.reserve_children(trash);
     }
 
-    /// Upper limit of run numbers: all runs that exist or existed have smaller ones.
+    /// Upper limit of the numbers of runs of blocks: all runs that exist or existed have smaller numbers.
     pub(crate) fn numbers(&self) -> usize {
         self.entries.len()
     }
 
-    /// Makes the number of a run available again, when no reader can refer to the run any more.
+    /// Makes the number of a removed run of blocks available again, when no reader can refer to the run any longer.
     pub(crate) fn reuse(&mut self, id: u32) {
         self.free.push(id);
         if self.live == 0 && self.free.len() + 1 == self.entries.len() {
@@ -379,7 +386,7 @@ impl Runs {
 }
 
 impl Entry {
-    /// List of entries with the root alone.
+    /// Creates a list of runs with only the root, the run that represents the empty prompt.
     fn of_root() -> ChunkedList<Self> {
         let mut entries = ChunkedList::default();
         entries.push(Self::free());

@@ -1,7 +1,8 @@
-//! Numbering of positions with 32 bits.
+//! Numbering of positions (a run and an offset in it) with 32 bits.
 //!
-//! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
-//! keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
+//! A run has a page for every 16 blocks, and a position's number consists of the page's number and four bits. The table
+//! of block hashes keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in
+//! cache.
 
 use smallvec::SmallVec;
 
@@ -12,29 +13,30 @@ use crate::segmented::ChunkedList;
 use crate::stats::step;
 
 const BITS: u32 = 4;
-/// Number of blocks in a page.
+/// Number of blocks in a page, a group of consecutive blocks of a run that are numbered together.
 pub(crate) const PAGE: u32 = 1 << BITS;
 pub(crate) const NO_PAGE: u32 = u32::MAX;
-/// Largest number of pages, so that a position's number fits into 32 bits.
+/// Largest number of pages (groups of 16 blocks of a run), so that the number of a position (run and offset) fits into
+/// 32 bits.
 const MOST_PAGES: usize = 1 << (32 - BITS);
 
-/// Page: 16 consecutive positions of a run.
+/// Page: 16 consecutive blocks of a run (a list of consecutive blocks), which are numbered together.
 #[derive(Clone, Copy)]
 struct Page {
     run: u32,
-    /// Index of the page in its run; of an unused page, the number of the next unused one.
+    /// Index of the page (16 blocks) in its run of blocks; in an unused page, the number of the next unused one.
     index: u32,
-    /// Number of the run's page before this one.
+    /// Number of the preceding page (16 blocks) of the same run of blocks.
     previous: u32,
 }
 
-/// Table of all pages.
+/// Table of all pages, groups of 16 consecutive blocks of a run.
 pub(crate) struct Pages {
     pages: ChunkedList<Page>,
-    /// Number of the first unused page.
+    /// Number of the first unused page (a group of 16 blocks of a run).
     free: u32,
     used: usize,
-    /// Largest number of pages that may exist; lowered in tests.
+    /// Largest number of pages (groups of 16 blocks of a run) that may exist; lowered in tests.
     most: usize,
 }
 
@@ -47,7 +49,7 @@ impl Pages {
         self.pages.bytes()
     }
 
-    /// True if `more` further pages can be numbered.
+    /// True if the numbers suffice for `more` further pages (groups of 16 blocks of a run).
     pub(crate) fn can_add(&self, more: usize) -> bool {
         self.used.saturating_add(more) < self.most
     }
@@ -62,7 +64,7 @@ impl Pages {
         self.used
     }
 
-    /// Adds a page to the run whose last page is `previous`; returns its number.
+    /// Adds a page (16 blocks) after the last page of a run, `previous`; returns the number of the new page.
     pub(crate) fn add(&mut self, run: u32, previous: u32) -> u32 {
         let index = if previous == NO_PAGE { 0 } else { self.pages[previous as usize].index + 1 };
         let page = Page { run, index, previous };
@@ -78,7 +80,7 @@ impl Pages {
         id
     }
 
-    /// Frees a run's last page; returns the number of the page before.
+    /// Frees the last page (16 blocks) of a run of blocks; returns the number of the page before it.
     pub(crate) fn remove(&mut self, id: u32) -> u32 {
         let previous = self.pages[id as usize].previous;
         self.pages[id as usize] = Page { run: 0, index: self.free, previous: NO_PAGE };
@@ -90,7 +92,7 @@ impl Pages {
         previous
     }
 
-    /// Number of the position at `offset` in a run whose last page is `last`.
+    /// Number of the position at `offset` in a run of blocks whose last page (a group of 16 blocks) is `last`.
     #[inline]
     pub(crate) fn number(&self, last: u32, offset: u32) -> u32 {
         let mut page = last;
@@ -101,20 +103,21 @@ impl Pages {
         (page << BITS) | (offset % PAGE)
     }
 
-    /// Pages of a run backwards from its last page `last`: of each, the number and the offset of its first position.
+    /// Pages (groups of 16 blocks) of a run, backwards from its last page `last`: number and offset of each page's
+    /// first position.
     pub(crate) fn back_from(&self, last: u32) -> impl Iterator<Item = (u32, u32)> {
         let live = |page: u32| (page != NO_PAGE).then_some(page);
         std::iter::successors(live(last), move |&page| live(self.pages[page as usize].previous))
             .map(|page| (page << BITS, self.pages[page as usize].index * PAGE))
     }
 
-    /// Prefetches the page of a position's number.
+    /// Prefetches the page of the position (run of blocks and offset) with this number.
     #[inline]
     pub(crate) fn ask_for(&self, number: u32) {
         prefetch(&self.pages[(number >> BITS) as usize]);
     }
 
-    /// Position with this number.
+    /// Position (run of blocks and offset) with this number.
     #[inline]
     pub(crate) fn position(&self, number: u32) -> Position {
         let page = self.pages[(number >> BITS) as usize];
@@ -123,13 +126,13 @@ impl Pages {
 }
 
 impl Runs {
-    /// Number, of 32 bits, of a position.
+    /// Number of a position (run of blocks and offset), in 32 bits.
     #[inline]
     pub(crate) fn number(&self, at: Position) -> u32 {
         self.pages.number(self.entries[at.run as usize].page, at.offset)
     }
 
-    /// Numbers of a run's positions from offset `start` on.
+    /// Numbers of the positions in a run of blocks, from offset `start` on.
     pub(crate) fn numbers_from(&self, id: u32, start: u32) -> impl Iterator<Item = u32> {
         let mut firsts: SmallVec<[u32; 64]> = SmallVec::new();
         for (number, offset) in self.pages(id) {
@@ -142,18 +145,18 @@ impl Runs {
         firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
     }
 
-    /// Pages of a run, the last first: of each, the number and the offset of its first position.
+    /// Pages (groups of 16 blocks) of a run, the last one first: number and offset of each page's first position.
     pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
         self.pages.back_from(self.entries[id as usize].page)
     }
 
-    /// Position with this number.
+    /// Position (run of blocks and offset) with this number.
     #[inline]
     pub(crate) fn position(&self, number: u32) -> Position {
         self.pages.position(number)
     }
 
-    /// Prefetches the memory that [`Self::position`] reads for a number.
+    /// Prefetches the memory that [`Self::position`] reads for the number of a position (run of blocks and offset).
     #[inline]
     pub(crate) fn ask_for_page(&self, number: u32) {
         self.pages.ask_for(number);

@@ -1,4 +1,4 @@
-//! Dictionary of a snapshot: the blocks that ranks hold, each stored once.
+//! Dictionary of a snapshot: the blocks that ranks hold, stored once even if several ranks hold them.
 
 use std::ops::Range;
 
@@ -8,31 +8,31 @@ use kvatlas_codec::{Cursor, put_varint, put_words};
 use crate::copied::CopiedChain;
 use crate::types::BlockHash;
 
-/// Approximate number of blocks in a section of the dictionary.
+/// Approximate number of blocks in a section of a snapshot that contains a part of the dictionary of blocks.
 const BLOCKS_A_SECTION: usize = 1 << 18;
-/// Number of the dictionary's chains per run that are compared with a new one: more come from engines with block hashes
-/// of their own.
+/// Largest number of stored chains that a new chain of the same run of blocks is compared with. There are more only if
+/// engines use block hashes of their own.
 const MOST_ALIKE: usize = 4;
 
-/// Dictionary of a snapshot: chains of blocks, one after the other.
+/// Dictionary of a snapshot: the blocks of all chains, one chain after the other.
 #[derive(Debug, Default)]
 pub struct Dictionary {
-    /// The block hashes of all blocks.
+    /// Block hashes of all blocks in the dictionary.
     pub names: Vec<BlockHash>,
-    /// The content hash of each block.
+    /// Content hashes of all blocks in the dictionary.
     pub contents: Vec<u64>,
-    /// The chains, as ranges of the blocks.
+    /// Chains of consecutive blocks, as ranges of the dictionary's blocks.
     pub chains: Vec<Entry>,
 }
 
-/// Chain in a dictionary.
+/// Chain of consecutive blocks in a snapshot's dictionary, as a range of the dictionary's blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// Index of the chain's first block.
+    /// Index of the chain's first block in the dictionary.
     pub start: usize,
-    /// Number of the chain's blocks.
+    /// Number of blocks in the chain.
     pub blocks: usize,
-    /// Block hash of the block before the first; None at the start of a prompt.
+    /// Block hash of the block before the chain's first one; None at the start of a prompt.
     pub parent: Option<BlockHash>,
 }
 
@@ -41,14 +41,14 @@ pub struct Entry {
 pub struct Piece {
     /// Index of the chain in the dictionary.
     pub entry: usize,
-    /// Number of the chain's blocks before the piece.
+    /// Number of the chain's blocks before the part that the rank holds.
     pub from: usize,
-    /// Number of blocks in the piece.
+    /// Number of the chain's blocks that the rank holds, consecutively.
     pub blocks: usize,
 }
 
 impl Dictionary {
-    /// Parent, block hashes and content hashes of a piece.
+    /// Parent's block hash, block hashes and content hashes of a part of a chain.
     #[must_use]
     pub fn get(&self, piece: Piece) -> (Option<BlockHash>, &[BlockHash], &[u64]) {
         let entry = self.chains[piece.entry];
@@ -57,9 +57,10 @@ impl Dictionary {
         (parent, &self.names[within.clone()], &self.contents[within])
     }
 
-    /// Adds the chains of a section of kind `BLOCKS` to the dictionary.
+    /// Adds the chains in a section of kind `BLOCKS` to the dictionary.
     ///
     /// # Errors
+    ///
     /// A description of what is wrong with the section.
     pub fn read(&mut self, payload: &[u8]) -> Result<(), String> {
         let mut cursor = Cursor(payload);
@@ -88,7 +89,7 @@ impl Dictionary {
     }
 }
 
-/// Chain of a dictionary that is being built.
+/// Chain of consecutive blocks in a snapshot's dictionary that is being built.
 #[derive(Debug)]
 struct NewEntry {
     parent: Option<BlockHash>,
@@ -96,12 +97,13 @@ struct NewEntry {
     contents: Vec<u64>,
 }
 
-/// Builder of a dictionary of the blocks that ranks hold. The dictionary is complete after the last rank: until then it
-/// is in memory, 16 bytes a block.
+/// Builder of a dictionary of the blocks that ranks hold. The dictionary is complete after the last rank; until then it
+/// is in memory, with 16 bytes per block.
 #[derive(Debug, Default)]
 pub struct DictionaryWriter {
     entries: Vec<NewEntry>,
-    /// Indexes of the entries made from a run, by whether it is `elsewhere` (in another index), and its number.
+    /// Indexes of the dictionary's chains made from a run of blocks, by a flag `elsewhere` (the run belongs to another
+    /// index) and the run's number.
     by_run: HashMap<(bool, u32), Vec<usize>>,
 }
 
@@ -112,7 +114,7 @@ impl DictionaryWriter {
         self.entries.iter().map(|entry| entry.names.len() as u64).sum()
     }
 
-    /// Payloads of the sections of kind `BLOCKS`, in order.
+    /// Payloads of the snapshot's sections that contain the dictionary, of kind `BLOCKS`, in order.
     pub fn sections(&self) -> impl Iterator<Item = Vec<u8>> {
         let mut rest = &self.entries[..];
         std::iter::from_fn(move || {
@@ -131,8 +133,8 @@ impl DictionaryWriter {
         })
     }
 
-    /// Index of the entry that begins with a chain, extended or created if needed. `elsewhere`: the chain's run belongs
-    /// to another index than the runs of other chains.
+    /// Index of the entry that begins with a chain; the entry is extended or created if needed. `elsewhere`: true if
+    /// the chain's run belongs to another index than the runs of other chains.
     pub(super) fn entry(&mut self, chain: CopiedChain, elsewhere: bool) -> usize {
         let CopiedChain { run, parent, names, contents, .. } = chain;
         let alike = self.by_run.entry((elsewhere, run)).or_default();

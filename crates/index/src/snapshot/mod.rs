@@ -40,21 +40,22 @@ use crate::index::{BlockIndex, Config};
 use crate::stats::Counters;
 use crate::types::{BlockHash, Error, Tier};
 
-/// Largest total number of copies of a block on all tiers.
+/// Largest accepted total number of copies of a block over all tiers; a snapshot with more is rejected as invalid.
 const MOST_COPIES: u64 = 1 << 16;
 
-/// Blocks of one rank, read from a snapshot.
+/// Blocks of one rank, as read from a snapshot.
 #[derive(Debug, Default)]
 pub struct SavedBlocks {
-    /// Blocks with exactly one copy, which is on the device.
+    /// Blocks with exactly one copy, on the device, as parts of the dictionary's chains.
     pub pieces: Vec<Piece>,
     /// Blocks with other numbers of copies or on other tiers.
     pub others: Vec<UniformChain>,
 }
 
 impl DictionaryWriter {
-    /// Writes the blocks that a rank holds to `out`. Returns their number: block hashes on the device plus block hashes
-    /// elsewhere. `elsewhere`: the rank's runs belong to another index than those of other ranks.
+    /// Writes the blocks that a rank holds to `out`. Returns the number of block hashes on the device plus the number
+    /// of block hashes on other tiers. `elsewhere`: true if the rank's runs of blocks belong to another index than
+    /// those of other ranks.
     pub fn rank(&mut self, out: &mut Vec<u8>, mut rank: RankCopy, elsewhere: bool) -> u64 {
         let mut blocks = rank.blocks.len() as u64;
         let others = rank.uniform_chains();
@@ -92,6 +93,7 @@ impl SavedBlocks {
     /// Reads the blocks that a rank holds.
     ///
     /// # Errors
+    ///
     /// A description of what is wrong with the section.
     pub fn read(cursor: &mut Cursor<'_>, dictionary: &Dictionary) -> Result<Self, String> {
         let mut it = Self::default();
@@ -133,14 +135,14 @@ impl SavedBlocks {
         Ok(it)
     }
 
-    /// Number of blocks held: block hashes on the device plus block hashes elsewhere.
+    /// Number of blocks that the rank holds: block hashes on the device plus block hashes on other tiers.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
         pieces + self.others.iter().map(|chain| chain.names.len() as u64).sum::<u64>()
     }
 
-    /// Number of blocks held, each counted once for each of its copies.
+    /// Number of copies of all blocks that the rank holds.
     #[must_use]
     pub fn copies(&self) -> u64 {
         let pieces = self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>();
@@ -150,7 +152,7 @@ impl SavedBlocks {
         pieces + self.others.iter().map(of).sum::<u64>()
     }
 
-    /// Tier, parent, block hashes and content hashes of each store that restores the blocks, in order.
+    /// Store operations that restore the blocks, in order: tier, parent, block hashes and content hashes of each.
     pub fn stores<'a>(
         &'a self,
         dictionary: &'a Dictionary,
@@ -170,9 +172,9 @@ impl SavedBlocks {
 }
 
 impl BlockIndex {
-    /// Serializes all blocks held, the configuration and the counts. The format is the same on every machine. Writers
-    /// may change the index meanwhile: each rank is saved as it was at one moment, different ranks at different
-    /// moments.
+    /// Serializes all held blocks, the configuration and the counts, in a format that is the same on every machine.
+    /// Other threads may change the index meanwhile: each rank is saved as it was at one moment, but different ranks at
+    /// different moments.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         // To write into memory does not fail.
@@ -212,11 +214,12 @@ impl BlockIndex {
         Ok(out.end()?.0)
     }
 
-    /// Builds the index that a snapshot was made of.
+    /// Builds the index from which a snapshot was made.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if the bytes are no snapshot of an index, of another version, cut off or altered,
-    /// [`Error::Full`] if there is too much in it.
+    ///
+    /// [`Error::Snapshot`] if the bytes are not a snapshot of an index, have another version, are incomplete
+    /// or altered; [`Error::Full`] if the snapshot has more blocks than the index can number.
     pub fn from_snapshot(snapshot: &[u8]) -> Result<Self, Error> {
         let mut sections = Sections::new(snapshot).map_err(wrong)?;
         let mut reading = PartialSnapshot { index: None, dictionary: Dictionary::default() };
@@ -246,9 +249,9 @@ impl From<ReadError> for Error {
     }
 }
 
-/// Snapshot that is being read.
+/// State of reading a snapshot: the dictionary of blocks so far, and the index under construction.
 struct PartialSnapshot {
-    /// The index, and the counts saved with it; None before the section of kind `INDEX`.
+    /// Index under construction, and the counts saved with it; None before the section of kind `INDEX`.
     index: Option<(BlockIndex, [u64; 6])>,
     dictionary: Dictionary,
 }
@@ -284,7 +287,7 @@ impl PartialSnapshot {
     }
 }
 
-/// Stores the blocks of one rank in the index.
+/// Stores the blocks of one rank, as read from a snapshot, in the index.
 fn restore(
     index: &BlockIndex,
     worker: &str,

@@ -1,4 +1,4 @@
-//! Sections: a snapshot's parts, each with its kind, its length and a checksum.
+//! Sections of a snapshot, each with its kind, its length and a checksum.
 
 use std::io::{self, Write};
 
@@ -10,23 +10,23 @@ const VERSION: u32 = 1;
 
 /// Kinds of a snapshot's sections.
 pub mod kind {
-    /// Head of a service's snapshot.
+    /// Section with the time, the writer's version and an identifier of a service's snapshot.
     pub const HEAD: u8 = 1;
-    /// Keyspace, to which the following sections belong.
+    /// Section that begins a keyspace (a model in a routing group), to which the following sections belong.
     pub const KEYSPACE: u8 = 2;
-    /// Part of a dictionary of blocks.
+    /// Section with a part of the dictionary of blocks.
     pub const BLOCKS: u8 = 3;
-    /// Event stream, with its ranks.
+    /// Section with an event stream and the blocks of its ranks.
     pub const STREAM: u8 = 4;
-    /// End of the snapshot.
+    /// Section that marks the end of a snapshot.
     pub const END: u8 = 5;
-    /// Index without a service: its configuration and counts.
+    /// Section with the configuration and counts of an index that is saved without a service.
     pub const INDEX: u8 = 6;
-    /// Rank of an index.
+    /// Section with the blocks of one rank of an index that is saved without a service.
     pub const RANK: u8 = 7;
-    /// First kind that a reader may skip if it does not know it.
+    /// Smallest kind of section that a reader may skip if it does not know the kind.
     pub(super) const OPTIONAL: u8 = 128;
-    /// Pool of a keyspace.
+    /// Section with a pool (a store shared by several engines) of a keyspace.
     pub const POOL: u8 = 128;
 
     pub(super) fn name(kind: u8) -> &'static str {
@@ -44,7 +44,7 @@ pub mod kind {
     }
 }
 
-/// Writer of a snapshot's sections.
+/// Writer of a snapshot's sections (typed parts, each with a checksum).
 #[derive(Debug)]
 pub struct SectionWriter<W> {
     out: W,
@@ -53,9 +53,10 @@ pub struct SectionWriter<W> {
 }
 
 impl<W: Write> SectionWriter<W> {
-    /// Writes the head of a snapshot's format to `out`.
+    /// Writes the start of a snapshot, its format and version, to `out`.
     ///
     /// # Errors
+    ///
     /// Any error of writing to `out`.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&MAGIC)?;
@@ -63,9 +64,10 @@ impl<W: Write> SectionWriter<W> {
         Ok(Self { out, sections: 0, bytes: (MAGIC.len() + 4) as u64 })
     }
 
-    /// Writes one section.
+    /// Writes one section with its kind, length and checksum.
     ///
     /// # Errors
+    ///
     /// Any error of the underlying writer.
     pub fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let mut head = [kind; 9];
@@ -98,32 +100,32 @@ fn sum(head: &[u8; 9], payload: &[u8]) -> u64 {
     sum.digest()
 }
 
-/// Section of a snapshot.
+/// Section (typed part with a checksum) that was read from a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct Section<'a> {
-    /// Kind of the section, one of [`kind`].
+    /// Kind of the section, one of the constants in [`kind`].
     pub kind: u8,
-    /// Content of the section, in bytes.
+    /// Content of the snapshot's section, in bytes.
     pub payload: &'a [u8],
     number: u64,
     at: usize,
 }
 
 impl Section<'_> {
-    /// Error message that names this section and says `what` is wrong with it.
+    /// Formats an error message that names this section and says `what` is wrong with it.
     #[must_use]
     pub fn wrong(&self, what: &str) -> String {
         format!("section {} ({}, at byte {}): {what}", self.number, kind::name(self.kind), self.at)
     }
 
-    /// Error message for a section that must not be at this place in a snapshot.
+    /// Formats an error message for a section that must not be at this place in a snapshot.
     #[must_use]
     pub fn misplaced(&self) -> String {
         format!("a section of kind {} cannot be here", self.kind)
     }
 }
 
-/// Reader of the sections of a snapshot.
+/// Reader of a snapshot's sections (typed parts, each with a checksum).
 #[derive(Debug)]
 pub struct Sections<'a> {
     rest: &'a [u8],
@@ -132,9 +134,10 @@ pub struct Sections<'a> {
 }
 
 impl<'a> Sections<'a> {
-    /// Checks the head of a snapshot's format in `bytes`.
+    /// Checks the start of a snapshot, its format and version, in `bytes`.
     ///
     /// # Errors
+    ///
     /// A description of why the bytes are not a snapshot.
     pub fn new(bytes: &'a [u8]) -> Result<Self, String> {
         let Some((start, rest)) = bytes.split_first_chunk::<{ MAGIC.len() + 4 }>() else {
@@ -152,10 +155,11 @@ impl<'a> Sections<'a> {
         Ok(Self { rest, bytes: bytes.len(), number: 0 })
     }
 
-    /// Reads the next section; None after the section that ends the snapshot, whose count of sections is checked.
+    /// Reads the next section; None after the section that ends the snapshot, whose number of sections is checked.
     ///
     /// # Errors
-    /// A description of the damage, and of the section that has it.
+    ///
+    /// A description of what is wrong, with the section's number.
     #[allow(clippy::should_implement_trait, reason = "it may fail, and then it must not go on")]
     pub fn next(&mut self) -> Result<Option<Section<'a>>, String> {
         loop {

@@ -1,12 +1,14 @@
-//! The writer: the index's data about which holder has which blocks, and the operations that change it.
+//! Writer of the index: its data about which holder has which blocks, and the operations that change the data. A holder
+//! is a rank's device, or a rank's device with other tiers.
 //!
-//! A holder's *regular* blocks are those reachable from the root whose positions it covers under one block hash; nearly
-//! all are. In each run they are a prefix, so a holder is one cutoff per run, kept in the run's levels. All other
-//! blocks (below a hole, orphans, second block hashes of one position) are *irregular* and kept separately by block
-//! hash.
+//! A holder's *regular* blocks are those with a complete chain from the beginning of the prompt, and with only one
+//! block hash; nearly all blocks are regular. The regular blocks of a run (a list of consecutive blocks) that a holder
+//! has are always the first ones, so one number per run describes them, which is kept in the run's levels. All other
+//! blocks (after a missing block, with an unknown parent, or with a second block hash for the same block) are
+//! *irregular* and kept separately by block hash.
 //!
-//! Readers see only levels. These change from the root down when a holder gains blocks and from the leaves up when it
-//! loses some, so that a reader always sees a prefix that the holder really has at that time.
+//! Readers see only levels. When a holder gains blocks, these change from the beginning of the prompt on, and when it
+//! loses blocks, from the end, so that a reader always sees a prefix that the holder really has at that time.
 //!
 //! The operations are methods of one [`Writer`]. Each folder or file uses only those above it in this table:
 //!

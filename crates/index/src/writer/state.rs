@@ -1,4 +1,4 @@
-//! State of the writer: its parts.
+//! State of the index's writer: the tables that it owns, and its counters.
 
 use std::sync::Arc;
 
@@ -16,52 +16,59 @@ use crate::sets::Sets;
 use crate::stats::{Counters, step};
 use crate::types::BlockHash;
 
-/// Largest number of block hashes for which memory is kept from one event to the next.
+/// Largest number of block hashes for which a buffer is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
 
-/// Largest number of blocks at which a holder gets its private table of names in one step.
+/// Largest number of blocks for which the private table of block hashes of a holder (a rank's cache) is built in one
+/// step.
 const OWN_AT_ONCE: u64 = 1 << 10;
 
-/// Least number of blocks below a hole that are kept as a branch.
+/// Smallest number of blocks after a missing block that are kept together, as a branch (a group of blocks under a
+/// holder of their own).
 const LEAST_BRANCH: u64 = 1 << 7;
 
-/// The writer's data: which holder has which blocks.
+/// State of the writer: which holder (a rank's device, or with other tiers) has which blocks.
 pub(crate) struct Writer {
     pub(crate) runs: Runs,
     pub(super) sets: Sets,
-    /// Block hash to position, for all holders that agree on it.
+    /// Table from block hash to position (a run of blocks and an offset in it), for all holders (ranks' caches) that
+    /// use the same block hashes.
     pub(super) names: NameTable,
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
-    /// Buffer for the block hashes of an event.
+    /// Reusable buffer for the block hashes of an event.
     pub(super) names_of_event: Vec<u64>,
-    /// Buffer for the block hashes that a removal takes out.
+    /// Reusable buffer for the block hashes that a removal deletes.
     pub(super) gone: Vec<u64>,
-    /// Buffer for a run's levels while they change.
+    /// Reusable buffer for the levels of a run (numbers of its first blocks with their holders) while they change.
     pub(super) levels: Vec<Level>,
     pub(super) leaving: Departures,
-    /// Number of blocks of all holders whose chain to the root is not complete.
+    /// Number of blocks of all holders (ranks' caches) whose chain to the beginning of the prompt is incomplete.
     pub(super) waiting: usize,
-    /// Number of blocks still to come in stores whose first part was applied.
+    /// Number of blocks still to be stored by those store events that have been applied in part.
     pub(super) promised: usize,
-    /// Number of blocks that follow those of the current part of a store, as long as none of this part is stored.
+    /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
     pub(super) coming: usize,
-    /// The newest roster, to be published to readers.
+    /// Newest roster, the table of the workers and ranks behind holders (ranks' caches), to be published to readers.
     pub(super) roster: Roster,
-    /// Holders whose private tables of names are being built in steps; some may be complete.
+    /// Holders (ranks' caches) whose private tables of block hashes are being built in steps. Some of the tables may be
+    /// complete.
     pub(super) gathering: Vec<u32>,
-    /// Largest number of blocks at which a holder gets its private table of names in one step.
+    /// Largest number of blocks for which the private table of block hashes of a holder (a rank's cache) is built in
+    /// one step.
     pub(crate) most_own_at_once: u64,
-    /// Least number of blocks below a hole that are kept as a branch.
+    /// Smallest number of blocks after a missing block that are kept together, as a branch (a group of blocks under a
+    /// holder of their own).
     pub(crate) least_branch: u64,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
-    /// Fingerprint summands of block hashes that the event gives to other blocks, once for each time that this happens.
+    /// Sum of the values that block hashes, assigned to other blocks by the event, add to a fingerprint; one for each
+    /// assignment.
     pub(super) replaced_words: u64,
-    /// Watches over the ranks that are being copied.
+    /// Records of changes for the ranks that are being copied.
     pub(super) watches: Watches,
-    /// Book of the blocks that ranks can load; shared with readers.
+    /// Data about the blocks that ranks can load, shared with readers.
     pub(crate) loading: Arc<RwLock<LoadBook>>,
     pub(super) count_copies: bool,
 }
@@ -95,7 +102,7 @@ impl Writer {
         }
     }
 
-    /// Makes a change in which no block gains a second copy.
+    /// Runs a change in which no block gains a second copy.
     pub(crate) fn without_copies<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         let counts = std::mem::replace(&mut self.count_copies, false);
         let result = change(self);
@@ -103,7 +110,8 @@ impl Writer {
         result
     }
 
-    /// The block hashes of an event in internal form, in a buffer that must be returned by [`Self::names_done`].
+    /// Converts the block hashes of an event to their internal form, in a buffer that must be returned by
+    /// [`Self::names_done`].
     #[inline]
     pub(super) fn inner_names(&mut self, block_hashes: &[BlockHash]) -> Vec<u64> {
         let mut names = std::mem::take(&mut self.names_of_event);
@@ -129,20 +137,21 @@ impl Writer {
         })
     }
 
-    /// Recounts the blocks of a holder whose chain to the root is not complete.
+    /// Updates the number of blocks of a holder (a rank's cache) whose chain to the beginning of the prompt is
+    /// incomplete.
     pub(super) fn count_waiting(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         let now = it.unlinked();
         self.waiting = self.waiting + now - std::mem::replace(&mut it.waiting, now);
     }
 
-    /// Publishes the current roster to readers.
+    /// Publishes the current roster, the table of the workers and ranks behind holders (ranks' caches), to readers.
     pub(super) fn publish_roster(&mut self) {
         let old = self.runs.shown.roster.replace(self.roster.clone(), &mut self.runs.token);
         self.trash.push(Garbage::Roster(old));
     }
 
-    /// Frees memory that no reader can see any more, if there is enough of it, the index is empty, or `now` is true.
+    /// Frees memory that no reader can use any longer, if there is enough of it, the index is empty, or `now` is true.
     pub(crate) fn tidy(&mut self, readers: &Readers, now: bool) {
         if !now && !self.trash.is_full() && self.runs.len() != 0 {
             return;
@@ -172,12 +181,13 @@ impl Writer {
         }
     }
 
-    /// True if there is memory to free that no reader can see any more.
+    /// True if there is unlinked memory that can be freed, as no reader can use it any longer.
     pub(super) fn has_garbage(&self) -> bool {
         self.trash.is_ready()
     }
 
-    /// Memory that the writer has allocated, in bytes. Walks over all holders, but not over what each one holds.
+    /// Memory that the writer has allocated, in bytes. The time of this call depends on the number of holders (ranks'
+    /// caches), not of their blocks.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.bytes()
             + self.sets.bytes()

@@ -1,8 +1,9 @@
-//! Forecast of admission: when an engine will start with a prompt that is sent to it now.
+//! Forecast of admission: the time at which an engine will start to compute a prompt that is sent to it now.
 //!
-//! Engines serve first come, first served: a prompt starts when the one before it is computed and there is room for its
-//! blocks. Running requests free their room at their end, after the expected rest of their answers. Blocks that several
-//! requests share become free with the last of them; here each request counts for its part of all blocks in use.
+//! An engine serves prompts in the order of their arrival: a prompt starts when the prompt before it is computed and
+//! the cache has room for its blocks. A running request frees its blocks when it ends, after the expected rest of its
+//! answer. Blocks shared by several requests become free with the last of them. To approximate this, each request
+//! counts for the same fraction of its blocks, chosen so that all together count for the number of blocks in use.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,42 +13,44 @@ use crate::cost::demand::Demand;
 use crate::cost::idle::Tail;
 use crate::cost::slowness::Load;
 
-/// Least weight of a new sample of the time between tokens.
+/// Lower limit of the weight of a new sample in the mean time between tokens.
 const SLOWEST: f64 = 0.02;
-/// Number of tokens that an answer must have for a sample of the time between tokens.
+/// Number of tokens that an answer must exceed to give a sample of the time between tokens.
 const LEAST_TOKENS: f64 = 8.0;
 
-/// Seconds for which a forecast is reused while nothing happens at the engine. With many running requests, it takes
-/// microseconds.
+/// Seconds for which a forecast for an engine is reused, unless a request starts or ends there meanwhile. A new
+/// forecast takes microseconds if many requests run.
 const HOLDS: f64 = 0.02;
 
-/// Request without a first token.
+/// Request at an engine that has not received its first token.
 #[derive(Debug, Clone, Copy)]
 struct QueuedRequest {
     number: u64,
-    /// Number of tokens to compute; `prefill`: seconds that this was expected to take.
+    /// Number of the request's prompt tokens to compute. `prefill`: seconds that computing them was expected to take.
     uncached: f64,
     prefill: f64,
     blocks: f64,
-    /// Largest number of tokens that the request may generate; None if it does not say.
+    /// Largest number of tokens that the request may generate; None if the request sets no limit.
     most: Option<f64>,
     tail: Tail,
 }
 
-/// Request with a first token.
+/// Request at an engine that has received its first token and has not ended.
 #[derive(Debug, Clone, Copy)]
 struct RunningRequest {
     number: u64,
     first_token: f64,
     prefill: f64,
     blocks: f64,
-    /// [`Area`] of the engine at the request's first token.
+    /// Integrals over time of the engine's load (running requests and their blocks), as they were at the time of the
+    /// request's first token.
     area: Area,
     most: Option<f64>,
     tail: Tail,
 }
 
-/// Running requests at an engine, and their blocks, integrated over time in seconds.
+/// Integrals over time of the number of running requests at an engine and of the number of their blocks. The difference
+/// between two times gives the mean load between them.
 #[derive(Debug, Clone, Copy, Default)]
 struct Area {
     at: f64,
@@ -55,70 +58,74 @@ struct Area {
     blocks: f64,
 }
 
-/// The router's requests at one worker, with the statistics of its steps.
+/// This router's requests at one worker, with the statistics of their speed.
 #[derive(Debug, Default)]
 pub(super) struct Engine {
-    /// Requests without a first token, in the order in which they were sent.
+    /// Requests at the worker without a first token, in the order in which they were sent.
     queue: VecDeque<QueuedRequest>,
     running: Vec<RunningRequest>,
-    /// Blocks of all requests; `first_tokens` and `running_blocks` are sums over the running ones.
+    /// Number of blocks of all requests, in the queue and running. `first_tokens` (times of the first tokens) and
+    /// `running_blocks` are sums over the running requests only.
     blocks: f64,
     first_tokens: f64,
     running_blocks: f64,
     area: Area,
-    /// Mean time between two tokens of a request, in seconds; `samples`: number of its samples.
+    /// Mean time between two tokens of a request, in seconds; `samples`: number of answers in this mean.
     step: f64,
     samples: f64,
     pub(super) demand: Demand,
     last_end: f64,
-    /// True if the first request of the queue was found to have no room.
+    /// True if the first request of the queue could not start: the cache had no room for it, or the engine was at its
+    /// limit of running requests.
     blocked: bool,
-    /// The last forecast, and its time; None if something has happened since.
+    /// Last forecast and the time at which it was made; None if a request was sent, started or ended since then.
     foreseen: RefCell<Option<(f64, Forecast)>>,
 }
 
-/// State of an engine's cache and its speed, from a candidate's row.
+/// State of an engine's cache and speed, taken from the engine's row in the table of candidates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cache {
-    /// Number of blocks that fit into the cache; infinite if unknown.
+    /// Capacity of the engine's cache in blocks; infinite if unknown.
     pub(super) room: f64,
-    /// Blocks in use by prompts, including other routers' requests.
+    /// Number of blocks of the cache that prompts use, including requests of other routers.
     pub(super) used: f64,
     pub(super) block_size: f64,
-    /// Prompt tokens computed per second.
+    /// Number of prompt tokens that the engine computes per second.
     pub(super) rate: f64,
-    /// Seconds since the prompt at the head of the queue got there, if there was room for it.
+    /// Seconds for which the prompt at the head of the queue could have been computed so far, if the cache had room for
+    /// it.
     pub(super) elapsed: f64,
-    /// Seconds of prompts that other routers have sent to the engine.
+    /// Seconds that computing the prompts sent to the engine by other routers will take.
     pub(super) others: f64,
-    /// Largest number of requests that run at once, less those of other routers; infinite if unknown.
+    /// Largest number of requests that the engine runs at once, minus the requests of other routers; infinite if
+    /// unknown.
     pub(super) limit: f64,
 }
 
-/// Forecast of an engine's requests if no other comes.
+/// Forecast for the requests at an engine, assuming that no further request arrives.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Forecast {
-    /// Seconds until all present prompts are computed, if the first is not late; `begun`: seconds until the last of
-    /// them starts.
+    /// Seconds until all prompts now at the engine are computed, if the first of them is not late. `begun`: seconds
+    /// until the last of them starts.
     pub(super) computed: f64,
     begun: f64,
-    /// Seconds until enough requests have ended for one more to run.
+    /// Seconds until enough requests have ended for one more to run, within the engine's limit of running requests.
     turn: f64,
-    /// Blocks in use when the last of the present prompts starts, including its own.
+    /// Number of blocks in use when the last of the present prompts starts, including that prompt's blocks.
     used: f64,
-    /// Requests that end later, in this order: seconds until the end, and number of blocks freed.
+    /// Ends of requests after that time, earliest first: seconds until the end, and number of blocks that it frees.
     ends: VecDeque<(f64, f64)>,
 }
 
 impl Engine {
-    /// Adds a request that is sent to the engine.
+    /// Adds a request that was sent to the engine, at the end of the engine's queue.
     pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, most: Option<f64>, tail: Tail) {
         *self.foreseen.get_mut() = None;
         self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, most, tail });
         self.blocks += blocks;
     }
 
-    /// Records the first token of a request.
+    /// Records the first token of a request, which moves from the queue to the running requests.
     pub(super) fn first_token(&mut self, number: u64, now: f64) {
         *self.foreseen.get_mut() = None;
         let Some(at) = self.queue.iter().position(|its| its.number == number) else { return };
@@ -139,7 +146,7 @@ impl Engine {
         self.blocked = false;
     }
 
-    /// Integrates the running requests and their blocks until now.
+    /// Extends the integrals over time of the number of running requests and of their blocks to the time `now`.
     fn pass(&mut self, now: f64) {
         let passed = (now - self.area.at).max(0.0);
         self.area.at = now.max(self.area.at);
@@ -147,8 +154,9 @@ impl Engine {
         self.area.blocks += passed * self.running_blocks;
     }
 
-    /// Records that a running request has generated `tokens` tokens in all. Returns the mean load meanwhile, and the
-    /// time between its tokens relative to the usual one; None if it has too few tokens.
+    /// Records that a running request has generated `tokens` tokens in total. Returns the engine's mean load since the
+    /// first token, and the request's time between tokens relative to the engine's mean; None if the answer is too
+    /// short for a sample.
     pub(super) fn answered(&mut self, number: u64, tokens: f64, block_size: f64, now: f64) -> Option<(Load, f64)> {
         self.pass(now);
         let its = self.running.iter().find(|its| its.number == number)?;
@@ -164,8 +172,8 @@ impl Engine {
         None
     }
 
-    /// Removes a request that has ended. Returns the end of its prompt and the number of tokens of its answer, if it
-    /// had a first one.
+    /// Removes a request that has ended. If it had a first token, returns the end of its prompt (for comparison with
+    /// later prompts) and the number of tokens of its answer, estimated from its duration.
     pub(super) fn ended(&mut self, number: u64, now: f64) -> Option<(Tail, f64)> {
         let mut ran = None;
         *self.foreseen.get_mut() = None;
@@ -191,32 +199,35 @@ impl Engine {
         ran
     }
 
-    /// Prompt tokens to compute for requests without a first token, without those expected in the cache.
+    /// Number of prompt tokens to compute for requests without a first token; tokens expected in the cache are not
+    /// counted.
     pub(super) fn queued_tokens(&self) -> f64 {
         self.queue.iter().map(|its| its.uncached).sum()
     }
 
-    /// Number of requests at the worker.
+    /// Number of this router's requests at the worker.
     pub(super) fn requests(&self) -> usize {
         self.queue.len() + self.running.len()
     }
 
-    /// Mean time between two tokens of a request, in seconds; 0 if unknown.
+    /// Mean time between two tokens of a request at this engine, in seconds; 0 if unknown.
     pub(super) fn step(&self) -> f64 {
         self.step
     }
 
-    /// Number of blocks that answers have filled so far.
+    /// Number of blocks that the answers of the running requests have filled so far.
     pub(super) fn grown(&self, step: f64, block_size: f64, now: f64) -> f64 {
         ((self.running.len() as f64 * now - self.first_tokens) / (step * block_size)).max(0.0)
     }
 
-    /// Fraction of its blocks that each request counts for, as requests share blocks.
+    /// Fraction of its blocks that each request counts for, as requests share blocks: blocks in use (`used`) divided by
+    /// the sum of the requests' blocks, at most 1.
     fn part(&self, used: f64) -> f64 {
         if self.blocks > 0.0 { (used / self.blocks).min(1.0) } else { 1.0 }
     }
 
-    /// True if there is no room for the first request of the queue.
+    /// True if the first request of the queue cannot start: its blocks do not fit into the cache, or the engine runs as
+    /// many requests as it can.
     fn is_blocked(&self, cache: &Cache, step: f64, now: f64) -> bool {
         let Some(first) = self.queue.front() else { return false };
         let running: f64 = self.running.iter().map(|its| its.blocks).sum();
@@ -224,17 +235,18 @@ impl Engine {
             || self.running.len() as f64 >= cache.limit
     }
 
-    /// Records whether there is room for the first request of the queue.
+    /// Records if the first request of the engine's queue cannot start for lack of room.
     pub(super) fn look(&mut self, cache: &Cache, step: f64, now: f64) {
         self.blocked = self.blocked || self.is_blocked(cache, step, now);
     }
 
-    /// Seconds for which the prompt at the head could have been computed, given the seconds since it got there.
+    /// Seconds for which the prompt at the head of the queue could have been computed. `since_turn`: seconds since it
+    /// became the first of the queue; if it lacked room, only the time since the last end of a request counts.
     pub(super) fn elapsed(&self, since_turn: f64, now: f64) -> f64 {
         if self.blocked { since_turn.min(now - self.last_end) } else { since_turn }
     }
 
-    /// Calls `read` with a forecast for the engine, made now or a moment ago.
+    /// Calls `read` with a forecast for the engine: a new one, or the last one if that is still valid.
     pub(super) fn foresee<T>(
         &self,
         cache: &Cache,
@@ -250,7 +262,7 @@ impl Engine {
         read(&foreseen.get_or_insert_with(|| (now, self.forecast(cache, answers, step, now))).1)
     }
 
-    /// Makes a forecast for the engine. `step`: seconds between two tokens of a request.
+    /// Computes a forecast for the engine. `step`: seconds between two tokens of a request.
     fn forecast(&self, cache: &Cache, answers: &Answers, step: f64, now: f64) -> Forecast {
         let part = self.part(cache.used);
         let mut used = 0.0;
@@ -291,7 +303,8 @@ impl Engine {
     }
 }
 
-/// Ends requests until there is room for `blocks`; returns the seconds until then.
+/// Removes the earliest of the given ends of requests, and frees their blocks, until `blocks` more blocks fit into the
+/// cache of `room` blocks. Returns the seconds until then.
 fn until_room(ends: &mut VecDeque<(f64, f64)>, used: &mut f64, blocks: f64, room: f64) -> f64 {
     let mut until = 0.0_f64;
     while *used + blocks > room
@@ -304,8 +317,8 @@ fn until_room(ends: &mut VecDeque<(f64, f64)>, used: &mut f64, blocks: f64, room
 }
 
 impl Forecast {
-    /// Seconds, beyond those until all prompts before are computed, until there is room for one more request with `own`
-    /// blocks that it shares with no other.
+    /// Seconds from the end of all earlier prompts' computation until the cache has room for one more request, with
+    /// `own` blocks that no other request shares.
     pub(super) fn wait_for_room(&self, own: f64, room: f64) -> f64 {
         let (mut used, mut until) = (self.used, self.begun.max(self.turn));
         for (end, freed) in &self.ends {
@@ -323,7 +336,7 @@ impl Forecast {
 mod tests {
     use super::*;
 
-    /// Answers of 100 tokens at 0.1 s each: 10 s in all.
+    /// Distribution of answer lengths with 100 tokens each: 10 s at 0.1 s a token.
     fn answers() -> Answers {
         let mut answers = Answers::default();
         for _ in 0..2_048 {

@@ -1,30 +1,32 @@
-//! Share of the computed blocks that were computed before and evicted since.
+//! Share of the computed blocks that had been computed before and were evicted since.
 //!
-//! A full cache evicts as much as is computed. So this share is also the probability that the blocks that a prompt
-//! evicts are requested again: where it is large, each prompt let in undoes nearly as much work as it does.
+//! A full cache evicts as many blocks as are computed. This share is therefore also the probability that the blocks
+//! evicted by a prompt will be requested again. If it is large, each admitted prompt destroys nearly as much work as it
+//! does.
 
-/// Number of blocks that are remembered: a sample of the latest prompts.
+/// Number of remembered blocks, a sample of the latest prompts' blocks; a new one replaces the one at the same index.
 const SLOTS: usize = 1 << 16;
-/// Distance between the blocks of a prompt that are sampled. Prompts with a common beginning have these at the same
-/// places.
+/// Distance between two sampled blocks of a prompt. Sampled positions are multiples of it, so prompts with a common
+/// beginning are sampled at the same blocks.
 const EVERY: usize = 8;
-/// Factor by which earlier blocks fade with each new one.
+/// Factor by which the counts of earlier blocks shrink with each new sampled block.
 const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
-/// Initial number of blocks never computed before, as a prior.
+/// Number of computed blocks that are assumed at the beginning not to have been computed before.
 const PRIOR: f64 = 64.0;
 
-/// Sample of the computed blocks, with the faded numbers of repeated ones and of all.
+/// Sample of the computed blocks, with decaying counts of blocks computed repeatedly and of all blocks.
 #[derive(Debug, Default)]
 pub(super) struct Again {
-    /// Part of the hash of each sampled block, at an index that follows from the rest of the hash.
+    /// Part of the hash (32 bits) of the last sampled block at each index of this table. Other bits of the hash give
+    /// the index.
     seen: Vec<u32>,
     again: f64,
     all: f64,
 }
 
 impl Again {
-    /// Records a prompt sent to a worker that computes its blocks from `held` on. No worker holds the blocks from
-    /// `gone` on.
+    /// Records a prompt sent to a worker that computes the prompt's blocks from index `held` on. No worker holds the
+    /// blocks from index `gone` on.
     pub(super) fn sent(&mut self, content_hashes: &[u64], held: usize, gone: usize) {
         let (mut looked_at, mut again) = (0_u32, 0_u32);
         for (at, hash) in content_hashes.iter().enumerate().skip(held.next_multiple_of(EVERY)).step_by(EVERY) {

@@ -1,24 +1,24 @@
-//! Estimate of the length of answers, and of the rest of an answer that has begun.
+//! Estimate of the number of tokens of an answer, and of the tokens still to come of an answer that has begun.
 
-/// Largest number of answers that are kept.
+/// Largest number of answers that are remembered.
 const MOST: usize = 1_024;
-/// Number of new answers after which the sums are made again.
+/// Number of new answers after which the sorted lengths and their sums are computed again.
 const FRESH: usize = 16;
-/// Weight of the mean length in each estimate, in answers: the longest answers seen so far say little about the rest of
-/// even longer ones.
+/// Weight of the mean length in each estimate, as a number of answers: the longest answers seen so far say little about
+/// the remaining length of even longer ones.
 const MEMORYLESS: f64 = 8.0;
-/// Lengths in tokens that are assumed at first.
+/// Lengths of answers, in tokens, that are assumed before any answer is known.
 const FIRST: [f64; 4] = [64.0, 128.0, 256.0, 512.0];
 
 /// Lengths of the last answers, in tokens.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Lengths in the order in which they came, the oldest at `next`.
+    /// Lengths in order of arrival, in a ring buffer whose oldest entry is at index `next`.
     lengths: Vec<f64>,
     next: usize,
     fresh: usize,
     sorted: Vec<f64>,
-    /// Sums of each length in `sorted` and all longer ones; the last sum is 0.
+    /// Suffix sums: for each length in `sorted`, the sum of it and all longer ones, and 0 at the end.
     sums: Vec<f64>,
 }
 
@@ -48,12 +48,13 @@ impl Answers {
         }
     }
 
-    /// Mean number of tokens of an answer.
+    /// Mean length of an answer, in tokens.
     pub(super) fn mean(&self) -> f64 {
         self.sums[0] / self.sorted.len() as f64
     }
 
-    /// Expected number of further tokens of an answer that has `tokens`: the mean rest of the longer ones seen before.
+    /// Expected number of further tokens of an answer that has `tokens` tokens: the mean of the further tokens that
+    /// earlier, longer answers had beyond this length.
     pub(super) fn left(&self, tokens: f64) -> f64 {
         let shorter = self.sorted.partition_point(|length| *length <= tokens);
         let longer = (self.sorted.len() - shorter) as f64;

@@ -1,4 +1,4 @@
-//! Data that the policy `kvatlas` keeps about each worker, and its forecasts from them.
+//! Data that the policy `kvatlas` keeps about each worker, and forecasts computed from them.
 
 use crate::candidates::Candidates;
 use crate::cost::Weights;
@@ -15,24 +15,25 @@ use crate::cost::slowness::Slowness;
 use crate::policy::Placement;
 use crate::request::Request;
 
-/// Seconds for which averages of the demand on workers are reused.
+/// Seconds for which computed averages of the demand on workers are reused.
 const RECENT: f64 = 0.1;
-/// Share of a cache in use below which room is taken to have no price.
+/// Share of a cache in use below which its free space is taken to cost nothing.
 const SCARCE: f64 = 0.25;
 
-/// Data of the policy: requests that were sent, have started and have ended, and the statistics learnt from them.
+/// Data of the policy `kvatlas`: its requests at each worker, and statistics learnt from them.
 #[derive(Debug, Default)]
 pub(super) struct Books {
-    /// The router's requests at each worker, by the worker's number.
+    /// This router's requests at each worker, indexed by the worker's number.
     engines: Vec<Engine>,
     answers: Answers,
-    /// Slowdown of steps by load, learnt from the time between the tokens of answers.
+    /// Slowdown of an engine's steps (each makes one token of every running answer) by its load, learnt from answers'
+    /// speeds.
     steps: Slowness,
     averages: Averages,
     idle: IdlePrompts,
     sessions: Sessions,
     again: Again,
-    /// Limits of running requests, by the worker's number.
+    /// Estimated limit of the requests that each worker runs at once, indexed by the worker's number.
     limits: Vec<RunningLimit>,
     /// Number of tokens in a block.
     block_size: f64,
@@ -47,7 +48,8 @@ impl Books {
         &mut self.engines[at]
     }
 
-    /// Records that this router or another one has sent a request to a row.
+    /// Records that a request was sent, by this router or another one, to the worker of the candidate in this row of
+    /// the table.
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let depth = candidates.reached(row);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
@@ -76,7 +78,7 @@ impl Books {
         self.engine(placed.worker).first_token(placed.number, now);
     }
 
-    /// Share of the computed blocks that were computed before and evicted since.
+    /// Share, from 0 to 1, of the computed blocks that had been computed before and were evicted since.
     pub(super) fn undone(&self) -> f64 {
         self.again.share()
     }
@@ -104,7 +106,8 @@ impl Books {
         }
     }
 
-    /// Records observations that can only be made at this moment: engines' reports, and queues without room.
+    /// Records the state at the time of a decision: the engines' latest reports, and the queues whose first prompt
+    /// lacks room.
     pub(super) fn look(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
         self.look_at_reports(candidates, now);
         if !is_scarce(request, candidates) {
@@ -130,7 +133,7 @@ impl Books {
         }
     }
 
-    /// Records the numbers of running requests that engines report while others wait.
+    /// Records the numbers of running requests that engines report while other requests wait there.
     fn look_at_reports(&mut self, candidates: &Candidates, now: f64) {
         // Rows are in order of their worker.
         let workers = candidates.worker.last().map_or(0, |last| *last as usize + 1);
@@ -146,14 +149,15 @@ impl Books {
         }
     }
 
-    /// Number of requests that the engine of a row can run at once; infinite if unknown.
+    /// Largest number of requests that the engine of a candidate, given by its row in the table, can run at once;
+    /// infinite if unknown.
     #[inline]
     fn limit(&self, candidates: &Candidates, row: usize) -> f64 {
         self.limits.get(candidates.worker[row] as usize).map_or(f64::INFINITY, RunningLimit::get)
     }
 
-    /// Delay expected at the engine of a row from its prompt at the head of the queue, which could have been computed
-    /// for `elapsed` seconds already and has no first token.
+    /// Delay expected at a candidate's engine because the prompt at the head of its queue is late: the prompt could
+    /// have been computed for `elapsed` seconds already, and has no first token.
     #[inline]
     pub(super) fn late(&self, candidates: &Candidates, row: usize, elapsed: f64) -> Delay {
         if elapsed * candidates.prefill_rate[row] <= candidates.head_tokens[row] {
@@ -163,7 +167,8 @@ impl Books {
         Delay::of(candidates, row, elapsed, self.block_size, is_at_limit)
     }
 
-    /// Computes the part of the forecasts that is the same for all of these candidates.
+    /// Computes the part of the forecasts (waiting times, effects on other requests) that is equal for all candidates
+    /// of a decision.
     pub(super) fn common(
         &self,
         weights: &Weights,
@@ -186,7 +191,8 @@ impl Books {
         }
     }
 
-    /// Number of requests that a new session brings, times their weight; 0 without a session, or for one that is known.
+    /// Number of requests that a new session is expected to send after this one, times the weight `settle`. 0 for a
+    /// request without a session or of a known session.
     fn settle(&self, weights: &Weights, request: &Request<'_>) -> f64 {
         match request.session {
             Some(session) if weights.settle > 0.0 && !self.sessions.knows(session) => {
@@ -202,7 +208,8 @@ impl Books {
         Averages { at: now, workers: group(candidates), average: Average::of(demands, now) }
     }
 
-    /// Prices of room at these candidates; `None` if unknown.
+    /// Prices of cache space at these candidates, in seconds by which later requests wait longer; None if nothing is
+    /// known yet.
     fn prices(&self, candidates: &Candidates, now: f64) -> Option<Prices> {
         let recent = self.averages.are_of(candidates, now);
         let mut average = if recent { self.averages.average } else { self.average(candidates, now).average }?;
@@ -213,7 +220,8 @@ impl Books {
         Some(Prices::new(&average))
     }
 
-    /// Best possible forecast for a row, without its requests.
+    /// Lower bound of the forecast for a candidate: with the shortest possible queue, and without a wait for cache
+    /// space.
     #[inline(always)]
     pub(super) fn best(&self, common: &SharedForecast, candidates: &Candidates, row: usize) -> Outlook {
         let queue = least_queue(candidates, row, 1.0 / candidates.prefill_rate[row]);
@@ -236,7 +244,8 @@ impl Books {
         }
     }
 
-    /// Forecast for a row.
+    /// Forecast for a request at the engine of a candidate, given by its row in the table: its waiting time and its
+    /// effects on other requests.
     pub(super) fn outlook(
         &self,
         common: &SharedForecast,
@@ -296,29 +305,31 @@ impl Books {
     }
 }
 
-/// Part of the forecasts that is the same for all candidates of a decision.
+/// Part of the forecasts (waiting times, effects on other requests) that is equal for all candidates of a decision.
 #[derive(Debug)]
 pub(super) struct SharedForecast {
-    /// True if the cache of any candidate is so full that room may matter.
+    /// True if the cache of any candidate is nearly full, so that the request may have to wait for space.
     is_scarce: bool,
-    /// Prices of room. `None`: room has no price.
+    /// Prices of cache space; None if space costs nothing or its price is unknown.
     prices: Option<Prices>,
-    /// Expected number of tokens of the answer.
+    /// Expected number of tokens of the request's answer.
     answer: f64,
-    /// Steps by which one more request makes an answer longer.
+    /// Extension of an answer by one more running request, as a number of steps (a step is the time between two
+    /// tokens).
     longer: f64,
-    /// Number of requests that an engine usually runs.
+    /// Mean number of requests that an engine runs.
     usual_requests: f64,
-    /// Number of requests that a new session is expected to send after this one, times their weight; 0 if it is known
-    /// or there is none.
+    /// Number of requests that a new session is expected to send after this one, times the weight `settle`. 0 for a
+    /// request without a session or of a known session.
     settle: f64,
-    /// Mean prefill of a session's later requests, in seconds.
+    /// Mean time to compute the prompt of a session's later request, in seconds.
     prefill: f64,
-    /// Seconds of waiting at an engine that count as none.
+    /// Seconds of waiting at an engine up to which a request is not held in the router: the weight `hold` of the
+    /// policy.
     hold: f64,
 }
 
-/// Mean demand on a group of workers, as of a moment ago.
+/// Mean demand on a group of workers, with the time at which it was computed.
 #[derive(Debug, Default)]
 struct Averages {
     at: f64,
@@ -326,7 +337,8 @@ struct Averages {
     average: Option<Average>,
 }
 
-/// Group of workers: their number, the first and the last. Enough to distinguish those of different models.
+/// Identification of a group of workers: how many they are, the first and the last number. This is enough to
+/// distinguish the workers of different models.
 type Group = (usize, Option<u32>, Option<u32>);
 
 fn group(candidates: &Candidates) -> Group {
@@ -340,14 +352,15 @@ impl Averages {
     }
 }
 
-/// True if the cache of a candidate is so full, or would be, that room may matter.
+/// True if the cache of any candidate is nearly full, or would be with this request, so that free space matters.
 fn is_scarce(request: &Request<'_>, candidates: &Candidates) -> bool {
     let blocks = f64::from(request.blocks());
     let fills = candidates.used_blocks.iter().zip(&candidates.capacity_blocks);
     fills.fold(false, |scarce, (used, room)| scarce | (used + blocks > SCARCE * room))
 }
 
-/// Blocks of a request that no other request at the row uses; 0 without hashes, as sharing is unknown then.
+/// Number of a request's blocks that no other request at the candidate's engine uses; 0 for a request without hashes,
+/// as the number of shared blocks is unknown then.
 #[inline]
 fn own(request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
     if request.content_hashes.is_empty() {
@@ -356,7 +369,7 @@ fn own(request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
     f64::from(request.blocks().saturating_sub(candidates.shared_blocks[row]))
 }
 
-/// Seconds between two tokens of a request at a row.
+/// Seconds between two tokens of a request at the candidate's engine.
 #[inline]
 fn step(engine: &Engine, candidates: &Candidates, row: usize) -> f64 {
     if engine.step() > 0.0 { engine.step() } else { candidates.step_time[row].max(1e-6) }

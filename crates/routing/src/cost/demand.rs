@@ -1,22 +1,23 @@
-//! Demand on one worker: how many requests come, which share of its cache each takes, and for how long; and the price
-//! of room: the number of seconds by which future requests will wait longer for room in a cache because of this one.
+//! Demand on one worker: the rate of requests, the share of the cache that each occupies, and for how long; and the
+//! price of cache space: the seconds by which later requests will wait longer for space because of one request.
 //!
 //! ```text
 //! price = rate * held * P * own / used * residence
 //! ```
-//! While this request holds its blocks, `rate * held` others come to the worker. Each finds no room with the
-//! probability `P`, and then waits for the time in which the cache becomes free (`residence`), where the part `own /
-//! used` is due to this request. In a cache that is far from full the price is 0.
+//! While the request holds its blocks, `rate * held` others come to the worker. Each finds no space with the
+//! probability `P`, and then waits for the time in which the cache becomes free (`residence`); the request causes the
+//! fraction `own / used` of this wait. In a cache that is far from full the price is 0.
 //!
-//! The fill of a cache when the next request comes is taken to lie between its fill now and its mean fill, with the
-//! spread of a sum of independent arrivals. `P` is the probability that it leaves no room for another request.
+//! The share of the cache in use when the next request comes is assumed to lie between the present share and the mean
+//! share, with the variance of a sum of independent arrivals. `P` is the probability that no space is left for another
+//! request.
 
-/// Time constant over which arrivals are counted, in seconds.
+/// Time constant of the exponential decay of the count of arriving requests, in seconds.
 const ARRIVALS: f64 = 60.0;
-/// Time constant over which the shares of requests and their times are averaged, in seconds.
+/// Time constant of the exponential decay in the averages of requests' cache shares and durations, in seconds.
 const SHARES: f64 = 600.0;
 
-/// Exponentially fading sums over the requests of one worker.
+/// Exponentially decaying sums over the requests of one worker: their number, cache shares and durations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Demand {
     at: f64,
@@ -29,7 +30,7 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Adds a request that comes and takes this share of the cache from all others; `NAN`: unknown.
+    /// Adds a request that arrives. `share`: share of the cache that it occupies alone; NaN if unknown.
     pub(super) fn comes(&mut self, share: f64, now: f64) {
         *self = self.at(now);
         self.arrivals += 1.0;
@@ -40,14 +41,14 @@ impl Demand {
         }
     }
 
-    /// Adds a request that has ended, after `seconds` in the cache.
+    /// Adds a request that has ended. `seconds`: time for which it occupied the cache.
     pub(super) fn goes(&mut self, seconds: f64, now: f64) {
         *self = self.at(now);
         self.ended += 1.0;
         self.residence += seconds;
     }
 
-    /// The sums, faded until `now`.
+    /// Copy of the sums over a worker's requests, decayed to the time `now`.
     fn at(&self, now: f64) -> Self {
         let passed = (now - self.at).max(0.0);
         let share = (-passed / SHARES).exp();
@@ -63,12 +64,12 @@ impl Demand {
     }
 }
 
-/// Mean demand on a worker, over several.
+/// Mean demand on one worker, averaged over several workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Average {
-    /// Number of requests per second.
+    /// Number of requests that come to a worker per second.
     pub(super) rate: f64,
-    /// Mean share of a cache that a request takes; `square`: mean of the share's square.
+    /// Mean share of a cache that a request occupies; `square`: mean of the square of this share.
     pub(super) share: f64,
     pub(super) square: f64,
     /// Mean time that a request occupies its KV blocks, in seconds.
@@ -76,7 +77,8 @@ pub(super) struct Average {
 }
 
 impl Average {
-    /// Averages over workers, each with the seconds since it joined. `None`: no request has come and ended yet.
+    /// Averages the demand over workers, each given with the seconds since it joined. None until a request has come and
+    /// ended.
     pub(super) fn of<'a>(workers: impl Iterator<Item = (&'a Demand, f64)>, now: f64) -> Option<Self> {
         let (mut sum, mut seconds) = (Demand::default(), 0.0);
         for (demand, age) in workers {
@@ -100,17 +102,18 @@ impl Average {
     }
 }
 
-/// Fraction of the blocks now in use that is still in use at the time considered, half a residence later: `exp(-1/2)`.
+/// Fraction of the blocks now in use that is still in use half a `residence` (a request's mean time in the cache)
+/// later: `exp(-1/2)`.
 const KEPT: f64 = 0.606_530_659_712_633_4;
-/// Number of standard deviations from which on the probability counts as 0.
+/// Number of standard deviations above which a probability counts as 0.
 const FAR: f64 = 5.0;
 
-/// Part of the price that is the same for all candidates.
+/// Part of the price of cache space that is equal for all candidates of a decision.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices {
     rate: f64,
     residence: f64,
-    /// Mean share of a cache in use; `next`: share that one more request takes.
+    /// Mean share of a cache in use. `next`: share of a cache that one more request occupies.
     usual: f64,
     next: f64,
     deviation: f64,
@@ -129,8 +132,8 @@ impl Prices {
         }
     }
 
-    /// Price of room in seconds. `used`: share of the cache in use without this request; `own`: share that this request
-    /// takes, for `held` seconds.
+    /// Price of cache space in seconds. `used`: share of the cache in use without this request; `own`: share that this
+    /// request occupies, for `held` seconds.
     pub(super) fn of(&self, used: f64, own: f64, held: f64) -> f64 {
         let filled = (used + own) * KEPT + self.usual * (1.0 - KEPT);
         let far = (1.0 - self.next - filled) / self.deviation;
@@ -141,7 +144,8 @@ impl Prices {
     }
 }
 
-/// Probability that a normal variable is more than this number of deviations above its mean, to within 0.0002.
+/// Probability that a normally distributed variable is more than `deviations` standard deviations above its mean, with
+/// an error below 0.0002.
 fn above(deviations: f64) -> f64 {
     let x = deviations;
     1.0 / (1.0 + (1.5976 * x + 0.070_56 * x * x * x).exp())

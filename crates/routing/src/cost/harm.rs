@@ -1,4 +1,5 @@
-//! Cost of a candidate: the expected harm in seconds, term by term.
+//! Cost of sending a request to a candidate: the sum of the delays that it is expected to cause, in seconds, term by
+//! term.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::cost::Weights;
@@ -6,34 +7,37 @@ use crate::cost::late::REPORT_AGE;
 use crate::request::Request;
 use crate::transfers::LeastTransfer;
 
-/// Weight of a second of prefill for each request that generates at the engine meanwhile.
+/// Delay of each request that is generating its answer, in seconds for each second of another prompt's prefill at its
+/// engine.
 const DECODES: f64 = 0.03;
-/// Largest number of seconds of prefill that count as a delay of running requests: longer prompts should not go to
-/// engines with few running requests, where others like them are.
+/// Largest number of seconds of prefill that count as a delay of running requests. Without this limit, long prompts
+/// would go to engines with few running requests, where other long prompts already are.
 const MOST_DECODES: f64 = 1.0;
-/// Prompt tokens that an engine computes in one step.
+/// Number of prompt tokens that an engine computes in one step.
 const CHUNK: f64 = 8_192.0;
-/// Weight of a second of prefill that is not available to future requests.
+/// Weight of a second of prefill as a delay of future requests, which cannot use that second.
 const LATER: f64 = 0.2;
-/// Increase of `LATER` for each waiting prompt, on average over the candidates, as a share; `MOST_WAITING`: largest
-/// number of waiting prompts that count.
+/// Relative increase of the weight `LATER` for each waiting prompt per candidate; `MOST_WAITING`: largest number of
+/// waiting prompts per candidate that counts.
 const LATER_WAITING: f64 = 0.5;
 const MOST_WAITING: f64 = 6.0;
-/// Weight of the prefill of a prompt with no block held by any engine, at the engine where the last prompt of this kind
-/// was placed.
+/// Weight of the prefill of a cold prompt (no engine holds any block of it) at the engine that has just received
+/// another cold prompt, so that cold prompts are spread over engines.
 const COLD: f64 = 0.1;
-/// Weight of a request that an engine reports as waiting beyond those of this router, relative to an average one of
-/// these.
+/// Weight of a request that an engine reports as waiting and that this router did not send, relative to the mean
+/// waiting request of this router.
 const FOREIGN: f64 = 0.5;
-/// Weight of a second by which further requests behind the same prompt make an answer longer.
+/// Weight of a second by which further requests with the same prompt, sent at about the same time, make an answer
+/// longer.
 const BURST: f64 = 0.3;
-/// Weight of evictions by a token copied from another engine, relative to a computed one: the source keeps its copy as
-/// long as any other block, so a prompt that moves takes twice the room, and again with each move.
+/// Weight of the eviction caused by a token copied from another engine, relative to a computed token. The source engine
+/// keeps its copy as long as any other block, so a copied prompt occupies twice the space, and more with each further
+/// copy.
 const COPIED: f64 = 3.0;
-/// Weight of a second of prefill of requests that wait in the router for the same engine.
+/// Weight of a second of prefill of requests that are held in the router until the same engine is free.
 const AIMED: f64 = 0.5;
 
-/// Names of the terms; the last one is the sum.
+/// Names of the summands of a candidate's cost, in the order of [`Harm::row`]; the last one is the sum.
 pub(super) const NAMES: [&str; 9] = [
     "wait (s)",
     "wait for room (s)",
@@ -46,13 +50,13 @@ pub(super) const NAMES: [&str; 9] = [
     "cost (s)",
 ];
 
-/// Part of a decision that is the same for all candidates.
+/// Part of the cost computation that is equal for all candidates of a decision.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scene {
-    /// Weight of a second of prefill for future requests.
+    /// Weight of a second of prefill as a delay of future requests.
     later: f64,
-    /// Mean seconds, over the candidates that had one, since their last prompt with no block held by any engine; `NAN`
-    /// if an engine holds blocks of this one.
+    /// Mean age, over the candidates, of each one's last cold prompt, in seconds; no engine held any block of a cold
+    /// prompt. NaN if the present prompt is not cold.
     cold: f64,
     now: f64,
     block_size: f64,
@@ -77,39 +81,42 @@ impl Scene {
     }
 }
 
-/// Forecast for a request at one row: seconds until its turn comes (`queue`), further seconds until there is room
-/// (`room`), and seconds by which future requests will wait longer for room because of this one (`taken`).
+/// Forecast for a request at one candidate: seconds of queueing (`queue`), further seconds until the cache has room for
+/// its blocks (`room`), and seconds by which future requests will wait longer for room because of it (`taken`).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outlook {
     pub(super) queue: f64,
     pub(super) room: f64,
-    /// Seconds until the request would start, without a limit of running requests: as far as they are a reason to wait
-    /// in the router.
+    /// Seconds until the request would start, as far as they are a reason to hold it in the router; a wait for the
+    /// engine's limit of running requests is included only if the cache lacks room too.
     pub(super) starts: f64,
     pub(super) taken: f64,
-    /// Seconds to recompute evicted blocks that a next turn will probably need soon.
+    /// Seconds to recompute blocks that this request would evict and that the next request of their session probably
+    /// needs soon.
     pub(super) lost: f64,
-    /// Seconds by which each request that waits there makes the answer longer, if all of them start at once.
+    /// Seconds by which each request waiting at the engine makes the answer longer, if all of them start at once.
     pub(super) sibling: f64,
-    /// Seconds by which a new session and the sessions at the engine will delay each other.
+    /// Seconds by which the later requests of a new session and the sessions already at the engine will delay each
+    /// other.
     pub(super) settles: f64,
-    /// Number of requests that an engine usually runs.
+    /// Mean number of requests that an engine runs.
     pub(super) usual: f64,
 }
 
-/// Parts of a prompt: tokens that a row's worker computes, and tokens that it loads or pulls.
+/// Split of a prompt at one candidate: the tokens to compute, and the tokens loaded from storage or pulled from another
+/// engine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptParts {
-    /// Number of tokens to compute.
+    /// Number of the prompt's tokens that the engine must compute.
     pub(super) uncached: f64,
-    /// Seconds of loads and pulls.
+    /// Seconds that loads and pulls of the prompt's blocks take.
     pub(super) seconds: f64,
     /// Number of tokens pulled from another engine.
     copied: f64,
 }
 
 impl PromptParts {
-    /// Parts if no transfers are considered.
+    /// Split of a prompt if no block is loaded or pulled.
     #[inline(always)]
     pub(super) fn computed(request: &Request<'_>, all: &Candidates, row: usize) -> Self {
         let reached = all.predicted_blocks[row].max(all.any_blocks[row]);
@@ -124,7 +131,8 @@ impl PromptParts {
         Self { uncached, seconds: way.seconds, copied: f64::from(way.pulled()) * size }
     }
 
-    /// Parts for a lower bound on the harm of all ways of a row.
+    /// Split of a prompt (tokens to compute, load and pull) that gives a lower bound on the cost, over all ways in
+    /// which the candidate's engine can get the prompt's blocks.
     #[inline(always)]
     pub(super) fn at_least(
         least: &LeastTransfer,
@@ -148,31 +156,33 @@ impl PromptParts {
     }
 }
 
-/// Terms of the cost of one row, in seconds.
+/// Cost of one candidate, split into its summands, in seconds each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Harm {
     pub(super) wait: f64,
     pub(super) room: f64,
-    /// Seconds by which loads and pulls take longer than the wait.
+    /// Seconds by which loads and pulls take longer than the request waits for the engine.
     pub(super) transfer: f64,
     pub(super) prefill: f64,
     pub(super) others: f64,
-    /// Part of the delay of others that the request causes in its own step.
+    /// Delay of waiting requests whose prompts the engine computes in the same step as this request's prompt, in
+    /// seconds; included in the delay of other requests.
     beside: f64,
     pub(super) later: f64,
     pub(super) evict: f64,
     pub(super) taken: f64,
-    /// Seconds until the request would start.
+    /// Seconds until the request would start, as far as they are a reason to hold it in the router.
     pub(super) starts: f64,
-    /// Seconds to recompute evicted blocks that a next turn will probably need soon.
+    /// Seconds to recompute blocks that this request would evict and that the next request of their session probably
+    /// needs soon.
     pub(super) lost: f64,
-    /// Part of the delay of others that later requests of a new session will cause.
+    /// Delay that the later requests of a new session will cause, in seconds; included in `others`.
     pub(super) settles: f64,
 }
 
 impl Harm {
-    /// Computes the terms of a row, which is below the number of candidates. `MOVES`: whether blocks may be loaded or
-    /// pulled.
+    /// Computes the terms of the cost of a row, an index into the table of candidates. `MOVES`: true if blocks may be
+    /// loaded or pulled.
     // Most rows are ruled out by a sum alone: inlined, it stays in registers, which is a fifth of a decision among many.
     #[inline(always)]
     pub(super) fn of<const MOVES: bool>(
@@ -230,7 +240,8 @@ impl Harm {
         self.at_least() + self.beside
     }
 
-    /// Lower bound of the sum: the part that grows with each time in the outlook.
+    /// Lower bound of the candidate's cost: the sum of all terms except `beside`, the delay of prompts computed in the
+    /// same step. Unlike the whole cost, this sum never shrinks if a time in the forecast grows.
     #[inline]
     pub(super) fn at_least(&self) -> f64 {
         self.wait + self.room + self.transfer + self.prefill + self.others + self.later + self.evict + self.taken
@@ -242,8 +253,8 @@ impl Harm {
     }
 }
 
-/// Seconds of the prompts before a request, if the first of them was computed for `elapsed` seconds already. Its
-/// lateness is left out.
+/// Seconds of computation queued at an engine before a new request. The first prompt of the queue has been computed for
+/// `elapsed` seconds already; if it takes longer than expected, the excess does not count.
 #[inline]
 pub(super) fn queue(all: &Candidates, row: usize, elapsed: f64) -> f64 {
     let rate = all.prefill_rate[row];
@@ -251,15 +262,15 @@ pub(super) fn queue(all: &Candidates, row: usize, elapsed: f64) -> f64 {
     all.queued_tokens[row] / rate - elapsed.min(head) + foreign(all, row)
 }
 
-/// Lower bound of the seconds of the prompts before a request: with the first of them about to be completed. `token`:
-/// seconds to compute one token.
+/// Lower bound of the seconds of computation queued before a new request: assumes that the first prompt of the queue is
+/// about to be completed. `token`: seconds to compute one token.
 #[inline(always)]
 pub(super) fn least_queue(all: &Candidates, row: usize, token: f64) -> f64 {
     (all.queued_tokens[row] - all.head_tokens[row]) * token + foreign(all, row)
 }
 
-/// Seconds of prompts that an engine reports as waiting and that did not come from this router. They count as long as
-/// its own ones.
+/// Estimated seconds to compute the prompts that an engine reports as waiting and that this router did not send. Their
+/// mean length is taken to be the mean of this router's waiting prompts.
 #[inline(always)]
 pub(super) fn foreign(all: &Candidates, row: usize) -> f64 {
     let foreign = all.reported_waiting[row] - f64::from(all.waiting[row]);

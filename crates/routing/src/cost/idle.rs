@@ -1,30 +1,33 @@
-//! Idle prompts: those whose requests have just ended, and the chance that a next turn continues one of them soon.
+//! Idle prompts: prompts whose requests have just ended, with the probability that the next request of their
+//! conversation follows soon.
 //!
 //! The blocks of an idle prompt are unused, and in a full cache they are the next to be evicted. A client that sends
-//! its next turn immediately finds them gone if a prompt that waited for room was let in meanwhile. So an idle prompt
-//! counts while its next turn waits in the router, or is likely to come before a waiting request is considered again.
+//! the next request of a conversation immediately finds them evicted if a prompt that waited for room was admitted
+//! meanwhile. Therefore an idle prompt counts while its next request waits in the router, or is likely to come before a
+//! waiting request is considered again.
 
 use std::collections::VecDeque;
 
 use crate::request::Request;
 
-/// Upper limit of the shortest class of pauses, in seconds; each further class has twice the limit.
+/// Upper limit of the shortest class of pauses between an answer and the prompt that continues it, in seconds. The
+/// limit of each further class is twice as large.
 const SHORTEST: f64 = 0.01;
-/// Number of classes of pauses.
+/// Number of classes in the histogram of pauses between an answer and the prompt that continues it.
 const CLASSES: usize = 9;
-/// Seconds after which an idle prompt without a next turn is forgotten: the longest pause.
+/// Seconds after which an idle prompt without a continuation is forgotten: the longest pause.
 const LONGEST: f64 = 2.56;
-/// Factor by which the counts of earlier pauses fade with each new one.
+/// Factor by which the counts of earlier pauses (between an answer and the next prompt) shrink with each new pause.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Initial number of prompts without a next turn, as a prior.
+/// Number of prompts that are assumed at the beginning to have had no continuation.
 const PRIOR: f64 = 8.0;
-/// Seconds for which a next turn counts as waiting in the router after its last query, as waiting turns are queried
-/// more often.
+/// Seconds after its last query for which a request that continues an idle prompt counts as waiting in the router;
+/// waiting requests are queried more often than this.
 const WAITS: f64 = 1.0;
-/// Largest number of idle prompts kept for one worker.
+/// Largest number of idle prompts (prompts whose requests have ended) kept for one worker.
 const MOST: usize = 64;
 
-/// Distribution of the pauses between the end of an answer and the prompt that continues it.
+/// Histogram of the pauses between the end of an answer and the prompt that continues it.
 #[derive(Debug, Default)]
 struct Pauses {
     classes: [f64; CLASSES],
@@ -32,7 +35,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// Adds a pause in seconds; infinite if there was no next turn.
+    /// Adds a pause between an answer and the next prompt, in seconds; infinite if no prompt continued the answer.
     fn add(&mut self, seconds: f64) {
         for count in self.classes.iter_mut().chain([&mut self.never]) {
             *count *= KEPT;
@@ -41,12 +44,12 @@ impl Pauses {
         *self.classes.get_mut(class).unwrap_or(&mut self.never) += 1.0;
     }
 
-    /// Probability of a next turn within `within` seconds, if there was none for `idle` seconds.
+    /// Probability that an idle prompt is continued within the next `within` seconds, if it was not for `idle` seconds.
     fn chance(&self, idle: f64, within: f64) -> f64 {
         1.0 - self.longer(idle + within) / self.longer(idle)
     }
 
-    /// Number of pauses longer than `seconds`, including prompts without a next turn.
+    /// Number of pauses longer than `seconds`, including prompts that were never continued.
     fn longer(&self, seconds: f64) -> f64 {
         let (mut sum, mut from, mut to) = (self.never + PRIOR, 0.0, SHORTEST);
         for count in &self.classes {
@@ -57,7 +60,8 @@ impl Pauses {
     }
 }
 
-/// End of a prompt: the number of its full blocks, and the content hash of the last one.
+/// Fingerprint of a prompt: the number of its full blocks, and the content hash of the last one. A longer prompt with
+/// this hash at the same place continues the prompt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tail {
     depth: usize,
@@ -76,18 +80,18 @@ impl Tail {
     }
 }
 
-/// Idle prompt: its request has ended.
+/// Prompt whose request has ended, and whose blocks are unused until the next request of the conversation.
 #[derive(Debug, Clone, Copy)]
 struct IdlePrompt {
     tail: Tail,
     ended: f64,
-    /// Blocks that no other request used, including those of its answer.
+    /// Number of the prompt's blocks that no other request used, including the blocks of the answer.
     blocks: f64,
-    /// Time of the last query where the prompt's next turn should go.
+    /// Time of the last routing query for a request that continues this prompt.
     asked: f64,
 }
 
-/// Idle prompts of one worker, in the order in which their requests ended.
+/// Idle prompts (prompts whose requests have ended) of one worker, in the order in which their requests ended.
 #[derive(Debug, Default)]
 struct Shelf {
     prompts: VecDeque<IdlePrompt>,
@@ -106,19 +110,20 @@ impl Shelf {
     }
 }
 
-/// Idle prompts of all workers.
+/// Idle prompts of all workers: prompts whose requests have ended.
 #[derive(Debug, Default)]
 pub(super) struct IdlePrompts {
-    /// Idle prompts of each worker, by its number.
+    /// Idle prompts (prompts whose requests have ended) of each worker, indexed by the worker's number.
     shelves: Vec<Shelf>,
-    /// Workers with idle prompts, in any order.
+    /// Numbers of the workers that have idle prompts (prompts whose requests have ended), in any order.
     occupied: Vec<u32>,
     count: usize,
     pauses: Pauses,
     found: Matches,
 }
 
-/// Idle prompts that a request continues, as last looked up: worker, and index on its shelf.
+/// Result of the last search for idle prompts that a request continues: pairs of worker, and index in the worker's
+/// list.
 #[derive(Debug, Default)]
 struct Matches {
     request: u64,
@@ -127,7 +132,8 @@ struct Matches {
 }
 
 impl IdlePrompts {
-    /// Records the end of a request that was the only one to use `blocks` blocks.
+    /// Records the end of a request, whose prompt becomes idle. `blocks`: number of its blocks that no other request
+    /// used.
     pub(super) fn ended(&mut self, worker: u32, tail: Tail, blocks: f64, now: f64) {
         let at = worker as usize;
         if self.shelves.len() <= at {
@@ -155,7 +161,8 @@ impl IdlePrompts {
         }
     }
 
-    /// Records that a request is sent to a worker. `came`: time at which it came to the router.
+    /// Records that a request is sent to a worker: the idle prompts that it continues are removed. `came`: time at
+    /// which it came to the router.
     pub(super) fn sent(&mut self, request: &Request<'_>, came: f64) {
         if self.count == 0 {
             return;
@@ -175,7 +182,8 @@ impl IdlePrompts {
         self.found = Matches { places: found, ..Matches::default() };
     }
 
-    /// Records a query where a request should go.
+    /// Records a routing query for a request, at the idle prompts (prompts whose requests have ended) that it
+    /// continues.
     pub(super) fn asked(&mut self, request: &Request<'_>, now: f64) {
         if self.count == 0 {
             return;
@@ -186,8 +194,8 @@ impl IdlePrompts {
         }
     }
 
-    /// Finds the newest idle prompt of each worker that a request continues. Repeats no search: a request is queried
-    /// just before it is sent.
+    /// Finds the newest idle prompt of each worker that a request continues. A repeated search for the same request
+    /// reuses the last result, as a request is usually queried just before it is sent.
     fn find(&mut self, request: &Request<'_>) {
         let Self { shelves, occupied, found, .. } = self;
         let tail = Tail::of(request);
@@ -200,7 +208,7 @@ impl IdlePrompts {
         found.places.extend(occupied.iter().filter_map(newest));
     }
 
-    /// Removes a worker that is gone.
+    /// Forgets the idle prompts of a worker that has left the fleet.
     pub(super) fn left(&mut self, worker: u32) {
         if let Some(shelf) = self.shelves.get_mut(worker as usize) {
             self.count -= shelf.prompts.len();
@@ -210,15 +218,15 @@ impl IdlePrompts {
         }
     }
 
-    /// Blocks of all idle prompts at a worker.
+    /// Number of blocks of all idle prompts (prompts whose requests have ended) at a worker.
     #[inline]
     pub(super) fn blocks(&self, worker: u32) -> f64 {
         self.shelves.get(worker as usize).map_or(0.0, |shelf| shelf.blocks)
     }
 
-    /// Blocks of idle prompts that a request evicts, each weighted by the probability of a next turn within `within`
-    /// seconds. `over`: blocks of the request for which only idle prompts make room. 0 for a request that itself
-    /// continues one of the idle prompts.
+    /// Number of idle prompts' blocks that a request would evict, each weighted by the probability that its prompt is
+    /// continued within `within` seconds. `over`: number of the request's blocks for which idle prompts must be
+    /// evicted. The result is 0 for a request that itself continues an idle prompt of this worker.
     pub(super) fn loss(&self, worker: u32, request: &Request<'_>, over: f64, within: f64, now: f64) -> f64 {
         let Some(shelf) = self.shelves.get(worker as usize) else { return 0.0 };
         let (mut over, mut lost) = (over, 0.0);

@@ -1,35 +1,37 @@
-//! Delay of a prompt that has no first token though it should have been computed, and the conclusions about its engine.
+//! Delay by a late prompt: one that should have been computed but has no first token yet.
 //!
-//! A late prompt may wait in a queue that is longer than the router knows: then others would wait there, too. Or only
-//! this prompt is slow, for instance because of a picture that is slow to fetch or a schema that is slow to compile,
-//! and the engine serves others normally. The engine's own report decides. Without one, a late prompt makes its engine
-//! more expensive for a while, but hardly keeps requests waiting in the router.
+//! A late prompt may be in a queue that is longer than the router knows; then further requests would wait there, too.
+//! Or only this prompt is slow, for instance because an image is slow to fetch or a schema is slow to compile, and the
+//! engine serves other requests normally. The engine's own report decides between the two. Without a report, a late
+//! prompt makes its engine more expensive for a while, but hardly keeps requests waiting in the router.
 
 use crate::candidates::Candidates;
 
-/// Seconds after which an engine's report no longer counts.
+/// Age in seconds above which an engine's report of its load is ignored.
 pub(super) const REPORT_AGE: f64 = 5.0;
-/// Largest number of seconds by which a late prompt makes its engine more expensive, unless a report says that others
-/// wait too.
+/// Largest cost of a late prompt at its engine, in seconds, unless the engine reports that requests wait there for lack
+/// of room or at its limit of running requests.
 const MOST_LATE: f64 = 5.0;
-/// Largest number of seconds for which one prompt in computation keeps requests waiting in the router: it may take
-/// longer than expected, or not be computed at all.
+/// Largest number of seconds for which one prompt at an engine keeps other requests waiting in the router. The prompt
+/// may take longer than expected, or may never be computed.
 const MOST_HELD: f64 = 10.0;
-/// Share of a cache in use, including the need of a waiting prompt, from which on the prompt is taken to wait for room.
+/// Share of a cache in use, including the blocks that a waiting prompt needs, above which the prompt is taken to wait
+/// for cache space.
 const FULL: f64 = 0.9;
 
-/// Delay caused by a late prompt at the head of an engine's queue, in seconds.
+/// Delay of further requests by a late prompt at the head of an engine's queue, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Delay {
-    /// Seconds by which a request sent to the engine is expected to start later.
+    /// Seconds by which a request sent to the engine is expected to start later because of the late prompt.
     pub(super) cost: f64,
-    /// Part of the delay that is a reason to keep a request waiting in the router.
+    /// Part of the delay, in seconds, that is a reason to keep a request waiting in the router.
     pub(super) held: f64,
 }
 
 impl Delay {
-    /// Computes the delay at a row. `elapsed`: seconds for which the prompt at the head could have been computed.
-    /// `is_at_limit`: whether the engine runs as many requests as it ever does while others wait.
+    /// Computes the delay at the engine of a candidate, given by its row in the table. `elapsed`: seconds for which the
+    /// prompt at the head of the queue could have been computed. `is_at_limit`: true if the engine runs as many
+    /// requests as it can at once.
     pub(super) fn of(all: &Candidates, row: usize, elapsed: f64, block_size: f64, is_at_limit: bool) -> Self {
         let head = all.head_tokens[row] / all.prefill_rate[row];
         let late = (elapsed - head).max(0.0);
@@ -50,8 +52,8 @@ impl Delay {
     }
 }
 
-/// Part of the seconds of an engine's queue that is a reason to keep a request waiting in the router: a prompt that
-/// could have been computed for `elapsed` seconds already counts only for a while.
+/// Seconds of an engine's queue that are a reason to keep a request waiting in the router. If the first prompt could
+/// have been computed for `elapsed` seconds already, and that is long, the rest of its expected time does not count.
 #[inline]
 pub(super) fn held(all: &Candidates, row: usize, queue: f64, elapsed: f64) -> f64 {
     if elapsed < MOST_HELD {
@@ -64,7 +66,8 @@ pub(super) fn held(all: &Candidates, row: usize, queue: f64, elapsed: f64) -> f6
 mod tests {
     use super::*;
 
-    /// One engine, whose first prompt of 1 s could be computed for 13 s and is not.
+    /// Delay (cost, held) at one engine whose first prompt, of 1 s, could have been computed for 13 s and has no first
+    /// token.
     fn late(report: impl FnOnce(&mut Candidates), is_at_limit: bool) -> (f64, f64) {
         let mut all = Candidates::idle(1);
         (all.prefill_rate[0], all.head_tokens[0], all.queued_tokens[0]) = (1_000.0, 1_000.0, 1_000.0);

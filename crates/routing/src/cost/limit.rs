@@ -1,22 +1,26 @@
-//! Limit of the number of requests that an engine runs at once: engines have one and do not announce it.
+//! Estimate of the largest number of requests that an engine runs at once: engines have this limit and do not announce
+//! it.
 //!
-//! An engine at its limit reports the same number of running requests again and again, the largest it ever had, while
-//! prompts wait for which its cache has room, and although requests end and others start. If prompts wait for room or
-//! for each other instead, the number goes up and down; while one long prompt is computed, it stays the same.
+//! An engine at its limit repeatedly reports the same number of running requests, the largest that it ever reported,
+//! although prompts wait for which its cache has room, and although requests end and others start. If prompts wait for
+//! cache space or for each other instead, the number goes up and down. While one long prompt is computed, it stays the
+//! same, so reports count as one if no request started between them.
 
-/// Number of reports that show a limit. Reports count as one if no request started between them.
+/// Number of reports needed to conclude that an engine has a limit. Reports count as one if no request started between
+/// them.
 const ENOUGH: f64 = 4.0;
-/// Largest number of reports that count: half as many against the limit, and it counts as unknown again.
+/// Largest number of reports that count in favour of a limit. Each report against it undoes two, so 15 of them make a
+/// well-established limit unknown again.
 const MOST: f64 = 32.0;
-/// Share of the cache in use above which an engine's requests may be waiting for room.
+/// Share of the cache in use above which an engine's requests may be waiting for cache space rather than at a limit.
 const ROOM: f64 = 0.85;
 
-/// Estimate of one engine's limit of running requests.
+/// Estimate of the largest number of requests that one engine runs at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunningLimit {
     most: f64,
     score: f64,
-    /// Time of the last report, in seconds.
+    /// Time of the engine's last report, in seconds.
     at: f64,
     /// True if a request has started to run since the last report that counted.
     has_begun: bool,
@@ -29,19 +33,19 @@ impl Default for RunningLimit {
 }
 
 impl RunningLimit {
-    /// True if a report is evidence for or against the limit.
+    /// True if a report of these numbers of running and waiting requests is evidence for or against a limit.
     #[inline]
     pub(super) fn is_touched(&self, running: f64, waiting: f64) -> bool {
         running > self.most || waiting > 0.0
     }
 
-    /// Records that a request has started to run: it has its first token.
+    /// Records that a request has started to run, as seen by its first token.
     pub(super) fn begin(&mut self) {
         self.has_begun = true;
     }
 
-    /// Applies a report: numbers of running and waiting requests, share of the cache in use, and time in seconds. A
-    /// report that was applied before does not count again.
+    /// Applies an engine's report: numbers of running and waiting requests, share of the cache in use, and time of the
+    /// report in seconds. A report that was applied before is ignored.
     pub(super) fn report(&mut self, running: f64, waiting: f64, usage: f64, at: f64) {
         if running > self.most {
             (self.most, self.score) = (running, 0.0);
@@ -58,7 +62,7 @@ impl RunningLimit {
         }
     }
 
-    /// The limit of running requests; infinite if unknown.
+    /// Estimated limit of the requests that the engine runs at once; infinite if unknown.
     #[inline]
     pub(super) fn get(&self) -> f64 {
         if self.score >= ENOUGH { self.most } else { f64::INFINITY }
@@ -69,7 +73,7 @@ impl RunningLimit {
 mod tests {
     use super::*;
 
-    /// Makes `times` reports, twenty a second, of `running` running requests and one that waits.
+    /// Applies `times` reports, 20 per second, with `running` running requests and one waiting request.
     fn report(limit: &mut RunningLimit, times: u32, running: impl Fn(u32) -> f64, usage: f64) {
         let from = if limit.at.is_finite() { limit.at } else { 0.0 };
         for nth in 1..=times {

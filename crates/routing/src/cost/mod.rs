@@ -1,4 +1,5 @@
-//! Policy `kvatlas`: picks the candidate with the least expected harm, in seconds.
+//! Routing policy `kvatlas`: picks the candidate with the least cost, the harm expected from sending a request there,
+//! in seconds.
 //!
 //! ```text
 //! cost = wait               prompts before it there, and the delay of the first of them
@@ -12,15 +13,14 @@
 //!      + settling           a new session and the sessions at that engine will delay each other
 //! ```
 //!
-//! A request with no block held by any engine has the same cost, with some preference for other engines than the one
-//! that took the last request of this kind. While every candidate has more than `hold` seconds queued, requests wait in
-//! the router.
+//! A request without a cached block at any engine gets a small extra cost at the engine that received the last request
+//! of this kind. While every candidate has more than `hold` seconds queued, requests wait in the router.
 //!
 //! | file | content |
 //! |---|---|
-//! | `answers.rs`, `demand.rs` | statistics: the lengths of answers; the rate of requests, the room that each takes and for how long, and the price of room |
+//! | `answers.rs`, `demand.rs` | statistics: the lengths of answers; the rate of requests, the cache space that each occupies and for how long, and the price of that space |
 //! | `sessions.rs` | the engine of each session, and the requests that a new session is expected to send |
-//! | `again.rs` | the share of computed tokens that were computed before |
+//! | `again.rs` | the share of computed blocks that had been computed before |
 //! | `slowness.rs` | the delay of an engine's steps by its running requests |
 //! | `admission.rs` | the time at which an engine will begin with a prompt |
 //! | `late.rs` | the conclusions about an engine from a late prompt |
@@ -53,27 +53,28 @@ use books::Books;
 use harm::{Harm, NAMES, PromptParts, Scene, queue};
 use late::held;
 
-/// Difference of costs, in seconds, below which two candidates count as equal and one is chosen at random.
+/// Difference of costs, in seconds, below which two candidates count as equal, so that one of them is chosen at random.
 const EQUAL: f64 = 1e-9;
-/// Seconds that a request waits before an engine computes a prompt that is on its way to another engine: further
-/// prompts of its burst, or other ones, may be about to come.
+/// Seconds that a request waits before another engine computes a prompt that is already on its way to one engine: more
+/// requests of its burst, or unrelated ones, may be about to come.
 const MOMENT: f64 = 0.02;
 /// Upper limit of the rounding error of a sum of seconds.
 const ROUNDING: f64 = 1e-6;
 
-/// Policy `kvatlas`: see the module's documentation.
+/// Routing policy `kvatlas`: picks the candidate with the least expected harm in seconds.
 pub(crate) struct Kvatlas {
     weights: Weights,
     rng: Rng,
     books: Books,
     costs: Vec<f64>,
-    /// The least cost and its row, after [`Kvatlas::assess_cheapest`].
+    /// Least cost in seconds and the row of the candidate that has it, as set by [`Kvatlas::assess_cheapest`].
     least: (f64, usize),
-    /// Seconds until each row's engine would start the request.
+    /// Seconds until each candidate's engine would start the request.
     starts: Vec<f64>,
-    /// Seconds of recomputation that are likely if each row takes the request.
+    /// Seconds to recompute those blocks that the request would evict at each candidate and that are likely to be
+    /// needed soon.
     losses: Vec<f64>,
-    /// Part of each cost that later requests of a new session will cause.
+    /// Part of each candidate's cost, in seconds, that later requests of a new session will cause.
     settled: Vec<f64>,
 }
 
@@ -92,7 +93,8 @@ impl Kvatlas {
         })
     }
 
-    /// Finds the row that takes a request.
+    /// Finds the candidate for a request, as its row: the cheapest one, or with a temperature a random one that favours
+    /// low costs.
     fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) -> usize {
         self.books.look(request, candidates, now);
         if self.weights.temperature > 0.0 {
@@ -108,7 +110,7 @@ impl Kvatlas {
         }
     }
 
-    /// Computes the costs of all rows.
+    /// Computes the costs of all candidates, in seconds.
     fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) {
         let mut costs = std::mem::take(&mut self.costs);
         let (mut starts, mut losses) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.losses));
@@ -125,9 +127,9 @@ impl Kvatlas {
         (self.costs, self.starts, self.losses, self.settled) = (costs, starts, losses, settled);
     }
 
-    /// Computes the exact costs of the rows that may be the cheapest. The other rows get a lower bound that already
-    /// exceeds the least cost: the forecast at an engine, and the sources it pulls from, take longest to compute, and
-    /// matter little for most rows.
+    /// Computes the exact costs of the candidates that may be the cheapest. For the others, only a lower bound is
+    /// computed that already exceeds the least cost. The forecast for an engine and the choice of sources to pull from
+    /// take most of the time, and matter only for few candidates.
     fn assess_cheapest<const MOVES: bool>(
         &mut self,
         request: &Request<'_>,
@@ -177,7 +179,7 @@ impl Kvatlas {
         }
     }
 
-    /// Calls `each` with the terms of every row, in order.
+    /// Calls `each` with the cost terms of every candidate, in the order of the table's rows.
     fn assess(
         &self,
         request: &Request<'_>,
@@ -208,7 +210,7 @@ impl Kvatlas {
         self.goes_or_waits(row, request, candidates, ways, now)
     }
 
-    /// Decides whether a request goes to the worker of the chosen row, or waits in the router.
+    /// Decides if a request goes to the chosen candidate now, or waits in the router.
     fn goes_or_waits(
         &mut self,
         row: usize,
@@ -248,7 +250,7 @@ impl Kvatlas {
         if request.waited < patience * (cost - started) { Choice::WaitFor { row, instead } } else { Choice::Row(row) }
     }
 
-    /// Row with the least cost; among equals a random one.
+    /// Row of the candidate with the least cost; a random one of them if several are equal.
     fn least(&mut self) -> usize {
         let (least, row) = self.least;
         let equal = |cost: &f64| *cost <= least + EQUAL;
@@ -260,7 +262,7 @@ impl Kvatlas {
         self.costs.iter().enumerate().filter(|(_, cost)| equal(cost)).nth(nth).map_or(0, |(row, _)| row)
     }
 
-    /// Draws a random row; the more it costs, the less often.
+    /// Draws a random candidate, with a probability that falls exponentially with its cost; returns its row.
     fn drawn(&mut self) -> usize {
         let least = self.costs.iter().copied().fold(f64::INFINITY, f64::min);
         let temperature = self.weights.temperature;
@@ -355,7 +357,8 @@ impl Policy for Kvatlas {
     }
 }
 
-/// Parts of the prompt for the best way of a row.
+/// Split of a prompt for the best way in which a candidate's engine can get its blocks: tokens to compute, load and
+/// pull.
 #[inline]
 fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, row: usize) -> PromptParts {
     match (ways, candidates.way(row)) {
@@ -365,34 +368,36 @@ fn parts_of(request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'
     }
 }
 
-/// True if a request continues a prompt that is on its way, and has little more to compute, so that it need not wait
-/// for a turn of its own.
+/// True if a request continues a prompt that is on its way to an engine, and adds at most an eighth to it, so that the
+/// two can be computed together.
 fn follows(request: &Request<'_>, candidates: &Candidates) -> bool {
     let depths = candidates.predicted_blocks.iter().zip(&candidates.device_blocks);
     depths.filter(|(predicted, held)| predicted > held).any(|(predicted, _)| *predicted * 8 >= request.blocks() * 7)
 }
 
-/// Weights of the terms of the cost, which is in seconds. Each weight can be given as an option of the same name.
+/// Weights of the terms of the policy's cost, which is in seconds. Each weight can be set by the option of the same
+/// name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// Weight of the seconds that it took to compute the blocks that new ones evict.
+    /// Weight of a second of computing evicted blocks again: the blocks that a request's new blocks evict.
     pub evict: f64,
-    /// Weight of a second by which future requests will wait longer for room in the cache.
+    /// Weight of a second by which future requests will wait longer for space in the cache.
     pub price: f64,
-    /// Weight of a second by which a new session, with all the requests it is expected to send, and the sessions at an
-    /// engine will delay each other. 0: the first request of a session counts like any other.
+    /// Weight of a second by which a new session, with all requests that it is expected to send, and the sessions at an
+    /// engine will delay each other. 0: only the session's first request counts.
     pub settle: f64,
-    /// Seconds within which an engine must start a request, or the request waits in the router. 0: no request waits.
+    /// Seconds within which an engine must be able to start a request; if no engine can, the request waits in the
+    /// router. 0: requests never wait in the router.
     pub hold: f64,
-    /// Longest wait for the best engine, as a multiple of the additional cost of the best engine that would start soon.
-    /// 0: no request waits for one engine.
+    /// Longest wait in the router for the best engine, as a multiple of the cost that the best engine available soon
+    /// would add. 0: requests never wait for a particular engine.
     pub patience: f64,
-    /// Difference between two costs, in seconds, at which the more expensive engine is chosen e times less often. 0:
-    /// the cheapest engine is always chosen.
+    /// Difference between two costs, in seconds, that makes the more expensive engine e times (2.7 times) less likely.
+    /// 0: the cheapest engine is always chosen.
     pub temperature: f64,
 }
 
-/// Names of former weights, with a text that says what replaced each.
+/// Names of weights that no longer exist, each with a text that says what replaced it.
 const LEARNT: [(&str, &str); 2] = [
     ("host", "what loads from host memory cost is learnt, and begins with the settings host_floor and host_token"),
     ("far", "what loads from disks and pools cost is learnt, and begins with the settings far_floor and far_token"),
@@ -405,10 +410,11 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// Takes the weights from the options.
+    /// Removes the weights from the given options and returns them.
     ///
     /// # Errors
-    /// Code `bad_option` for a weight that is not a number or out of range.
+    ///
+    /// Code `bad_option` for a weight that is not a number or is out of range.
     pub(crate) fn take(options: &mut Options) -> Result<Self, Error> {
         for (name, settings) in LEARNT {
             options.refuse(name, settings)?;

@@ -1,8 +1,8 @@
-//! Sessions: the worker of each, and the load that a new session is expected to bring to its worker.
+//! Sessions: the worker of each one, and the load that a new session is expected to bring to its worker.
 //!
-//! A session continues where its prompts are cached, so its first request decides for all that follow. The expectation
-//! is learnt from earlier sessions: how many more requests they send, after which pauses, and how much of each is
-//! computed.
+//! The requests of a session go to the worker that has their common prompt cached, so the choice for the first request
+//! decides for all later ones. The expected load is learnt from earlier sessions: how many more requests they send,
+//! after which pauses, and how many seconds of prefill each needs.
 
 use std::collections::VecDeque;
 
@@ -10,52 +10,57 @@ use hashbrown::HashMap;
 
 /// Largest number of sessions that are remembered.
 const MOST: usize = 1 << 15;
-/// Upper limit of the shortest class of pauses, in seconds; each further class has twice the limit.
+/// Upper limit of the shortest class of pauses between a session's requests, in seconds; the limit of each further
+/// class is twice as large.
 const SHORTEST: f64 = 1.0;
-/// Number of classes of pauses.
+/// Number of classes in the histogram of pauses between a session's requests.
 const CLASSES: usize = 13;
-/// Share of the pauses that are shorter than the silence after which a session counts as over.
+/// Quantile (share) of the pauses between a session's requests: after a pause that exceeds this share of all pauses,
+/// the session counts as over.
 const NEARLY_ALL: f64 = 0.95;
-/// Seconds of silence after which a session counts as over while few pauses are known; `LEAST`: lower limit later.
+/// Seconds without a request after which a session counts as over, while few pauses are known; `LEAST`: lower limit in
+/// seconds once they are known.
 const UNKNOWN: f64 = 60.0;
 const LEAST: f64 = 10.0;
-/// Factor by which earlier pauses fade with each new one.
+/// Factor by which the counts of earlier pauses between a session's requests shrink with each new pause.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Number of pauses below which their distribution is not used.
+/// Number of pauses between sessions' requests that must be known before their distribution is used.
 const FEW: f64 = 8.0;
 
-/// Worker and last request of a session that is not over.
+/// Worker of a session, and the time of the session's last request.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     worker: u32,
     last: f64,
 }
 
-/// Sessions at each worker, and the statistics of all sessions.
+/// Current worker of each session, and statistics of all sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     places: HashMap<u64, Place>,
-    /// Time and session of each request, the oldest first: a session's last entry has its last time.
+    /// Time and session of each request, oldest first; the last entry of a session has the time of its last request.
     touched: VecDeque<(f64, u64)>,
-    /// Number of sessions at each worker, by its number.
+    /// Number of sessions at each worker, indexed by the worker's number.
     living: Vec<u32>,
-    /// Faded counts of requests that were not a session's first (`later`), and of sessions that are over.
+    /// Decaying counts: requests that were not the first of their session (`later`), and sessions that are over
+    /// (`over`).
     later: f64,
     over: f64,
     pauses: [f64; CLASSES],
-    /// Faded sums over the later requests: pauses (`between`) and prefill, both in seconds.
+    /// Decaying sums over requests that were not the first of their session: pauses before them (`between`) and
+    /// prefill, both in seconds.
     between: f64,
     prefill: f64,
     lasts: f64,
 }
 
 impl Sessions {
-    /// True if a session has sent requests before, and is not over.
+    /// True if a session has sent requests before and is not over.
     pub(super) fn knows(&self, session: u64) -> bool {
         self.places.contains_key(&session)
     }
 
-    /// Records a session's request, which is sent to a worker that computes `prefill` seconds for it.
+    /// Records that a session's request is sent to a worker, where its prompt takes `prefill` seconds to compute.
     pub(super) fn sent(&mut self, session: u64, worker: u32, prefill: f64, now: f64) {
         self.expire(now);
         self.touched.push_back((now, session));
@@ -86,7 +91,7 @@ impl Sessions {
         self.lasts = self.longest_pause();
     }
 
-    /// Seconds of silence after which a session counts as over.
+    /// Seconds without a request after which a session counts as over.
     fn longest_pause(&self) -> f64 {
         let all: f64 = self.pauses.iter().sum();
         if all < FEW {
@@ -119,7 +124,7 @@ impl Sessions {
         }
     }
 
-    /// Number of sessions at a worker.
+    /// Number of sessions at a worker that are not over.
     #[inline]
     pub(super) fn living(&self, worker: u32) -> f64 {
         f64::from(self.living.get(worker as usize).copied().unwrap_or_default())
@@ -130,17 +135,17 @@ impl Sessions {
         self.later / (self.over + 0.5 * self.places.len() as f64 + 1.0)
     }
 
-    /// Mean prefill of a session's later requests, in seconds.
+    /// Mean prefill time of requests that are not the first of their session, in seconds.
     pub(super) fn prefill(&self) -> f64 {
         self.prefill / self.later.max(1.0)
     }
 
-    /// Share of the time in which a session has a request in flight, if each takes `residence` seconds.
+    /// Fraction of the time for which a session has a request in flight, if each request takes `residence` seconds.
     pub(super) fn duty(&self, residence: f64) -> f64 {
         (residence * self.later / self.between.max(1e-3)).min(1.0)
     }
 
-    /// Removes a worker that is gone, with its sessions, which must go elsewhere.
+    /// Forgets a worker that has left the fleet, and its sessions.
     pub(super) fn left(&mut self, worker: u32) {
         if let Some(living) = self.living.get_mut(worker as usize) {
             *living = 0;

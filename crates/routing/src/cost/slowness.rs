@@ -1,36 +1,36 @@
-//! Estimate of how much more slowly an engine generates the more requests it runs.
+//! Estimate of an engine's slowdown: how the time between tokens grows with the number of requests that it runs.
 //!
-//! Each step serves all running requests, and reads their contexts. The cost of that depends on the engine, so it is
-//! learnt for the fleet: the time between the tokens of an answer, relative to the engine's usual one, as a linear
-//! function of the load meanwhile.
+//! Each step of an engine makes one token of every running answer, and reads the KV of all their tokens. The duration
+//! of a step depends on the engine, so it is learnt for the fleet: a linear regression of the time between an answer's
+//! tokens, relative to the engine's mean, on the load meanwhile.
 
-/// Factor by which a time must differ from the usual one to be left out.
+/// Factor by which a time must differ from the engine's mean to be ignored as an outlier.
 const STRAY: f64 = 3.0;
-/// Factor by which earlier samples fade with each new one.
+/// Factor by which the weight of earlier samples of answers' speeds shrinks with each new sample.
 const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
-/// Units of load (requests, tokens) that bring both to similar numbers.
+/// Units in which load is measured (requests, tokens), so that both have similar magnitudes in the regression.
 const UNITS: [f64; 2] = [16.0, 200_000.0];
-/// Weight of the assumption that load makes no difference.
+/// Weight of the prior assumption that load does not slow an engine.
 const PRIOR: f64 = 1.6;
-/// Share by which one more request makes a step longer until that is learnt, and the weight of this assumption: equal
-/// to 64 samples whose loads are two requests from the mean.
+/// Prior estimate: relative growth of an engine's step (one token of every running answer) by one more request, and the
+/// weight of this estimate, which equals 64 samples whose loads are two requests from the mean.
 const EXPECTED: (f64, f64) = (0.01, 1.0);
-/// Least time without load, relative to the usual one: an extrapolation beyond the samples.
+/// Lower limit of an engine's step time without load, relative to the mean: it is extrapolated beyond the samples.
 const LEAST: f64 = 0.2;
 
-/// Load of an engine: the requests that it runs.
+/// Load of an engine: the number of its running requests, and of their tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Load {
     pub(super) requests: f64,
-    /// Tokens of the prompts and answers of these requests.
+    /// Number of tokens of the running requests' prompts and answers.
     pub(super) tokens: f64,
 }
 
-/// Sums of a linear regression of step times on load, and the slopes.
+/// Linear regression of an engine's step time on its load: sums over the samples, and the resulting slopes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slowness {
     weight: f64,
-    /// Sums of the loads (`x`), of the times (`y`), and of their products.
+    /// Sums over the samples: loads of an engine (`x`), relative times between tokens (`y`), and their products.
     x: [f64; 2],
     y: f64,
     xx: f64,
@@ -38,12 +38,12 @@ pub(super) struct Slowness {
     zz: f64,
     xy: f64,
     zy: f64,
-    /// Shares by which each request and each token makes a step longer than without load.
+    /// Relative growth of a step's duration by each running request and by each of their tokens, compared with no load.
     slopes: [f64; 2],
 }
 
 impl Slowness {
-    /// Adds an answer whose tokens took `times` the engine's usual time.
+    /// Adds an answer as a sample. `times`: its time between tokens, as a multiple of the engine's mean.
     pub(super) fn add(&mut self, load: Load, times: f64) {
         if !(1.0 / STRAY..=STRAY).contains(&times) {
             return;
@@ -80,12 +80,12 @@ impl Slowness {
         self.slopes = [a / empty / UNITS[0], b / empty / UNITS[1]];
     }
 
-    /// Mean number of requests that ran at an engine, over the samples.
+    /// Mean number of requests that ran at an engine, over all samples.
     pub(super) fn usual_requests(&self) -> f64 {
         self.x[0] / self.weight.max(1.0) * UNITS[0]
     }
 
-    /// Share by which one more average request makes a step longer: a mix of the learnt share and the expected one, as
+    /// Relative growth of an engine's step time by one more average request: a mix of the learnt value and a prior, as
     /// samples at a single load teach nothing.
     pub(super) fn of_one_more(&self) -> f64 {
         let (each, weight) = EXPECTED;
@@ -94,14 +94,14 @@ impl Slowness {
         (self.learnt() * known + each * weight) / (known + weight)
     }
 
-    /// Share by which one more average request makes a step longer, by the samples alone.
+    /// Relative growth of an engine's step time by one more average request, computed from the samples alone.
     fn learnt(&self) -> f64 {
         let usual = Load { requests: self.usual_requests(), tokens: self.x[1] / self.weight.max(1.0) * UNITS[1] };
         let each = usual.tokens / usual.requests.max(1.0);
         (self.slopes[0] + self.slopes[1] * each) / self.of(usual)
     }
 
-    /// Duration of a step under a load, relative to one without load.
+    /// Step time of an engine under a load, relative to its step time without load.
     fn of(&self, load: Load) -> f64 {
         1.0 + self.slopes[0] * load.requests + self.slopes[1] * load.tokens
     }

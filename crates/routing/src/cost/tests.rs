@@ -1,4 +1,4 @@
-//! Tests of the policy in a router.
+//! Tests of the policy `kvatlas` within a router.
 
 use super::Kvatlas;
 use crate::candidates::Candidates;
@@ -9,7 +9,7 @@ use crate::rng::Rng;
 use crate::transfers::Ways;
 use crate::{Config, Depth, Depths, Load, Outcome, Router, Usage};
 
-/// The policy, where each choice is compared with the costs of all rows.
+/// Policy `kvatlas` that checks each choice against the costs of all candidates.
 struct CheckedPolicy(Kvatlas);
 
 impl CheckedPolicy {
@@ -166,8 +166,9 @@ fn the_cheapest_is_found_without_a_close_look_at_all() {
     assert!(pulled > 100, "{pulled} requests pull");
 }
 
-/// Outcomes on one engine with room for three prompts: for a prompt of another client, then for a client's next turn.
-/// That client has sent each turn as soon as it had the last answer. It has just received one; two other requests run.
+/// Outcomes of two requests on one engine with room for three prompts: first a prompt of another client, then the next
+/// prompt of a conversation. That conversation's client has always sent the next prompt as soon as it had the answer.
+/// It has just received an answer; two other requests run.
 fn goes_and_next_turn() -> [Outcome; 2] {
     let policy = Kvatlas::new(&mut Options::default(), 0).unwrap();
     let mut router = Router::new(Config::default(), Box::new(policy));
@@ -201,7 +202,8 @@ fn room_is_kept_for_a_next_turn_that_comes_at_once() {
     assert!(matches!(outcomes, [Outcome::Waits(_), Outcome::Placed(_)]), "{outcomes:?}");
 }
 
-/// Sends `prompts` identical prompts at once to four engines without any of their blocks. Returns how many each gets.
+/// Sends `prompts` identical prompts at once to four engines that hold none of their blocks. Returns the number that
+/// each engine gets.
 fn copies_of(prompts: u32, tokens: u32) -> Vec<u32> {
     let policy = Kvatlas::new(&mut Options::from_json(r#"{"hold": 0}"#).unwrap(), 0).unwrap();
     let mut router = Router::new(Config::default(), Box::new(policy));
@@ -228,8 +230,9 @@ fn a_prompt_on_its_way_is_computed_by_another_as_well_if_too_many_wait_for_it() 
     assert!(engines(&copies_of(160, 8_000)) > engines(&copies_of(160, 80_000)));
 }
 
-/// Sessions with a common beginning go to the engine that holds it, until all their expected requests would delay each
-/// other there by more than computing the beginning once more costs.
+/// Checks the choice for sessions with a common beginning: they go to the engine that holds the beginning, until the
+/// delay that all their expected requests would cause there exceeds the cost of computing the beginning once more
+/// elsewhere.
 #[test]
 fn a_new_session_does_not_always_begin_where_its_first_prompt_is_cheapest() {
     let mut router = Router::new(

@@ -1,15 +1,15 @@
-//! Random numbers, and random choices.
+//! Generator of pseudorandom numbers, and random choices by weight or cost.
 
 use std::cmp::Ordering;
 
-/// Generator of random numbers from a seed: `SplitMix64` (Steele, Lea, Flood 2014).
+/// Generator of pseudorandom numbers from a seed: `SplitMix64` (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub struct Draw {
     state: u64,
 }
 
 impl Draw {
-    /// Creates the generator of a seed.
+    /// Creates a generator from a seed; equal seeds give equal sequences.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
@@ -20,18 +20,19 @@ impl Draw {
         mix(self.state)
     }
 
-    /// A random number below `bound`; 0 if `bound` is 0.
+    /// Next random integer, at least 0 and below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let wide = u128::from(self.next()) * bound as u128;
         usize::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// A random number from 0 up to, not including, 1.
+    /// Next random number, at least 0 and below 1.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The row with the lowest key; among equals a random one. `None` without rows.
+    /// Item with the lowest key, as its row number; a random one of them if several have it. None if there are no
+    /// items.
     pub fn lowest<K: PartialOrd>(
         &mut self,
         rows: impl Iterator<Item = usize>,
@@ -56,8 +57,8 @@ impl Draw {
         best.map(|(row, _)| row)
     }
 
-    /// An index of `costs`: the lowest cost at temperature 0, otherwise a random one with probability proportional to
-    /// `exp(-(cost - lowest) / (range * temperature))`. 0 if `costs` is empty.
+    /// Draws an index of `costs`: the one with the lowest cost at temperature 0, otherwise a random one with a
+    /// probability proportional to `exp(-(cost - lowest) / (range * temperature))`. 0 if `costs` is empty.
     pub fn soft(&mut self, costs: &[f64], temperature: f64) -> usize {
         let low = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let range = costs.iter().copied().fold(f64::NEG_INFINITY, f64::max) - low;
@@ -68,8 +69,8 @@ impl Draw {
         self.in_proportion(&weights.collect::<Vec<f64>>())
     }
 
-    /// A random index of `weights`, with probability proportional to the weight. No weight may be below 0, and one must
-    /// be above.
+    /// Draws an index of `weights`, with a probability proportional to the weight. No weight may be negative, and at
+    /// least one must be positive.
     pub fn in_proportion(&mut self, weights: &[f64]) -> usize {
         let mut left = self.unit() * weights.iter().sum::<f64>();
         for (at, weight) in weights.iter().enumerate() {
@@ -82,14 +83,15 @@ impl Draw {
     }
 }
 
-/// Spreads a number over all 64 bits, so that close numbers become unrelated.
+/// Mixes the bits of a number, so that close numbers become unrelated.
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
 }
 
-/// The better of two random rows by `load`, the first of equals; the only row if there is only one.
+/// Draws two random items of `rows` and returns the one with the smaller `load`, or the first if both are equal. If
+/// there is only one item, returns it.
 pub fn better_of_two(draw: &mut Draw, rows: &[usize], load: impl Fn(usize) -> f64) -> usize {
     let one = draw.below(rows.len());
     let Some(&first) = rows.get(one) else { return 0 };

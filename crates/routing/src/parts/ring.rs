@@ -2,7 +2,8 @@
 
 use crate::parts::draw::mix;
 
-/// Workers at several points each on a circle of 64-bit numbers. Workers that come or go move only their own share.
+/// Ring of workers for consistent hashing: each worker has several points on a circle of 64-bit numbers. A worker that
+/// is added or removed changes the assignment only of its own share of the keys.
 ///
 /// A point depends only on the worker's number, so two routers with the same numbers agree.
 #[derive(Debug)]
@@ -18,19 +19,19 @@ impl Ring {
         Self { points: points.max(1), workers: Vec::new(), places: Vec::new() }
     }
 
-    /// Number of workers on the ring.
+    /// Number of workers on the hash ring.
     #[must_use]
     pub fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// True if no worker is on the ring.
+    /// True if no worker is on the hash ring.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.workers.is_empty()
     }
 
-    /// Adds those of `workers` that are not on the ring yet.
+    /// Adds all given workers that are not on the ring yet.
     pub fn put(&mut self, workers: &[u32]) {
         let before = self.places.len();
         for &worker in workers {
@@ -44,7 +45,7 @@ impl Ring {
         }
     }
 
-    /// Removes a worker from the ring.
+    /// Removes a worker from the hash ring.
     pub fn remove(&mut self, worker: u32) {
         if let Ok(at) = self.workers.binary_search(&worker) {
             self.workers.remove(at);
@@ -52,7 +53,8 @@ impl Ring {
         }
     }
 
-    /// First row of `workers` that `takes` accepts, in the order of the ring from `key` on; `None` if it accepts none.
+    /// Index of the first worker in `workers` that the predicate `takes` accepts, in the order of the ring from `key`
+    /// on; None if there is none.
     pub fn first(&self, key: u64, workers: &[u32], mut takes: impl FnMut(usize) -> bool) -> Option<usize> {
         let start = self.places.partition_point(|&(place, _)| place < key);
         let sorted = workers.is_sorted();

@@ -1,4 +1,4 @@
-//! Policy `least-loaded`: the worker with the least work.
+//! Routing policy `least-loaded`: picks the worker with the least load.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
@@ -7,15 +7,15 @@ use crate::parts::{sheet, weight};
 use crate::policy::{Choice, Policy, Terms};
 use crate::request::Request;
 
-/// The worker with the least load relative to its weight; among equals the one with the fewest requests, then a random
-/// one.
+/// Routing policy that picks the worker with the least load relative to its weight; among equals the one with the
+/// fewest requests, then a random one.
 ///
 /// ```text
 /// load = prompt tokens of requests without a first token / weight        (by = tokens)
 /// load = requests in flight / weight                                     (by = requests)
 /// ```
-/// It ignores caches, so a prompt counts in full. `by = requests` is called least loaded or least requests in other
-/// routers (Dynamo's `least-loaded`, AIBrix's `least-request`).
+/// The policy ignores caches, so cached tokens of a prompt count too. `by = requests` is called least loaded or least
+/// requests in other routers (Dynamo's `least-loaded`, AIBrix's `least-request`).
 pub(super) struct LeastLoaded {
     by_tokens: bool,
     draw: Draw,

@@ -1,4 +1,4 @@
-//! Plain policies, which belong to no project: each considers one criterion.
+//! Plain routing policies, each of which considers one criterion.
 //!
 //! The text of each file defines its policy, in words and symbols, and names routers with the same policy. Policies of
 //! other projects are in a crate of their own. `docs/reference/policies.md` lists all policies with their options.
@@ -12,7 +12,7 @@ mod sticky_least_loaded;
 
 use crate::policy::{PolicyEntry, boxed};
 
-/// Entries of the plain policies.
+/// Table entries of the plain policies: name and constructor.
 pub(crate) const PLAIN: [PolicyEntry; 6] = [
     PolicyEntry { name: "random", make: |options, seed| boxed(random::Random::new(options, seed)) },
     PolicyEntry { name: "round-robin", make: |options, seed| boxed(round_robin::RoundRobin::new(options, seed)) },
@@ -31,12 +31,13 @@ mod testing {
     use crate::policy::{Choice, Policy};
     use crate::request::Request;
 
-    /// Returns a fleet of `count` idle workers, numbered from 0.
+    /// Creates a fleet of `count` idle workers, numbered from 0, for tests.
     pub(super) fn fleet(count: usize) -> Candidates {
         Candidates::idle(count)
     }
 
-    /// Chooses a row for a request, and sends it there.
+    /// Chooses a candidate for a request by a policy and reports to the policy that the request was sent there; returns
+    /// the candidate's row in the table.
     pub(super) fn send(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
         let Choice::Row(row) = policy.choose(request, candidates, now) else { panic!("it waits") };
         policy.sent(request, candidates, row, now);

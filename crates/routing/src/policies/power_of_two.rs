@@ -1,4 +1,4 @@
-//! Policy `power-of-two`: the better of two random workers.
+//! Routing policy `power-of-two`: picks the less loaded of two random workers.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
@@ -7,11 +7,11 @@ use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Draws two workers at random, and picks the one with fewer requests in flight relative to its weight (Mitzenmacher
-/// 2001).
+/// Routing policy that draws two workers at random, and picks the one with fewer requests in flight relative to its
+/// weight (Mitzenmacher 2001).
 ///
-/// Equals `power_of_two` of vllm-router (docs/load_balancing) and sglang-router. It is also the default of Ray Serve,
-/// which compares queue lengths up to 10 s old; here the counts are the router's own and current.
+/// The policy equals `power_of_two` of vllm-router (docs/load_balancing) and sglang-router. It is also the default of
+/// Ray Serve, which compares queue lengths up to 10 s old; this policy uses the router's own current counts.
 pub(super) struct PowerOfTwo {
     draw: Draw,
 }

@@ -1,4 +1,4 @@
-//! Policy `random`: a random worker.
+//! Routing policy `random`: picks a random worker.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
@@ -7,7 +7,7 @@ use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Picks a random worker, with a probability proportional to its weight.
+/// Routing policy that picks a random worker, with a probability proportional to the worker's weight.
 pub(super) struct Random {
     draw: Draw,
 }

@@ -1,4 +1,4 @@
-//! Policy `round-robin`: one worker after the other.
+//! Routing policy `round-robin`: picks the workers in turn.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Picks one worker after the other, each as often as its weight says: with each request every candidate gets its
-/// weight as credit; the one with the most credit takes the request and pays the sum of all weights (the smooth
-/// weighted round robin of nginx). Equal weights give plain turns.
+/// Routing policy that picks the workers in turn, each with a frequency proportional to its weight. With each request
+/// every candidate gets its weight as credit; the one with the most credit takes the request and loses the sum of all
+/// weights as credit (the smooth weighted round robin of nginx). With equal weights this is plain round robin.
 pub(super) struct RoundRobin {
     credit: BTreeMap<u32, f64>,
 }

@@ -1,4 +1,4 @@
-//! Policy `session`: a session stays at its worker.
+//! Routing policy `session`: sends all requests of a session to one worker.
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
@@ -8,17 +8,17 @@ use crate::parts::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Consistent hashing of the session with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018): the first worker on the
-/// ring, from the session's place on, that has fewer requests than
+/// Routing policy by consistent hashing of the session with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018). It
+/// picks the first worker on the hash ring, from the session's hash on, that has fewer requests than
 ///
 /// ```text
 /// bound = ceil(load_factor * (requests in flight + 1) * weight / sum of weights)
 /// ```
-/// Requests without a session go to the worker with the fewest requests for its weight.
+/// Requests without a session go to the worker with the fewest requests relative to its weight.
 ///
-/// Routers that have a session policy (vLLM production-stack's `session`, vllm-router's `consistent_hash` with 160 points a
-/// worker, Ray Serve's `ConsistentHashRouter`) have no bound: that is a `load_factor` of 1e9. 1.25 is HAProxy's advice for
-/// `hash-balance-factor` (125).
+/// Routers that have a session policy (vLLM production-stack's `session`, vllm-router's `consistent_hash` with 160
+/// points a worker, Ray Serve's `ConsistentHashRouter`) have no bound, which equals a `load_factor` of 1e9. HAProxy
+/// recommends 1.25 for its `hash-balance-factor` (125).
 pub(super) struct Session {
     load_factor: f64,
     ring: Ring,

@@ -1,4 +1,4 @@
-//! Policy `sticky-least-loaded`: a session stays at the worker that had the fewest sessions.
+//! Routing policy `sticky-least-loaded`: assigns a new session to the worker with the fewest sessions, where it stays.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,15 @@ use crate::request::Request;
 /// Largest number of sessions that are remembered.
 const SESSIONS: usize = 1 << 16;
 
-/// Policy like `sticky_least_loaded` of vllm-router (vllm-project/router#235, autumn 2026): a new session goes to the
-/// worker with the fewest sessions, by rendezvous hashing among equals, and stays until it has sent nothing for
-/// `idle_secs`.
+/// Routing policy like `sticky_least_loaded` of vllm-router (vllm-project/router#235, autumn 2026). A new session goes
+/// to the worker with the fewest sessions, chosen by rendezvous hashing among equals, and stays there until it has sent
+/// no request for `idle_secs` seconds.
 ///
-/// Requests without a session go to the worker with the fewest requests, the first of equals. In vllm-router a client
-/// may also end its session (`POST /finish_session`), which is not possible here.
+/// Requests without a session go to the worker with the fewest requests, the first one among equals. In vllm-router a
+/// client can also end its session (`POST /finish_session`), which this policy does not support.
 pub(super) struct StickyLeastLoaded {
     idle: f64,
-    /// Worker of each session, and the time of its last request in seconds.
+    /// Worker of each session, and the time of the session's last request in seconds.
     sessions: HashMap<u64, (u32, f64)>,
     /// Number of sessions of each worker.
     counts: HashMap<u32, usize>,

@@ -1,5 +1,5 @@
-//! Predictions of blocks that are not announced: prompts on their way, and caches of engines that announce nothing; and
-//! a queue of numbers by due time.
+//! Predictions of cached blocks that are not announced: blocks of prompts on their way to workers, and caches of
+//! engines that publish no events. Also a queue of numbers by due time.
 
 mod sent_prompts;
 mod unheard;
@@ -11,9 +11,9 @@ use crate::time::Time;
 pub(crate) use sent_prompts::{Insertion, Leaf, SentPrompts};
 pub use unheard::{PredictedIndex, Retention};
 
-/// Queue of numbers by due time. Most are added in the order of their times, or in one of two orders, as all are due
-/// the same time after now: these are in two lines, and only others in a heap, where each step accesses another place
-/// of memory.
+/// Priority queue of numbers by due time. Most numbers are added in the order of their times, or in one of two orders,
+/// as their delay is constant. These numbers are kept in two lines; only the others are in a heap, which has slower
+/// memory access.
 #[derive(Debug, Default)]
 struct DueNumbers {
     lines: [VecDeque<(Time, u32)>; 2],
@@ -33,7 +33,7 @@ impl DueNumbers {
         }
     }
 
-    /// Removes and returns a number that is due by `now`, in any order; None if there is none.
+    /// Removes and returns one of the numbers that are due at the time `now`, in any order; None if there is none.
     fn pop(&mut self, now: f64) -> Option<u32> {
         let first = self.lines.iter_mut().find(|line| line.front().is_some_and(|(time, _)| time.0 <= now));
         if let Some((_, number)) = first.and_then(VecDeque::pop_front) {

@@ -1,13 +1,13 @@
-//! Prompts on their way, as a trie of runs: blocks of a prompt just sent count as held until the engine's events
+//! Prompts on their way to workers, as a trie: blocks of a prompt just sent count as held until the engine's events
 //! announce them.
 //!
-//! A run holds consecutive content hashes and is never split; a prompt that diverges after `fork` blocks continues in a
-//! run of its own, found by (run, fork, next hash). An entry of a run says that a worker will hold the run's first
-//! `end` blocks, because of which request, and until when. An entry is removed when its request fails, when the index
-//! shows as many blocks, or when its time is over, whichever comes first.
+//! Each node of the trie is a run, a list of consecutive content hashes that is never split. A prompt that diverges
+//! after `fork` blocks of a run continues in another run, found by (run, fork, next hash). An entry of a run says that
+//! a worker will hold the run's first `end` blocks, for a given request, and until when. An entry is removed when its
+//! request fails, when the index shows as many blocks, or when it expires, whichever comes first.
 //!
-//! The same runs count which of their blocks each worker's requests use, until these end: blocks that several requests
-//! use count once, and cannot be evicted from the worker's cache meanwhile.
+//! The same runs count the blocks that each worker's requests use until they end. Blocks that several requests use
+//! count once, and cannot be evicted from the worker's cache meanwhile.
 
 use hashbrown::HashMap;
 
@@ -16,21 +16,22 @@ use crate::time::Time;
 
 const NO_RUN: u32 = u32::MAX;
 
-/// Prompts on their way to workers, and the blocks that requests there use.
+/// Prompts on their way to workers, and the blocks that the requests at each worker use.
 #[derive(Debug, Default)]
 pub(crate) struct SentPrompts {
     runs: Vec<Run>,
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
     due: DueNumbers,
-    /// Length of `due` at which it is cleaned up.
+    /// Length of the queue of expiry times, `due`, above which outdated items are removed from the queue.
     due_most: usize,
     blocks: usize,
     most: usize,
     dropped: u64,
 }
 
-/// Number of a worker's requests that use exactly the first `end` blocks of a run. Sorted by worker and end.
+/// Number of a worker's requests that use exactly the first `end` blocks of a run (a list of consecutive blocks). The
+/// entries of a run are sorted by worker and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BlockUse {
     worker: u32,
@@ -42,7 +43,7 @@ struct BlockUse {
 struct Run {
     parent: u32,
     fork: u32,
-    /// Number of blocks before the run.
+    /// Number of the prompt's blocks before this run (a list of consecutive blocks).
     before: u32,
     children: u32,
     hashes: Vec<u64>,
@@ -53,32 +54,32 @@ struct Run {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     worker: u32,
-    /// Number of the run's first blocks that the entry covers.
+    /// Number of first blocks of the run (a list of consecutive blocks) that the entry of a request on its way covers.
     end: u32,
     owner: u64,
     until: f64,
 }
 
-/// End of a prompt: its last run, and the number of the prompt's blocks in that run.
+/// End of a stored prompt: its last run (a list of consecutive blocks), and the number of its blocks in that run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leaf {
     run: u32,
     end: u32,
 }
 
-/// Result of inserting a prompt.
+/// Result of inserting a prompt into the store of prompts on their way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Insertion {
-    /// End of the prompt. `None`: not stored, as it has no blocks or there are too many.
+    /// End of the stored prompt. None if the prompt was not stored, because it has no blocks or the store is full.
     pub(crate) leaf: Option<Leaf>,
-    /// Number of the prompt's leading blocks that are stored.
+    /// Number of the prompt's leading blocks that were stored.
     pub(crate) depth: u32,
     /// Number of the prompt's leading blocks that no other request of the worker uses.
     pub(crate) own: u32,
 }
 
 impl SentPrompts {
-    /// Creates a store for at most `most` blocks; prompts beyond are counted and left out.
+    /// Creates a store for at most `most` blocks; prompts beyond this limit are counted but not stored.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
     }
@@ -92,7 +93,7 @@ impl SentPrompts {
     }
 
     /// Adds a prompt with these blocks, on its way to `worker` for the request `owner`, which uses the blocks until
-    /// [`SentPrompts::release`]. The blocks count as on their way until the time `until`.
+    /// [`SentPrompts::release`]. The blocks count as on their way until the time `until`, in seconds.
     pub(crate) fn insert(&mut self, hashes: &[u64], worker: u32, owner: u64, until: f64) -> Insertion {
         if hashes.is_empty() {
             return Insertion::default();
@@ -137,7 +138,7 @@ impl SentPrompts {
         Insertion { leaf: Some(Leaf { run: new, end }), depth: before + end, own }
     }
 
-    /// Content hashes of the prompt with this end.
+    /// Content hashes of a stored prompt, given by its end.
     pub(crate) fn prompt(&self, leaf: Leaf) -> Vec<u64> {
         let (mut at, mut end, mut parts) = (leaf.run, leaf.end, Vec::new());
         while let Some(run) = self.runs.get(at as usize) {
@@ -147,8 +148,8 @@ impl SentPrompts {
         parts.into_iter().rev().flatten().copied().collect()
     }
 
-    /// Ends the use of a prompt's blocks by a request of `worker`; returns the number of blocks that no request there
-    /// uses any more.
+    /// Ends the use of a prompt's blocks by a request of `worker`; returns the number of blocks that no request at this
+    /// worker uses any longer.
     pub(crate) fn release(&mut self, leaf: Leaf, worker: u32) -> u32 {
         let (mut at, mut end, mut freed) = (leaf.run, leaf.end, 0);
         while let Some(run) = self.runs.get_mut(at as usize) {
@@ -159,9 +160,10 @@ impl SentPrompts {
         freed
     }
 
-    /// Calls `found(worker, depth)` with the leading blocks of a prompt that are on their way to a worker, and
-    /// `used(worker, depth)` with those that requests there use; a worker may come several times, with rising depths.
-    /// `held(worker)` returns the depth in the index: blocks that it shows are no longer on their way.
+    /// Calls `found(worker, depth)` with the number of leading blocks of a prompt that are on their way to a worker,
+    /// and `used(worker, depth)` with the number of those that requests at the worker use. Each may be called several
+    /// times for a worker, with rising depths. `held(worker)` returns the depth in the index, whose blocks are no
+    /// longer on their way.
     pub(crate) fn find(
         &mut self,
         hashes: &[u64],
@@ -196,7 +198,7 @@ impl SentPrompts {
         }
     }
 
-    /// Changes the time until which the entries of a request are valid.
+    /// Changes the expiry time of the entries of a request, by which its blocks count as on their way to a worker.
     pub(crate) fn until(&mut self, leaf: Leaf, owner: u64, until: f64) {
         self.climb(leaf, |run| {
             for entry in run.entries.iter_mut().filter(|entry| entry.owner == owner) {
@@ -210,13 +212,14 @@ impl SentPrompts {
         }
     }
 
-    /// Removes the entries of a request, whose prompt will not be computed there.
+    /// Removes the entries, by which blocks count as on their way, of a request whose prompt will not be computed at
+    /// its worker.
     pub(crate) fn forget(&mut self, leaf: Leaf, owner: u64) {
         self.climb(leaf, |run| run.entries.retain(|entry| entry.owner != owner));
         self.prune(leaf.run);
     }
 
-    /// Removes all entries and uses of a worker.
+    /// Removes all blocks on their way to a worker, and all blocks that its requests use.
     pub(crate) fn forget_worker(&mut self, worker: u32) {
         for run in &mut self.runs {
             run.entries.retain(|entry| entry.worker != worker);
@@ -227,7 +230,7 @@ impl SentPrompts {
         }
     }
 
-    /// Removes entries whose time is over.
+    /// Removes entries of blocks on their way that expire at the time `now` or before.
     pub(crate) fn expire(&mut self, now: f64) {
         while let Some(run) = self.due.pop(now) {
             self.runs[run as usize].entries.retain(|entry| entry.until > now);
@@ -235,7 +238,8 @@ impl SentPrompts {
         }
     }
 
-    /// Removes items from `due` whose entries are gone or end earlier now.
+    /// Removes outdated items from the queue of expiry times `due`: those whose entries no longer exist or expire
+    /// earlier than queued.
     fn compact(&mut self) {
         for run in 0..self.runs.len() as u32 {
             self.prune(run);
@@ -255,7 +259,8 @@ impl SentPrompts {
         }
     }
 
-    /// Frees a run without entries, uses and children, and then its parents likewise.
+    /// Frees a run (a list of consecutive blocks) if it has no entries, no used blocks and no continuations, and then
+    /// its parent runs by the same rule.
     fn prune(&mut self, mut at: u32) {
         while let Some(run) = self.runs.get_mut(at as usize)
             && run.entries.is_empty()
@@ -277,7 +282,8 @@ impl SentPrompts {
 }
 
 impl Run {
-    /// Adds an entry, unless the worker has one that reaches as far for as long; removes those that the new one covers.
+    /// Adds an entry (blocks of a run on their way to a worker), unless the worker has one that covers as many blocks
+    /// for as long. Removes entries that the new one covers.
     fn add(&mut self, new: Entry) {
         let covers = |a: &Entry, b: &Entry| a.worker == b.worker && a.end >= b.end && a.until >= b.until;
         if self.entries.iter().any(|entry| covers(entry, &new)) {
@@ -287,8 +293,8 @@ impl Run {
         self.entries.push(new);
     }
 
-    /// Adds a request of a worker that uses the first `end` blocks; returns how many of them no other request there
-    /// used before.
+    /// Records a request of a worker that uses the first `end` blocks of the run (a list of consecutive blocks).
+    /// Returns the number of these blocks that no other request at this worker used before.
     fn begin_use(&mut self, worker: u32, end: u32) -> u32 {
         let before = self.most_used(worker);
         let at = self.uses.partition_point(|its| (its.worker, its.end) < (worker, end));
@@ -299,8 +305,8 @@ impl Run {
         end.saturating_sub(before)
     }
 
-    /// Removes a request of a worker that used the first `end` blocks; returns the number of blocks that no request
-    /// there uses any more.
+    /// Removes a request of a worker that used the first `end` blocks of the run (a list of consecutive blocks).
+    /// Returns the number of these blocks that no request at this worker uses any longer.
     fn end_use(&mut self, worker: u32, end: u32) -> u32 {
         let Ok(at) = self.uses.binary_search_by_key(&(worker, end), |its| (its.worker, its.end)) else { return 0 };
         self.uses[at].requests -= 1;
@@ -311,7 +317,7 @@ impl Run {
         end.saturating_sub(self.most_used(worker))
     }
 
-    /// Number of the run's leading blocks that requests of a worker use.
+    /// Number of leading blocks of the run (a list of consecutive blocks) that requests of a worker use.
     fn most_used(&self, worker: u32) -> u32 {
         let after = self.uses.partition_point(|its| its.worker <= worker);
         let last = after.checked_sub(1).and_then(|last| self.uses.get(last));

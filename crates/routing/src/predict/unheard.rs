@@ -1,10 +1,11 @@
-//! Prediction of the caches of engines that announce nothing, from the prompts that were sent to them.
+//! Prediction of the caches of engines that publish no events, from the prompts that were sent to them.
 //!
-//! There are two ways to forget blocks. *Mock*: each engine's cache is simulated like vLLM's block pool: a block that a
-//! request uses stays, others are evicted least recently used first, the last block of a chain before those it
-//! continues, and output takes room as well. *Ttl*: a block is forgotten some time after it was last sent.
+//! There are two ways to forget blocks. *Mock*: each engine's cache is simulated like vLLM's block pool. Blocks that a
+//! request uses are kept; other blocks are evicted least recently used first, the last block of a chain before the
+//! blocks that it continues; and output occupies space as well. *Ttl*: a block is forgotten some time after it was last
+//! sent.
 //!
-//! In both ways a block is forgotten before those that it continues, so the held blocks of a prompt are always a
+//! In both ways a block is forgotten before the blocks that it continues, so the held blocks of a prompt are always a
 //! prefix, and a binary search finds its end.
 
 use std::collections::VecDeque;
@@ -16,43 +17,44 @@ use kvatlas_index::hash::prefix_hashes_into;
 use crate::depths::{Depth, Depths};
 use crate::rng::mix;
 
-/// Marker mixed into the names of output blocks, so that no prompt has them.
+/// Constant mixed into the keys of output blocks, so that they differ from the keys of all prompt blocks.
 const OUTPUT: u64 = 0x006F_7574_7075_7421;
 
-/// Way in which predicted blocks are forgotten.
+/// Rule by which blocks that an engine is predicted to hold are forgotten.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Retention {
-    /// Blocks are evicted as from an engine's cache with room for `blocks`, unless the engine reports its own room.
+    /// Eviction of blocks as from an engine's cache with a capacity of `blocks`, unless the engine reports its own
+    /// capacity.
     Mock {
-        /// Number of blocks that fit into the cache.
+        /// Capacity of the engine's cache in blocks.
         blocks: usize,
     },
-    /// Blocks are forgotten some time after they were last sent.
+    /// Expiry of blocks a fixed time after they were last sent.
     Ttl {
-        /// Seconds until a block is forgotten.
+        /// Seconds after which a block is forgotten.
         seconds: f64,
     },
 }
 
-/// Prediction of the blocks held by engines that announce nothing.
+/// Prediction of the blocks held by engines that publish no events.
 #[derive(Debug)]
 pub struct PredictedIndex {
     forgets: Retention,
     caches: Vec<Cache>,
-    /// Requests in flight: the worker of each, and the names of its blocks.
+    /// Requests in flight, each with its worker and the keys of its blocks.
     using: HashMap<u64, (u32, Vec<u64>)>,
-    /// Buffer for names.
+    /// Reusable buffer for the keys of a prompt's blocks.
     names: Vec<u64>,
     outputs: u64,
 }
 
 #[derive(Debug, Default)]
 struct Cache {
-    /// Number of blocks that fit. `None`: the number in [`Retention::Mock`].
+    /// Capacity of the cache in blocks; None for the capacity in [`Retention::Mock`].
     room: Option<usize>,
     blocks: HashMap<u64, Block>,
-    /// Times, names and stamps of unused blocks, in eviction order. An item is valid only if its stamp is its block's
-    /// latest.
+    /// Eviction queue: time, key and stamp (sequence number) of each unused block. An item is valid only if its stamp
+    /// is the latest one of its block.
     leaving: VecDeque<(f64, u64, u64)>,
     stamp: u64,
 }
@@ -61,23 +63,23 @@ struct Cache {
 struct Block {
     /// Number of requests that use the block.
     users: u32,
-    /// Latest position in the eviction queue; 0 if the block was never queued.
+    /// Stamp (sequence number) of the block's latest item in the eviction queue; 0 if the block was never queued.
     stamp: u64,
 }
 
 impl PredictedIndex {
-    /// Creates a prediction of empty caches.
+    /// Creates a prediction in which all caches are empty.
     #[must_use]
     pub fn new(forgets: Retention) -> Self {
         Self { forgets, caches: Vec::new(), using: HashMap::new(), names: Vec::new(), outputs: 0 }
     }
 
-    /// Sets the number of blocks that fit into an engine's cache.
+    /// Sets the capacity of an engine's cache, in blocks.
     pub fn set_room(&mut self, worker: u32, blocks: usize) {
         self.cache(worker).room = Some(blocks);
     }
 
-    /// Fills `depths` with the number of a prompt's leading blocks that each engine should hold on its device.
+    /// Fills `depths` with the number of a prompt's leading blocks that each engine is predicted to hold on its device.
     pub fn look_up(&mut self, content_hashes: &[u64], now: f64, depths: &mut Depths) {
         self.expire(now);
         depths.begin();
@@ -107,7 +109,7 @@ impl PredictedIndex {
         self.expire(now);
     }
 
-    /// Records the end of a request. `output_blocks`: number of blocks that its output fills.
+    /// Records the end of a request. `output_blocks`: number of blocks that its output occupies.
     pub fn ended(&mut self, request: u64, output_blocks: usize, now: f64) {
         let Some((worker, names)) = self.using.remove(&request) else { return };
         let (first, room, until) = (self.outputs, self.room(worker), self.until(now));
@@ -126,7 +128,7 @@ impl PredictedIndex {
         }
     }
 
-    /// Records that a request failed, or that its engine is gone: blocks that only this request would have stored are
+    /// Records that a request failed, or that its engine has left. Blocks that only this request would have stored are
     /// removed.
     pub fn failed(&mut self, request: u64, now: f64) {
         let Some((worker, names)) = self.using.remove(&request) else { return };
@@ -143,13 +145,13 @@ impl PredictedIndex {
         }
     }
 
-    /// Removes an engine that is gone, and its blocks.
+    /// Removes an engine that has left the fleet, with its predicted blocks.
     pub fn left(&mut self, worker: u32) {
         self.using.retain(|_, (its, _)| *its != worker);
         *self.cache(worker) = Cache::default();
     }
 
-    /// Total number of blocks that engines should hold.
+    /// Total number of blocks that all engines are predicted to hold.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.caches.iter().map(|cache| cache.blocks.len()).sum()
@@ -280,7 +282,8 @@ mod tests {
     }
 
     proptest! {
-        /// The blocks held of a chain are always a prefix, so binary search is right; and no block is kept for ever.
+        /// Checks that the held blocks of a chain are always a prefix, as the binary search requires, and that no block
+        /// is kept forever.
         #[test]
         fn holdings_are_prefixes(
             steps in prop::collection::vec((0u64..3, 1u64..8, any::<bool>(), 0usize..5, 0.0..4.0), 1..80),

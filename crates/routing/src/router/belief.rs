@@ -1,16 +1,18 @@
-//! Beliefs: the part of a worker's blocks in the index that is expected to be in its cache, reduced where its own
-//! reports show less.
+//! Corrections of the index: the fraction of a worker's indexed blocks that its cache is expected to have, lower if the
+//! worker's own reports show fewer cached tokens than the index.
 
 use crate::candidates::Candidates;
 use crate::router::outcome::WorkerId;
 
-/// Part of a worker's blocks in the index that it is expected to take from its cache.
+/// Correction of the number of a prompt's blocks that the index shows for a worker, learnt from the worker's own
+/// reports.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Belief {
-    /// Number of blocks that the worker always recomputes at the end of the cached prefix: engines with a drafting head
-    /// may drop the last matching block.
+    /// Number of blocks at the end of the cached prefix that the worker always recomputes. Engines with a draft head
+    /// for speculative decoding may drop the last matching block.
     pub shortfall: u32,
-    /// Share of the other blocks that the worker is expected to have, 0 to 1.
+    /// Share of the indexed blocks, after subtraction of `shortfall`, that the worker's cache is expected to have; from
+    /// 0 to 1.
     pub share: f64,
 }
 
@@ -21,8 +23,8 @@ impl Default for Belief {
 }
 
 impl Belief {
-    /// Number of blocks expected to be taken from a cache that holds `held` blocks of a prompt, of which `usable` can
-    /// be.
+    /// Number of a prompt's blocks that the worker is expected to take from its cache. `held`: number of leading blocks
+    /// that it holds by the index; `usable`: largest number of the prompt's blocks that a cache can provide.
     #[must_use]
     pub fn expected(&self, held: u32, usable: u32) -> u32 {
         let rest = held.min(usable).saturating_sub(self.shortfall);
@@ -30,13 +32,13 @@ impl Belief {
     }
 }
 
-/// Beliefs by worker, and the index's values for workers that are doubted.
+/// Corrections of the index for all workers, and the uncorrected numbers of the last request's blocks at each worker.
 #[derive(Debug, Default)]
 pub(super) struct Beliefs {
     all: Vec<Belief>,
-    /// Number of workers that are doubted.
+    /// Number of workers for which the index is corrected.
     doubted: usize,
-    /// Blocks on the device and on any tier, by worker, before they were reduced.
+    /// Number of the last prompt's blocks by the index before correction, on the device and on any tier, by worker.
     held: Vec<(u32, u32)>,
 }
 
@@ -51,7 +53,8 @@ impl Beliefs {
         self.doubted = self.doubted + is_doubted(belief) - is_doubted(before);
     }
 
-    /// Reduces the blocks that rows show for a prompt with `usable` blocks that can be taken from a cache.
+    /// Corrects the numbers of a prompt's blocks that all workers hold by the index. `usable`: largest number of the
+    /// prompt's blocks that a cache can provide.
     pub(super) fn doubt(&mut self, rows: &mut Candidates, usable: u32) {
         self.held.clear();
         if self.doubted == 0 {
@@ -69,7 +72,8 @@ impl Beliefs {
         }
     }
 
-    /// Blocks that the index showed for a worker, on its device and on any tier.
+    /// Number of the last prompt's blocks that the index showed for a worker before correction: on its device, and on
+    /// any tier.
     pub(super) fn held(&self, rows: &Candidates, worker: u32) -> (u32, u32) {
         let at = worker as usize;
         self.held.get(at).copied().unwrap_or_else(|| (rows.device_blocks[at], rows.any_blocks[at]))

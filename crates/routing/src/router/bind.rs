@@ -1,4 +1,4 @@
-//! Late binding: placing requests that wait in the router, when there is room.
+//! Late binding: requests that wait in the router are assigned to a worker only when a worker has room.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -12,46 +12,47 @@ use crate::router::place::Plan;
 use crate::router::waiting::{Aim, Turn};
 use crate::time::Time;
 
-/// Seconds after which waiting requests are tried again without any event, as room comes with time too.
+/// Seconds after which waiting requests are tried again without any event, as workers can get room without one.
 const LOOK_AGAIN: f64 = 0.02;
-/// Seconds after which a request that waits for one worker is passed to the policy again without any event there: other
-/// workers may be the better choice by then.
+/// Seconds after which a request that waits for a particular worker is passed to the policy again, even without an
+/// event at that worker, as other workers may be the better choice by then.
 const ASK_AGAIN: f64 = 0.25;
-/// Largest number of rows read to place one waiting request: in large fleets, fewer waiting requests are compared.
+/// Largest number of candidate rows that are read to place one waiting request. In large fleets, fewer waiting requests
+/// are compared.
 const ROWS: usize = 4_096;
-/// Least number of waiting requests compared because of [`ROWS`], however large the fleet.
+/// Number of waiting requests that are compared at least, even if the fleet is so large that [`ROWS`] allows fewer.
 const FEWEST: usize = 4;
 
-/// The policy's answer for a waiting request.
+/// Answer of the policy for one waiting request: if the request can be placed now, or which worker it waits for.
 #[derive(Debug, Clone, Copy)]
 struct PolicyAnswer {
     priority: Reverse<i32>,
     since: f64,
-    /// Seconds of work that the request would be at the chosen worker. `None`: it continues to wait.
+    /// Seconds of prefill that the request needs at the chosen worker; None if it continues to wait.
     work: Option<f64>,
-    /// Content hash of the first block to compute; 0 if there is none with a hash.
+    /// Content hash of the request's first block that the worker must compute; 0 if that block has no hash.
     next: u64,
-    /// Worker that the request waits for; None for any.
+    /// Worker that the request waits for; None if it waits for any.
     aim: Option<Aim>,
-    /// True if the policy may be asked again at once.
+    /// True if the policy may be asked again about the request without waiting for an event.
     is_due: bool,
 }
 
 impl Router {
-    /// Places waiting requests for which there is room, and those that have waited for the longest time allowed at any
-    /// worker. Returns the outcome of each once.
+    /// Places waiting requests for which a worker has room, and requests that have waited for the longest allowed time,
+    /// at any worker. Returns each placed or refused request once, with its outcome.
     pub fn bind(&mut self, now: f64) -> Vec<(RequestId, Outcome)> {
         self.bind_with(now, |_, _| ())
     }
 
-    /// Places waiting requests like [`Router::bind`], with `look_up` to look up a prompt again, as the workers' blocks
-    /// may have changed since.
+    /// Places waiting requests like [`Router::bind`], but calls `look_up` to look up their prompts again, as the
+    /// workers' blocks may have changed since they began to wait.
     pub fn bind_with(&mut self, now: f64, look_up: impl FnMut(&Request<'_>, &mut Depths)) -> Vec<(RequestId, Outcome)> {
         self.bind_up_to(usize::MAX, now, look_up)
     }
 
-    /// Places waiting requests like [`Router::bind_with`], but at most `most`, for callers that hold a lock meanwhile.
-    /// Call it again if that many were placed.
+    /// Places at most `most` waiting requests like [`Router::bind_with`], for callers that hold a lock during the call.
+    /// If `most` requests were placed, there may be more: call it again.
     pub fn bind_up_to(
         &mut self,
         most: usize,
@@ -64,8 +65,8 @@ impl Router {
         std::mem::take(&mut self.bound)
     }
 
-    /// Requests whose turn may come with the next call of [`Router::bind_up_to`], for looking up their prompts before;
-    /// empty if there is no room.
+    /// Requests that the next call of [`Router::bind_up_to`] may place, so that their prompts can be looked up before;
+    /// empty if no worker has room.
     pub fn next_in_turn(&mut self, now: f64) -> Vec<RequestId> {
         let now = self.at(now);
         self.expire_until(now);
@@ -80,8 +81,8 @@ impl Router {
         all
     }
 
-    /// Changes the workers that a waiting request may go to, as the fleet has changed. The request keeps its turn, and
-    /// its waiting time. False if it does not wait.
+    /// Changes the workers that a waiting request may go to, because the fleet has changed. The request keeps its place
+    /// and its waiting time. Returns false if the request is not waiting.
     pub fn allow(&mut self, id: RequestId, allowed: Option<&[WorkerId]>) -> bool {
         let waits = self.waiting.allow(id.0, allowed);
         if waits {
@@ -90,12 +91,12 @@ impl Router {
         waits
     }
 
-    /// True if no request waits, or nothing has changed since they were last tried.
+    /// True if no request waits in the router, or nothing has changed since the waiting requests were last tried.
     fn rests(&self, now: f64) -> bool {
         self.waiting.len() == 0 || !self.room.is_new && now < self.tried + LOOK_AGAIN
     }
 
-    /// Number of prompts of each lane that are compared.
+    /// Number of prompts of each lane (a queue of requests with the same allowed workers) that are compared.
     fn scan(&self, lanes: usize) -> usize {
         let most = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
         (most / lanes.max(1)).max(1)
@@ -121,8 +122,9 @@ impl Router {
         self.room.is_new = placed >= most;
     }
 
-    /// Places the request whose turn it is, and those that start with the same block to compute, which is then computed
-    /// once. Returns their number: 0 if there is no room for any of those compared.
+    /// Places the waiting request that is next, and with it the requests whose first uncached block is the same, so
+    /// that this block is computed once. Returns the number of requests placed: 0 if no worker has room for any of the
+    /// requests that were compared.
     fn place_next(&mut self, most: usize, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> usize {
         let mut group = Vec::new();
         let Some(number) = self.next(now, &mut group, look_up) else { return 0 };
@@ -132,7 +134,7 @@ impl Router {
         1 + group.into_iter().take(most - 1).take_while(|number| self.place_waiting(*number, now)).count()
     }
 
-    /// Places a waiting request. False if the policy lets it wait on.
+    /// Places a waiting request. Returns false if the policy lets it wait longer.
     fn place_waiting(&mut self, number: u64, now: f64) -> bool {
         let Some(mut ticket) = self.waiting.take(number) else { return false };
         self.fleet.aims(ticket.aim, None);
@@ -153,7 +155,8 @@ impl Router {
         true
     }
 
-    /// The request whose turn it is. `group` gets the requests of its priority with the same block to compute first.
+    /// Waiting request that is to be placed next. `group` receives the other requests of the same priority whose first
+    /// block to compute is the same.
     fn next(
         &mut self,
         now: f64,
@@ -227,7 +230,8 @@ impl Router {
         best.map(|(_, _, number)| number)
     }
 
-    /// The policy's answer for a request with the same prompt as `first`, whose answer `its` was just given.
+    /// Repeats the policy's answer `its`, just given for the waiting request `first`, for a request with the same
+    /// prompt.
     fn answer_again(&mut self, number: u64, first: u64, its: PolicyAnswer) -> Option<PolicyAnswer> {
         let mut ticket = self.waiting.take(number)?;
         let since = ticket.since;
@@ -238,15 +242,17 @@ impl Router {
         Some(PolicyAnswer { since, ..its })
     }
 
-    /// Seconds of work that a second of waiting counts for. Letting in a request that waited long evicts as much as it
-    /// computes, and if more than half of that is requested again, it undoes more than it does.
+    /// Weight of a second that a request has waited, in seconds of prefill. The weight falls with the share of the
+    /// evicted blocks that are requested again: if this share is above one half, admitting a long waiting request
+    /// destroys more work than it does.
     fn ageing(&self) -> f64 {
         let gone = self.gone / (self.computed + self.gone).max(1.0);
         let undone = self.policy.undone() * (1.0 - gone) + gone;
         self.config.ageing * (1.0 - 2.0 * undone).max(0.0)
     }
 
-    /// Lanes whose workers might have room for one more request, or that have no worker that is up.
+    /// Lanes (queues of requests with the same allowed workers) whose workers might have room for one more request, and
+    /// lanes without a worker that is up.
     fn lanes_with_room(&mut self, now: f64) -> Vec<u64> {
         let Self { waiting, fleet, who, policy, .. } = self;
         let mut has_room = |allowed: Option<&Arc<[WorkerId]>>| {
@@ -256,7 +262,7 @@ impl Router {
         waiting.lanes().filter(|(_, allowed)| has_room(*allowed)).map(|(lane, _)| lane).collect()
     }
 
-    /// Asks the policy about a waiting request.
+    /// Asks the policy if a waiting request can be placed now, and where.
     fn ask(
         &mut self,
         number: u64,
@@ -296,7 +302,8 @@ impl Router {
         Some(PolicyAnswer { priority, since, work, next, aim, is_due })
     }
 
-    /// Aim of a request at the worker of a row of the last candidates, to wait for.
+    /// Makes a request wait for one of the last candidates, given by its row in the table. Returns the data of this
+    /// wait.
     pub(super) fn aim(&self, request: &Request<'_>, row: usize, now: f64) -> Aim {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         let candidates = self.fleet.same_candidates(who);
@@ -305,7 +312,7 @@ impl Router {
         Aim { worker: candidates.worker[row], asked: self.room.now(), again: now + ASK_AGAIN, tokens }
     }
 
-    /// Removes a waiting request; false if it does not wait.
+    /// Removes a waiting request. Returns false if the request is not waiting.
     pub(super) fn withdraw(&mut self, number: u64) -> bool {
         let ticket = self.waiting.remove(number);
         if let Some(ticket) = &ticket {
@@ -315,7 +322,7 @@ impl Router {
     }
 }
 
-/// Number of the placeable requests with the same block to compute first; 1 if the block is unknown.
+/// Number of placeable requests whose first block to compute is the block `next`; 1 if `next` is unknown.
 fn siblings(asked: &[(Turn, PolicyAnswer)], next: u64) -> f64 {
     if next == 0 {
         return 1.0;

@@ -5,22 +5,22 @@ use serde::Deserialize;
 use crate::options::{Error, Options};
 use crate::predict::Retention;
 
-/// The order in which requests of equal priority that wait in the router are placed.
+/// Order in which requests of equal priority that wait in the router are placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// First come, first served.
+    /// First come, first served: the request that has waited longest is placed first.
     Fcfs,
-    /// Least work first, where each second waited reduces the work by [`Config::ageing`] seconds, less where letting in
-    /// long waiting requests undoes more work than it does. Requests that start with the same uncached block count as
-    /// one piece of work.
+    /// Least work first: the seconds of prefill that a request needs, minus [`Config::ageing`] for each second waited;
+    /// the reduction is smaller if admitting long waiting requests would destroy more cached work than it does.
+    /// Requests that start with the same uncached block count as one.
     #[default]
     LeastWork,
 }
 
-/// Largest value of a setting without a limit of its own.
+/// Upper limit of those numeric settings that need no particular limit.
 const MOST: f64 = 1e9;
 
-/// Declares the settings, each once: documentation, name, type, default, and the range that [`Config::from_options`]
+/// Declares the settings, each with its documentation, name, type, default, and the range that [`Config::from_options`]
 /// accepts.
 macro_rules! settings {
     ($($(#[doc = $text:literal])+ $name:ident: $kind:ty = $default:expr, $low:literal to $high:expr;)+) => {
@@ -28,14 +28,14 @@ macro_rules! settings {
         #[derive(Debug, Clone, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct Config {
-            /// Seed of all random choices.
+            /// Seed of all random choices of the router.
             #[serde(skip)]
             pub seed: u64,
-            /// Number of tokens in a block, for requests that do not say.
+            /// Number of tokens in a block, for requests that do not specify it.
             #[serde(skip)]
             pub block_size: u32,
-            /// Way to predict the blocks of engines that announce nothing, instead of lookups; None if they announce
-            /// events.
+            /// Way to predict the blocks of engines that publish no events, used instead of lookups; None if they
+            /// publish events.
             #[serde(skip)]
             pub no_events: Option<Retention>,
             /// Order in which waiting requests are placed.
@@ -51,13 +51,13 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// Takes the settings that are numbers from the options, each by its name.
+            /// Removes the settings that are numbers from the options, each by its name, and sets them.
             fn take_numbers(&mut self, options: &mut Options) -> Result<(), Error> {
                 $(self.$name = options.number(stringify!($name), self.$name as f64, $low, $high)? as $kind;)+
                 Ok(())
             }
 
-            /// The settings that are numbers, each with its name.
+            /// Names and values of all settings that are numbers, in the order of their declaration.
             pub fn numbers(&self) -> impl Iterator<Item = (&'static str, f64)> {
                 [$((stringify!($name), self.$name as f64)),+].into_iter()
             }
@@ -66,66 +66,69 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Seconds after which a request without a first token is given up.
+    /// Seconds after which a request without a first token is abandoned.
     first_token_timeout: f64 = 300.0, 0.0 to MOST;
-    /// Seconds without a report after which a request that generates is given up.
+    /// Seconds without a report after which a request that is generating is abandoned.
     idle_timeout: f64 = 300.0, 0.0 to MOST;
-    /// Largest number of seconds after its first token for which a prompt counts as held while the index does not show
+    /// Seconds after its first token for which a prompt counts as held by its worker although the index does not show
     /// it.
     announced_within: f64 = 5.0, 0.0 to MOST;
-    /// Largest number of blocks stored for prompts on their way.
+    /// Largest number of blocks stored for prompts that are on their way to workers and not yet in the index.
     predicted_limit: usize = 4 << 20, 0.0 to MOST;
-    /// Seconds after a session's last request for which the next one goes to the same worker. 0: sessions do not stick.
+    /// Seconds after a session's last request for which the next one goes to the same worker. 0: sessions have no fixed
+    /// worker.
     session_ttl: f64 = 0.0, 0.0 to MOST;
-    /// Largest number of sessions remembered.
+    /// Largest number of sessions that are remembered.
     session_limit: usize = 65_536, 1.0 to MOST;
     /// Seconds for which a worker that joins a busy fleet gets fewer requests.
     warm_seconds: f64 = 10.0, 0.0 to MOST;
-    /// Initial part of its fair share that a joining worker gets, rising to the whole; requests that would wait
-    /// otherwise are added.
+    /// Initial part of its fair share of requests that a joining worker gets; it rises to the whole during
+    /// `warm_seconds`. Requests that would otherwise wait are sent in addition.
     warm_share: f64 = 0.25, 0.0 to 1.0;
-    /// Prompt tokens that a worker computes per second, until that is learnt.
+    /// Prompt tokens that a worker computes per second, until measured.
     prefill_rate: f64 = 8_000.0, 1.0 to MOST;
-    /// Seconds between two tokens of a request, until they are learnt.
+    /// Seconds between two tokens of a request, until measured.
     step_time: f64 = 0.03, 1e-6 to MOST;
-    /// Tokens that a request generates, until they are learnt.
+    /// Number of tokens that a request generates, until measured.
     output_tokens: f64 = 256.0, 0.0 to MOST;
-    /// Largest number of requests waiting in the router; more are refused. 0: no request waits, whatever the policy.
+    /// Largest number of requests that wait in the router; further requests are refused. 0: no request waits, even if
+    /// the policy would let it wait.
     queue_limit: usize = 4_096, 0.0 to MOST;
-    /// Seconds after which a waiting request is placed, whatever the policy says.
+    /// Seconds after which a waiting request is placed, even if the policy would let it wait longer.
     queue_timeout: f64 = 60.0, 0.0 to MOST;
-    /// Weight of a second of waiting against a second of work, with [`Order::LeastWork`].
+    /// Weight of a second of waiting against a second of prefill, with [`Order::LeastWork`].
     ageing: f64 = 0.3, 0.0 to MOST;
-    /// Number of waiting prompts compared when there is room, the oldest of the highest priority first; fewer with more
-    /// than 64 workers. Consecutive requests with the same prompt count as one.
+    /// Number of waiting prompts compared when a worker has room: the oldest ones of the highest priority. With more
+    /// than 64 workers, fewer are compared. Consecutive requests with the same prompt count as one.
     queue_scan: usize = 64, 1.0 to MOST;
-    /// Least seconds of a load from host memory, until they are learnt.
+    /// Fixed part of the duration of a load from host memory, in seconds, until measured.
     host_floor: f64 = 0.013, 0.0 to MOST;
-    /// Additional seconds per token of a load from host memory, until they are learnt.
+    /// Seconds per token of a load from host memory, in addition to the fixed part, until measured.
     host_token: f64 = 2.3e-6, 0.0 to MOST;
-    /// Least seconds of a load from a disk or a pool, until they are learnt.
+    /// Fixed part of the duration of a load from a disk or a pool, in seconds, until measured.
     far_floor: f64 = 0.025, 0.0 to MOST;
-    /// Additional seconds per token of a load from a disk or a pool, until they are learnt.
+    /// Seconds per token of a load from a disk or a pool, in addition to the fixed part, until measured.
     far_token: f64 = 13.4e-6, 0.0 to MOST;
-    /// Least seconds of a pull from another worker, until they are learnt.
+    /// Fixed part of the duration of a pull from another worker, in seconds, until measured.
     pull_floor: f64 = 0.0255, 0.0 to MOST;
-    /// Additional seconds per token of a pull from another worker, until they are learnt.
+    /// Seconds per token of a pull from another worker, in addition to the fixed part, until measured.
     pull_token: f64 = 4.07e-6, 0.0 to MOST;
-    /// Additional seconds of the first pull of a pair of workers, until they are learnt.
+    /// Additional seconds of the first pull between two workers, until measured.
     pull_setup: f64 = 0.13, 0.0 to MOST;
-    /// Largest number of workers that one worker pulls from.
+    /// Largest number of other workers from which one worker pulls.
     pull_sources: usize = 8, 0.0 to 127.0;
-    /// Largest age of a worker's last sign of life, in seconds, for others to pull from it.
+    /// Seconds after a worker's last sign of life for which others may still pull from it.
     source_heard: f64 = 1.0, 0.0 to MOST;
-    /// Seconds for which a pair of workers is excluded after a pull that did not bring what was expected.
+    /// Seconds for which pulls between two workers are suspended after a pull that brought less than expected.
     pair_out: f64 = 300.0, 0.0 to MOST;
 }
 
 impl Config {
-    /// Takes the router's settings from the options: each by its name here, `order` as `least-work` or `fcfs`,
-    /// `no_events` as `off`, `mock` (with `no_events_blocks`) or `ttl` (with `no_events_ttl`).
+    /// Removes the router's settings from the options: each by its name, `order` as `least-work` or `fcfs`, `no_events`
+    /// as `off`, `mock` (with `no_events_blocks`) or `ttl` (with `no_events_ttl`).
     ///
     /// # Errors
+    ///
     /// Code `bad_option` for a setting of the wrong type or out of range.
     pub fn from_options(options: &mut Options, seed: u64, block_size: u32) -> Result<Self, Error> {
         let mut config = Self { seed, block_size, ..Self::default() };

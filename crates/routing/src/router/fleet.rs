@@ -1,4 +1,4 @@
-//! Fleet of a router: a row of [`Candidates`] for each worker, updated with each event.
+//! Fleet of a router: one row of the table [`Candidates`] for each worker's rank, updated with each event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::router::waiting::Aim;
 use crate::speed::{FleetSpeed, Speed};
 use crate::transfers::{Transfers, Ways};
 
-/// Number of samples of the fleet's speed after which all rows are updated.
+/// Number of new samples of the fleet's speed after which the speeds of all workers are updated.
 const REFRESH: u32 = 16;
-/// Seconds beyond its expected prefill after which a prompt at the head of a queue is late. Prompts that are computed
-/// in one step may have their first tokens in any order.
+/// Seconds beyond its expected prefill after which a prompt at the head of a queue counts as late. Prompts computed in
+/// one step may have their first tokens in any order.
 const LATE: f64 = 1.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Up,
-    /// The worker takes no new requests.
+    /// State of a worker that receives no new requests and finishes those it has.
     Drained,
-    /// The row is unused.
+    /// State after a worker has left, when its number is free.
     Gone,
 }
 
@@ -39,28 +39,30 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    /// True if the worker joined a busy fleet.
+    /// True if the worker joined the fleet at a time when other workers were busy.
     pub(super) late: bool,
-    /// Number of requests placed at any worker when this one joined.
+    /// Number of requests that had been placed in the fleet when this worker joined.
     pub(super) joined_at: u64,
-    /// Prompts without a first token, in the order in which they were sent.
+    /// Prompts without a first token, sorted by the time at which their loads and pulls end, then by the time of
+    /// sending.
     queue: VecDeque<QueuedPrompt>,
     speed: Speed,
 }
 
-/// Prompt without a first token.
+/// Prompt that was sent to a worker and has no first token yet.
 #[derive(Debug, Clone, Copy)]
 struct QueuedPrompt {
     request: u64,
     uncached: f64,
-    /// Time at which its loads and pulls should be done: its turn cannot come before.
+    /// Time at which the loads and pulls of the prompt should be done, in seconds; the prompt cannot be computed
+    /// before.
     ready: f64,
-    /// True if its request loads or pulls any blocks.
+    /// True if any blocks of the prompt are loaded or pulled.
     moves: bool,
 }
 
 impl Slot {
-    /// Seconds since the worker joined.
+    /// Seconds since the worker joined the fleet.
     pub(super) fn age(&self, now: f64) -> f64 {
         now - self.joined
     }
@@ -68,10 +70,11 @@ impl Slot {
 
 #[derive(Debug)]
 pub(super) struct Fleet {
-    /// Row of each slot.
+    /// Table of all workers, one row for each worker's rank.
     rows: Candidates,
-    /// Time since which each row's worker is there; `reported`: of its engine's last report; `head_since`: since which
-    /// the prompt at the head of its queue is there (`inf` without one). Kept apart, as all are read for every request.
+    /// Time at which each worker joined. `reported`: time of its engine's last report; `head_since`: time at which the
+    /// prompt at the head of its queue became the first (`inf` if the queue is empty). These lists are separate from
+    /// the other data, as they are read for every request.
     joined: Vec<f64>,
     reported: Vec<f64>,
     head_since: Vec<f64>,
@@ -79,7 +82,7 @@ pub(super) struct Fleet {
     by_name: HashMap<Arc<str>, Vec<(u32, u32)>>,
     free: Vec<u32>,
     speed: FleetSpeed,
-    /// Copies of the rows of the workers that may take a request, if these are not all.
+    /// Table of the workers that may take the current request, if these are not all workers.
     chosen: Candidates,
     pub(super) beliefs: Beliefs,
     pub(super) up: usize,
@@ -150,7 +153,7 @@ impl Fleet {
         self.by_name.get(name).into_iter().flatten().map(|&(_, at)| WorkerId(at))
     }
 
-    /// The slot of a worker; None if the worker is gone.
+    /// Data of a worker's rank; None if it has left.
     pub(super) fn slot(&self, id: WorkerId) -> Option<&Slot> {
         self.slots.get(id.0 as usize).filter(|slot| slot.state != State::Gone)
     }
@@ -205,7 +208,7 @@ impl Fleet {
 
     // What requests do to a row.
 
-    /// Counts a request whose prompt is not computed yet.
+    /// Counts a request at its worker before its prompt is computed.
     pub(super) fn begin(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.requests[at] += 1;
@@ -216,7 +219,7 @@ impl Fleet {
         rows.output_tokens_left[at] += share.output_left;
     }
 
-    /// Counts a prompt as computed.
+    /// Updates a worker's counts when a prompt there has been computed.
     pub(super) fn prompt_computed(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.waiting[at] -= 1;
@@ -224,7 +227,8 @@ impl Fleet {
         rows.queued_prompt_tokens[at] -= share.tokens;
     }
 
-    /// Counts a request that was sent. `ready`: time at which its loads and pulls should be done.
+    /// Adds a request that was sent to a worker. `cold`: true if no engine holds any of the request's blocks; `ready`:
+    /// time at which its loads and pulls of blocks should be done.
     pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, ready: f64, now: f64) {
         self.begin(at, share);
         let (at, rows) = (at as usize, &mut self.rows);
@@ -243,7 +247,8 @@ impl Fleet {
         slot.queue.insert(place, QueuedPrompt { request, uncached: share.uncached, ready, moves: ready > now });
     }
 
-    /// Removes a prompt from the queue.
+    /// Removes a prompt from its worker's queue, and updates the measured speed. `computed`: time at which it was
+    /// computed.
     pub(super) fn dequeue(&mut self, at: u32, request: u64, share: &Share, computed: ComputeTime, now: f64) {
         self.prompt_computed(at, share);
         let at = at as usize;
@@ -284,34 +289,34 @@ impl Fleet {
         }
     }
 
-    /// Request at the head of a row's queue, if its prompt is so late that it must be held up by something else than
-    /// the queue; None otherwise.
+    /// Request at the head of a worker's queue, if its prompt is so late that something other than the queue must delay
+    /// it; None otherwise.
     pub(super) fn late_head(&self, at: u32, now: f64) -> Option<u64> {
         let at = at as usize;
         let &QueuedPrompt { request, uncached, .. } = self.slots[at].queue.front()?;
         (now - self.head_since[at] - uncached / self.rows.prefill_rate[at] > LATE).then_some(request)
     }
 
-    /// Number of the last prompt's blocks that a worker holds by the index, if all of them are on its device; None
-    /// otherwise.
+    /// Number of the last looked-up prompt's blocks that a worker holds by the index, if all of them are on its device;
+    /// None otherwise.
     pub(super) fn held_on_device(&self, worker: u32) -> Option<u32> {
         let (device, any) = self.beliefs.held(self.rows(), worker);
         (device == any).then_some(device)
     }
 
-    /// Seconds until all prompts at a worker should be computed.
+    /// Seconds until all prompts in a worker's queue should be computed.
     pub(super) fn until_computed(&self, at: u32, now: f64) -> f64 {
         let (at, rows) = (at as usize, &self.rows);
         let (rate, elapsed) = (rows.prefill_rate[at], (now - self.head_since[at]).max(0.0));
         (rows.queued_tokens[at] / rate - elapsed.min(rows.head_tokens[at] / rate)).max(0.0)
     }
 
-    /// Adds to the number of blocks in use at a worker; negative to subtract.
+    /// Changes the number of blocks in use at a worker by `more`, which may be negative.
     pub(super) fn add_used(&mut self, at: u32, more: f64) {
         self.rows.used_blocks[at as usize] += more;
     }
 
-    /// Moves the tokens of a waiting request from the worker that it was waiting for to the one that it waits for now.
+    /// Changes the worker that a waiting request waits for: counts the tokens of the request at the new worker.
     pub(super) fn aims(&mut self, before: Option<Aim>, after: Option<Aim>) {
         for (aim, sign) in before.iter().map(|aim| (aim, -1.0)).chain(after.iter().map(|aim| (aim, 1.0))) {
             self.rows.held_tokens[aim.worker as usize] += sign * aim.tokens;
@@ -328,15 +333,16 @@ impl Fleet {
         self.publish(at as usize);
     }
 
-    /// Learns from a worker's report that it computed `tokens` of a prompt, within `seconds` after it was sent.
+    /// Updates a worker's speed with its report that it computed `tokens` tokens of a prompt within `seconds` after the
+    /// prompt was sent.
     pub(super) fn learn_told(&mut self, at: u32, tokens: f64, seconds: f64) {
         if self.slots[at as usize].speed.learn_told(tokens, seconds, &mut self.speed) {
             self.publish(at as usize);
         }
     }
 
-    /// Sets whether it is known how much of its prompts a worker computes. `start`: rate that replaces the learnt ones
-    /// if not.
+    /// Sets if the number of tokens that a worker computes for its prompts is known. If not, `start` (in tokens per
+    /// second) replaces the measured prefill rates.
     pub(super) fn set_measured(&mut self, id: WorkerId, is_measured: bool, start: f64) {
         self.slots[id.0 as usize].speed.set_measured(is_measured, start, &mut self.speed);
         for at in 0..self.slots.len() {
@@ -344,12 +350,12 @@ impl Fleet {
         }
     }
 
-    /// Number of speed samples that were left out.
+    /// Number of speed samples that were ignored as outliers.
     pub(super) fn left_out_samples(&self) -> u64 {
         self.speed.left_out
     }
 
-    /// Removes a request that has had its first token from its worker's row.
+    /// Removes a request from its worker's counts, after its first token.
     pub(super) fn end(&mut self, at: u32, share: &Share) {
         let at = at as usize;
         self.rows.requests[at] -= 1;
@@ -376,13 +382,13 @@ impl Fleet {
         self.rows.step_time[at] = speed.step(&self.speed);
     }
 
-    /// All rows, including unused ones.
+    /// Table of all workers, including the rows of workers that have left.
     pub(super) fn rows(&self) -> &Candidates {
         &self.rows
     }
 
-    /// Rows of `who`, or of all slots, for one request, with the blocks found and all times updated. Sorted by the
-    /// worker's number.
+    /// Candidates for one request, from the workers in `who`, or from all workers, with the numbers of the prompt's
+    /// blocks and the current times filled in. Sorted by the worker's number.
     pub(super) fn candidates(
         &mut self,
         depths: &Depths,
@@ -427,7 +433,7 @@ impl Fleet {
         &self.chosen
     }
 
-    /// Ways to serve a request; None if there is nothing to load or pull.
+    /// Ways in which the workers can get a prompt's blocks; None if nothing can be loaded or pulled.
     #[inline]
     pub(super) fn ways<'t>(
         &self,
@@ -440,7 +446,7 @@ impl Fleet {
         transfers.ways(request, depths, is_trusted, now)
     }
 
-    /// Stores the best way of one of the last candidates, or of all if `row` is None.
+    /// Stores the best way in which the candidate `row` gets the prompt's blocks, or each candidate if `row` is None.
     pub(super) fn note_ways(&mut self, ways: &Ways<'_>, who: Option<&[u32]>, row: Option<usize>) {
         let all = if who.is_none() { &mut self.rows } else { &mut self.chosen };
         if let Some(row) = row {
@@ -452,12 +458,13 @@ impl Fleet {
         }
     }
 
-    /// Candidates that [`Fleet::candidates`] returned last, with the same `who`.
+    /// Table of candidates as last returned by [`Fleet::candidates`]; `who` must be the same as in that call.
     pub(super) fn same_candidates(&self, who: Option<&[u32]>) -> &Candidates {
         if who.is_none() { &self.rows } else { &self.chosen }
     }
 
-    /// Replaces `who` by the workers of `allowed`, or of all, that are up, in rising order.
+    /// Replaces `who` by the numbers of the workers that are up, limited to those of `allowed` if given, in ascending
+    /// order.
     pub(super) fn may_take(&self, allowed: Option<&[WorkerId]>, who: &mut Vec<u32>) {
         who.clear();
         let up = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
@@ -471,12 +478,12 @@ impl Fleet {
         }
     }
 
-    /// True if every slot has a worker that is up.
+    /// True if the numbers of the workers have no gaps, and all workers are up.
     pub(super) fn is_dense(&self) -> bool {
         self.up == self.slots.len()
     }
 
-    /// Fills `depths` with the depths that a lookup found, for the workers that are known.
+    /// Fills `depths` with the results of a lookup, for the workers that the router knows.
     pub(super) fn look_up(&self, found: &impl Lookup, depths: &mut Depths) {
         depths.begin();
         let mut each = |view: View, raise: fn(&mut crate::Depth, u32)| {

@@ -1,4 +1,4 @@
-//! Life of a request after it was placed: first token, further tokens, and end.
+//! Events of a request after it was placed at a worker: first token, further tokens, and end.
 
 use std::cmp::Reverse;
 
@@ -8,21 +8,23 @@ use crate::router::request_changes::ComputeTime;
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 
-/// Number of tokens of a request after which a sample of the step time is taken.
+/// Smallest number of tokens of an answer that a sample of the time between tokens covers.
 const STEPS: f64 = 8.0;
-/// Least weight of a request in the mean output.
+/// Lower limit of the weight of a new request in the mean number of generated tokens.
 const OUTPUT_SHARE: f64 = 0.02;
-/// Factor by which earlier requests fade in `computed` and `gone` with each that ends.
+/// Factor by which the sums `computed` (prompt tokens computed) and `gone` (prompt tokens evicted before reuse) shrink
+/// with each request that ends.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
 
 impl Router {
-    /// Records a request's first token: its prompt is computed. No effect if it had one, or is not at a worker.
+    /// Records a request's first token: its prompt is computed. No effect if the request had one, or is not at a
+    /// worker.
     pub fn first_token(&mut self, id: RequestId, now: f64) {
         self.has_first_token(id, true, now);
     }
 
-    /// Records a first token. `computed`: whether its worker computed the prompt; if it was computed elsewhere, that
-    /// says nothing about the prompts waiting there.
+    /// Records a request's first token. `computed`: true if the request's worker computed the prompt; a prompt computed
+    /// elsewhere says nothing about the prompts waiting at this worker.
     pub(super) fn has_first_token(&mut self, id: RequestId, computed: bool, now: f64) {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
@@ -56,7 +58,8 @@ impl Router {
         self.room.came_to(worker);
     }
 
-    /// Takes a prompt out of the queue of its worker, as it keeps no other prompt from being computed.
+    /// Removes a prompt from its worker's queue before its first token, as it keeps no other prompt from being
+    /// computed.
     fn pass(&mut self, number: u64, now: f64) {
         let Some(its) = self.placed.get_mut(&number).filter(|its| its.first_token.is_none() && !its.passed) else {
             return;
@@ -67,9 +70,10 @@ impl Router {
         self.room.came_to(its.worker);
     }
 
-    /// Records that the answer of a request just placed comes as a whole, so that its first token will not be reported.
-    /// The prompt then counts as computed when it should be; otherwise a request that generates for half a minute would
-    /// look like a stuck prompt that all others wait for. Its end can only raise the estimate of the speed.
+    /// Records that the answer of a request just placed will arrive all at once, so that its first token will not be
+    /// reported. The prompt then counts as computed at the expected time; otherwise a request that generates for half a
+    /// minute would look like a prompt that blocks the queue. The end of the request can only raise the estimate of the
+    /// worker's speed.
     ///
     /// If first tokens are never reported, all requests are treated like this.
     pub fn comes_whole(&mut self, id: RequestId, now: f64) {
@@ -88,7 +92,8 @@ impl Router {
         }
     }
 
-    /// Takes prompts out of their queues that should be computed by now and whose first tokens are not reported.
+    /// Removes prompts from their queues whose expected time of computation has passed and whose first tokens are not
+    /// reported.
     fn pass_unseen(&mut self, now: f64) {
         while let Some(&Reverse((time, number))) = self.unseen.peek()
             && time.0 <= now
@@ -98,7 +103,7 @@ impl Router {
         }
     }
 
-    /// Records `tokens` more tokens after the first, over all answers of the request.
+    /// Records `tokens` more generated tokens of a request, summed over all its answers, without the first token.
     pub fn progress(&mut self, id: RequestId, tokens: u32, now: f64) {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
@@ -117,7 +122,7 @@ impl Router {
         }
     }
 
-    /// Ends a request that succeeded. `None` if it had ended already.
+    /// Ends a request that succeeded. None if it had ended before.
     pub fn finish(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<FinishedRequest> {
         let now = self.at(now);
         let generated = self.placed.get(&id.0).map(|its| (its.share.generated, its.first_token.is_some()))?;
@@ -153,7 +158,7 @@ impl Router {
         Some(self.count_finished(&its, usage))
     }
 
-    /// Counts a request that succeeded, and the tokens its engine had cached against the expected ones.
+    /// Counts a request that succeeded, and compares the cached tokens that its engine reported with the expected ones.
     pub(super) fn count_finished(&mut self, its: &Reservation, usage: Usage) -> FinishedRequest {
         self.counts.finished += 1;
         self.note_transfer(its, usage.cached_tokens);
@@ -171,8 +176,8 @@ impl Router {
         }
     }
 
-    /// Ends a request that failed: its blocks do not count as cached. Also removes a waiting request. False if it had
-    /// ended already.
+    /// Ends a request that failed, so that its blocks do not count as cached, or removes a waiting request. Returns
+    /// false if it had ended before.
     pub fn fail(&mut self, id: RequestId, now: f64) -> bool {
         let now = self.at(now);
         if self.withdraw(id.0) {
@@ -189,7 +194,8 @@ impl Router {
         true
     }
 
-    /// Gives up requests without a report for too long; returns their number. Also called by [`Router::choose`].
+    /// Abandons requests about which nothing was reported for too long; returns their number. Also called by
+    /// [`Router::choose`].
     pub fn expire(&mut self, now: f64) -> usize {
         let now = self.at(now);
         self.expire_until(now)
@@ -223,7 +229,7 @@ impl Router {
         given_up
     }
 
-    /// Removes a request from the router's data; None if it is not there.
+    /// Removes a request from all data of the router; None if it is unknown.
     pub(super) fn release(&mut self, number: u64, now: f64) -> Option<Reservation> {
         let mut its = self.placed.remove(&number)?;
         if let Some(moved) = &mut its.moved {
@@ -244,7 +250,7 @@ impl Router {
         Some(its)
     }
 
-    /// Records the first token of an answer that came as a whole.
+    /// Records the first token of a request whose answer arrived all at once.
     fn released_unseen(&mut self, id: RequestId, now: f64) {
         let Some(its) = self.placed.get_mut(&id.0) else { return };
         let how = ComputeTime::Before { sent: its.sent };
@@ -289,7 +295,8 @@ mod tests {
         assert!((learnt(0.9) - 1.0).abs() < 1e-9, "{}", learnt(0.9));
     }
 
-    /// Or all requests would go to the first engine that has answered one.
+    /// Checks that workers without a finished request count as being as fast as the fleet; otherwise all requests would
+    /// go to the first engine that has answered one.
     #[test]
     fn who_has_not_worked_yet_counts_as_the_fleet_from_the_first_answer_on() {
         let mut router = Router::new(Config::default(), by_name("random", Options::default(), 0).unwrap());

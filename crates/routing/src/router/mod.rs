@@ -1,4 +1,5 @@
-//! Router: keeps the state of the workers, asks a policy for a worker, and reserves that worker in the same step.
+//! Router, which keeps the state of the workers, asks a policy to choose one, and reserves that worker in the same
+//! step.
 
 mod belief;
 mod bind;
@@ -40,11 +41,11 @@ pub use request_changes::{RequestChanges, RequestReport, SentRequest};
 pub use transfers::TransferCost;
 use waiting::{Room, Turn, WaitingRequests};
 
-/// Router: chooses a worker for each request, and tracks the requests until they end.
+/// Router, which chooses a worker for each request, and tracks the requests until they end.
 ///
-/// All times are the caller's, in seconds; a time before the latest so far counts as that. Call [`Router::bind`] after
-/// every event that may free room (a first token, an end, a worker that joins), and every few hundredths of a second
-/// while [`Router::waiting`] is not 0.
+/// All times are the caller's, in seconds; a time before the latest one so far is replaced by that one. Call
+/// [`Router::bind`] after every event that may give a worker room (a first token, an end, a worker that joins), and
+/// every few hundredths of a second while [`Router::waiting`] is not 0.
 ///
 /// ```
 /// use kvatlas_routing::{Config, Depths, Outcome, Request, Router, Usage, by_name};
@@ -66,20 +67,21 @@ pub struct Router {
     placed: HashMap<u64, Reservation>,
     due: BinaryHeap<Reverse<(Time, u64)>>,
     transfers: Transfers,
-    /// Names of the groups of workers that pull from each other; the first has number 1.
+    /// Names of the groups of workers that pull blocks from each other; the first group has number 1.
     groups: Vec<Box<str>>,
-    /// Times at which prompts should be computed whose first tokens will not be reported, with their requests.
+    /// Queue of requests whose first tokens will not be reported, by the time at which their prompts should be
+    /// computed.
     unseen: BinaryHeap<Reverse<(Time, u64)>>,
     first_tokens: u64,
     on_the_way: SentPrompts,
-    /// Prediction that replaces the index if engines announce no events.
+    /// Prediction of the workers' cached blocks, used instead of the index if engines publish no events.
     unheard: Option<PredictedIndex>,
     guessed: Depths,
     sessions: Sessions,
     waiting: WaitingRequests,
-    /// Requests of other routers at the workers, whose rows count them.
+    /// Requests that other routers have sent to the workers; they count like this router's own requests.
     peers: Peers,
-    /// Outcomes of waiting requests that were placed or refused, to be returned by `bind`.
+    /// Outcomes of waiting requests that were placed or refused, until `bind` returns them.
     bound: Vec<(RequestId, Outcome)>,
     room: Room,
     tried: f64,
@@ -90,10 +92,10 @@ pub struct Router {
     counts: Counts,
     mean_output: f64,
     outputs: f64,
-    /// Largest number of other workers that a decision names.
+    /// Largest number of alternative workers that a decision names.
     others: usize,
-    /// Fading sums of prompt tokens that were to be computed, and (`gone`) of those expected in a cache but evicted by
-    /// then.
+    /// Decaying sum of the prompt tokens that were expected to be computed; `gone`: decaying sum of the prompt tokens
+    /// that were expected in a cache but had been evicted when the request arrived.
     computed: f64,
     gone: f64,
     // Kept for their memory.
@@ -102,7 +104,7 @@ pub struct Router {
     turns: Vec<Turn>,
 }
 
-/// Reservation of a worker: a request in flight there.
+/// Request in flight, with the worker that is reserved for it.
 #[derive(Debug)]
 struct Reservation {
     worker: u32,
@@ -114,19 +116,19 @@ struct Reservation {
     block_size: u32,
     session: Option<u64>,
     first_token: Option<f64>,
-    /// True if the prompt counts as computed, without a report of its first token.
+    /// True if the prompt counts as computed although its first token was not reported.
     passed: bool,
-    /// Time of the last report about the request; `steps_since`, `steps`: time and tokens since the last sample of the
-    /// step time.
+    /// Time of the last report about the request, in seconds; `steps_since`, `steps`: time of the last sample of the
+    /// time between tokens, and number of tokens since then.
     heard: f64,
     steps_since: f64,
     steps: f64,
     deadline: f64,
     leaf: Option<Leaf>,
-    /// Number of the prompt's blocks that are not stored: they count as used by this request alone.
+    /// Number of the prompt's blocks that are not stored by hash; they count as used by this request alone.
     nameless: f64,
     uncached: u32,
-    /// Loads and pulls of the request; None if there are none.
+    /// Loads and pulls of blocks for the request; None if there are none.
     moved: Option<Box<MovedTokens>>,
 }
 
@@ -175,24 +177,24 @@ impl Router {
         &self.config
     }
 
-    /// Sets the largest number of other workers that each decision names ([`Decision::others`]), 0 at first.
+    /// Sets the largest number of alternative workers that each decision names ([`Decision::others`]); initially 0.
     pub fn name_others(&mut self, most: usize) {
         self.others = most;
     }
 
-    /// Name of the policy.
+    /// Name of the routing policy.
     #[must_use]
     pub fn policy(&self) -> &str {
         self.policy.name()
     }
 
-    /// True if the policy uses the index.
+    /// True if the policy uses the index of cached blocks.
     #[must_use]
     pub fn uses_index(&self) -> bool {
         self.policy.uses_index()
     }
 
-    /// Number of requests at workers.
+    /// Number of requests that are at workers.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.placed.len()
@@ -204,45 +206,45 @@ impl Router {
         self.waiting.len()
     }
 
-    /// Number of blocks stored for prompts on their way.
+    /// Number of blocks stored for prompts that are on their way to workers.
     #[must_use]
     pub fn predicted_blocks(&self) -> usize {
         self.on_the_way.blocks()
     }
 
-    /// Number of prompts that were not stored because there were too many.
+    /// Number of prompts on their way that were not stored, because the store was full.
     #[must_use]
     pub fn predictions_dropped(&self) -> u64 {
         self.on_the_way.dropped()
     }
 
-    /// Number of sessions remembered.
+    /// Number of sessions that the router remembers.
     #[must_use]
     pub fn sessions(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Counts since the router was made.
+    /// Counts of requests and events since the router was created.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts { left_out_samples: self.fleet.left_out_samples(), ..self.counts }
     }
 
-    /// Mean number of tokens that a request generates, as learnt.
+    /// Mean number of tokens that a request generates, as measured.
     #[must_use]
     pub fn mean_output(&self) -> f64 {
         self.mean_output
     }
 
-    /// All rows, including those of drained workers and unused ones. Columns that depend on a request or on the time
-    /// are as of the last request.
+    /// Table of all workers, including drained workers and those that have left. Columns that depend on a request or on
+    /// the time have their values from the last request.
     #[must_use]
     pub fn rows(&self) -> &Candidates {
         self.fleet.rows()
     }
 
-    /// Predicts the blocks that workers hold of a prompt, if engines announce no events; None otherwise. Put the result
-    /// back into `guessed` to reuse its memory.
+    /// Predicts the leading blocks of a prompt that each worker holds, if engines publish no events; None otherwise.
+    /// Reuses the memory of the field `guessed`, so store the result there afterwards.
     fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
         let unheard = self.unheard.as_mut()?;
         let mut depths = std::mem::take(&mut self.guessed);
@@ -250,7 +252,7 @@ impl Router {
         Some(depths)
     }
 
-    /// The current time, never before an earlier one.
+    /// Converts the caller's time to a time that never decreases.
     fn at(&mut self, now: f64) -> f64 {
         if now > self.now {
             self.now = now;
@@ -267,11 +269,11 @@ impl Router {
     }
 }
 
-/// Worker that the requests of each session go to.
+/// Sessions, each with the worker to which its requests go.
 #[derive(Debug, Default)]
 struct Sessions {
     places: HashMap<u64, (u32, Time, u64)>,
-    /// Sessions by their end; the counter distinguishes equal times.
+    /// Sessions by the time at which they expire; a counter distinguishes equal times.
     ends: BTreeMap<(Time, u64), u64>,
     count: u64,
 }
@@ -281,13 +283,13 @@ impl Sessions {
         self.places.len()
     }
 
-    /// Worker of a session; None if the session has ended or is unknown.
+    /// Worker of a session; None if the session has expired or is unknown.
     fn get(&self, session: u64, now: f64) -> Option<u32> {
         self.places.get(&session).filter(|(_, end, _)| end.0 > now).map(|place| place.0)
     }
 
-    /// Sets a session's worker, until a time in seconds. If there are more than `limit` sessions, removes the one that
-    /// ends first.
+    /// Sets the worker of a session until the time `until`, in seconds. If there are more than `limit` sessions,
+    /// removes the one that expires first.
     fn set(&mut self, session: u64, worker: u32, until: f64, limit: usize) {
         self.count += 1;
         if let Some((_, end, count)) = self.places.insert(session, (worker, Time(until), self.count)) {
@@ -300,7 +302,7 @@ impl Sessions {
         }
     }
 
-    /// Removes sessions that have ended.
+    /// Removes sessions that have expired at the time `now`.
     fn expire(&mut self, now: f64) {
         while let Some(first) = self.ends.first_entry()
             && first.key().0.0 <= now
@@ -309,7 +311,7 @@ impl Sessions {
         }
     }
 
-    /// Removes the sessions of a worker that is gone.
+    /// Removes the sessions of a worker that has left.
     fn left(&mut self, worker: u32) {
         self.places.retain(|_, place| place.0 != worker);
         let places = &self.places;
@@ -317,11 +319,12 @@ impl Sessions {
     }
 }
 
-/// Result of a lookup in the index.
+/// Result of a lookup of a prompt in the index of cached blocks.
 pub trait Lookup {
-    /// Calls `f` with worker, rank and depth in blocks of each rank that holds any of the query.
+    /// Calls `f` with the worker, rank and depth (number of leading blocks) of each rank that holds any block of the
+    /// prompt.
     fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32));
-    /// True if all views give the same result.
+    /// True if the results are equal for all views, which are sets of tiers.
     fn is_plain(&self) -> bool;
 }
 
@@ -345,22 +348,22 @@ impl Lookup for OwnedMatch {
     }
 }
 
-/// Explanation of a router's choice, without side effects: a row for each candidate.
+/// Explanation of a router's choice for a request: data of each candidate.
 #[derive(Debug, Clone, Default)]
 pub struct Explanation {
-    /// Number of each candidate.
+    /// Numbers of the candidates, the workers that may take the request.
     pub workers: Vec<WorkerId>,
-    /// Prompt tokens that each candidate is expected to have in its cache.
+    /// Number of prompt tokens that each candidate is expected to have in its cache.
     pub cached_tokens: Vec<u32>,
     /// Parts of the prompt that each candidate would load or pull, as in
-    /// [`Decision::transfer`](crate::Decision::transfer); empty if there is nothing to load or pull.
+    /// [`Decision::transfer`](crate::Decision::transfer); empty if nothing can be loaded or pulled.
     pub transfers: Vec<Option<Transfer>>,
-    /// The policy's terms; None if it has none.
+    /// Terms (summands of the cost) by which the policy compares the candidates; None if the policy computes none.
     pub terms: Option<Terms>,
 }
 
 impl Router {
-    /// Explains how the policy sees the candidates for a request, without side effects.
+    /// Explains how the policy rates the candidates for a request, without side effects.
     pub fn explain(
         &mut self,
         request: &Request<'_>,

@@ -1,9 +1,7 @@
-//! Next best workers: those that a request could go to if the chosen one turns out to be gone, for gateways to fall
-//! back on.
+//! Alternative workers for a request, to which gateways can send it if the chosen worker turns out to be gone.
 //!
-//! They come from the decision itself, whose candidates include the cached blocks and the queue of each worker. They
-//! are sorted by the time at which each would have computed the prompt, independent of the policy, which only makes the
-//! choice.
+//! They are taken from the candidates of the decision, which include the cached blocks and the queue of each worker.
+//! They are sorted by the time at which each would have computed the prompt. The policy has no influence on this order.
 
 use std::sync::Arc;
 
@@ -11,8 +9,8 @@ use crate::candidates::Candidates;
 use crate::request::Request;
 use crate::router::fleet::Fleet;
 
-/// Names of the candidates except the chosen worker's, each once, sorted by the time at which they would have computed
-/// the prompt; at most `most`.
+/// Names of all candidates except the chosen worker, each once, sorted by the time at which they would have computed
+/// the prompt; at most `most` names.
 pub(super) fn next_best(
     fleet: &Fleet,
     candidates: &Candidates,

@@ -1,42 +1,44 @@
-//! Outcomes of a router's calls: decisions, refusals, counts.
+//! Results of a router's calls: decisions, refusals, counts.
 
 use std::sync::Arc;
 
 use crate::transfers::PullResult;
 
-/// Number of a worker and rank in a router: [`crate::Candidates::worker`]. It may be used again after the worker has
-/// left.
+/// Number of a worker's rank in a router, as in [`crate::Candidates::worker`]. The number may be reused after the
+/// worker has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u32);
 
-/// Number of a request that was placed or waits; unique within a router.
+/// Number of a request that was placed or waits, unique within a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
 /// Reason for the choice of a request's worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChoiceReason {
-    /// The policy chose. If it uses an index, it knew the blocks that each worker holds.
+    /// Choice by the policy. If the policy uses an index, the blocks held by each worker were known.
     Policy,
-    /// The session of the request is at this worker.
+    /// Choice of the worker that has the request's session.
     Session,
-    /// Only one worker may take the request.
+    /// Choice of the only worker that may take the request.
     Only,
-    /// The policy chose without knowing the workers' blocks, because the prompt was not looked up in an index.
+    /// Choice by the policy without knowledge of the workers' blocks, because the prompt was not looked up in an index.
     NoIndex,
-    /// The policy chose without knowing the workers' blocks, because the prompt has no hashes or no full block.
+    /// Choice by the policy without knowledge of the workers' blocks, because the prompt has no hashes or no full
+    /// block.
     NoTokens,
-    /// The policy chose without knowing the workers' blocks, because the index is reliable for none of the candidates.
+    /// Choice by the policy without knowledge of the workers' blocks, because the index is reliable for none of the
+    /// candidates.
     NoTrust,
-    /// The policy wanted to wait, but no request is running that could end, or no request may wait. The least loaded
-    /// worker takes the request.
+    /// Choice of the least loaded worker, because the policy wanted the request to wait, but no request is running
+    /// whose end could free a worker, or no request may wait.
     Idle,
-    /// The policy's own code failed, or chose a worker that is no candidate. Another one takes the request.
+    /// Choice of another worker, because the policy's own code failed, or chose a worker that is no candidate.
     PolicyFailed,
 }
 
 impl ChoiceReason {
-    /// All reasons.
+    /// All reasons for a choice.
     pub const ALL: [Self; 8] = [
         Self::Policy,
         Self::Session,
@@ -48,7 +50,7 @@ impl ChoiceReason {
         Self::PolicyFailed,
     ];
 
-    /// Name of the reason as one word, for headers and metrics.
+    /// Name of the reason as one word, for HTTP headers and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -64,44 +66,44 @@ impl ChoiceReason {
     }
 }
 
-/// Decision for a worker. The router counts the request there until its end is reported.
+/// Decision to send a request to a worker. The router counts the request at this worker until its end is reported.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// Number of the request.
+    /// Number of the request to which this decision belongs.
     pub id: RequestId,
-    /// Number of the worker and rank.
+    /// Number of the chosen worker's rank.
     pub worker: WorkerId,
-    /// The worker's name.
+    /// Name of the chosen worker.
     pub name: Arc<str>,
-    /// The worker's data-parallel rank.
+    /// Data-parallel rank of the chosen worker.
     pub rank: u32,
-    /// Prompt tokens that are expected in the worker's cache when the request arrives.
+    /// Number of prompt tokens that are expected in the worker's cache when the request arrives.
     pub cached_tokens: u32,
-    /// Prompt tokens that the worker is expected to compute.
+    /// Number of prompt tokens that the worker is expected to compute.
     pub uncached_tokens: u32,
-    /// The part of `cached_tokens` that the index does not show yet.
+    /// Part of `cached_tokens` that the index does not show yet, as the prompts are still on their way.
     pub predicted_tokens: u32,
-    /// Number of the prompt's blocks that the worker's cache has by the index, ignoring any doubts about the index;
-    /// None if some of them are on other tiers than the device.
+    /// Number of the prompt's blocks that the worker holds by the index, without any correction of the index; None if
+    /// some of them are on other tiers than the device.
     pub held_blocks: Option<u32>,
-    /// Reason for the choice.
+    /// Reason for the choice of this worker.
     pub why: ChoiceReason,
-    /// Treatment of the part of the prompt that the worker does not hold on its device; None if the worker could
-    /// neither load nor pull blocks.
+    /// Plan for the part of the prompt that the worker does not hold on its device; None if the worker could neither
+    /// load nor pull blocks.
     pub transfer: Option<Box<Transfer>>,
-    /// Names of other workers that could take the request, sorted by the time at which they would start to generate; at
-    /// most as many as set by [`crate::Router::name_others`].
+    /// Names of alternative workers for the request, sorted by the time at which they would have computed the prompt;
+    /// at most as many as set by [`crate::Router::name_others`].
     pub others: Vec<Arc<str>>,
 }
 
-/// Treatment of the part of a prompt that a worker does not hold on its device.
+/// Way in which a worker gets the part of a prompt that it does not hold on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TransferAction {
-    /// The worker computes the whole part, though it could load blocks.
+    /// Computing the whole part, though the worker could load blocks.
     Compute,
-    /// The worker loads blocks from its own tiers, and computes the rest.
+    /// Loading blocks from the worker's own tiers, and computing the rest.
     Load,
-    /// The worker pulls blocks from another worker.
+    /// Pulling blocks from another worker.
     Pull,
 }
 
@@ -117,51 +119,51 @@ impl TransferAction {
     }
 }
 
-/// Transfer of a part of a prompt to a worker.
+/// Plan to load or pull a part of a prompt instead of computing it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transfer {
-    /// Treatment of the part that is not on the device.
+    /// Way in which the worker gets the part of the prompt that is not on its device.
     pub action: TransferAction,
-    /// Prompt tokens that the worker is expected to load from its own tiers.
+    /// Number of prompt tokens that the worker is expected to load from its own tiers.
     pub load_tokens: u32,
-    /// Worker that blocks are pulled from; None if none are.
+    /// Worker from which blocks are pulled; None if none are pulled.
     pub pull: Option<PullSource>,
-    /// Largest number of prompt tokens that the worker may load after those on its device, as loading more takes longer
-    /// than computing; None for no limit.
+    /// Largest number of prompt tokens that the worker may load after those on its device, because loading more would
+    /// take longer than computing; None for no limit.
     pub max_load_tokens: Option<u32>,
     /// Seconds that loading and pulling are expected to take.
     pub seconds: f64,
 }
 
-/// Worker that a part of a prompt is pulled from.
+/// Worker from which a part of a prompt is pulled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullSource {
-    /// Number of the worker and rank.
+    /// Number of the source worker's rank.
     pub worker: WorkerId,
-    /// The worker's name.
+    /// Name of the source worker.
     pub name: Arc<str>,
-    /// The worker's data-parallel rank.
+    /// Data-parallel rank of the source worker.
     pub rank: u32,
-    /// Prompt tokens that are expected to be pulled.
+    /// Number of prompt tokens that are expected to be pulled.
     pub tokens: u32,
 }
 
 /// Reason for the refusal of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// No worker may take the request.
+    /// Refusal because no worker may take the request, for instance as all are drained.
     NoWorker,
-    /// All workers are fully loaded, and the queue is full.
+    /// Refusal because all workers are fully loaded and the router's queue is full.
     QueueFull,
-    /// The queue is full, and a request of higher priority took this one's place.
+    /// Refusal because the router's queue is full, and a request of higher priority took this request's place.
     Displaced,
 }
 
 impl Refusal {
-    /// All reasons.
+    /// All reasons for a refusal.
     pub const ALL: [Self; 3] = [Self::NoWorker, Self::QueueFull, Self::Displaced];
 
-    /// Name of the reason as one word, for bodies and metrics.
+    /// Name of the reason as one word, for response bodies and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -171,7 +173,7 @@ impl Refusal {
         }
     }
 
-    /// HTTP status for the refusal.
+    /// HTTP status code of a response for the refusal.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -181,87 +183,90 @@ impl Refusal {
     }
 }
 
-/// Outcome of placing a request.
+/// Outcome of placing a request: a worker, a wait in the router, or a refusal.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The request goes to a worker.
+    /// Assignment of the request to a worker.
     Placed(Decision),
-    /// The request waits in the router, until [`crate::Router::bind`] returns its outcome.
+    /// Waiting in the router, until [`crate::Router::bind`] returns the final outcome.
     Waits(RequestId),
-    /// The request was refused.
+    /// Refusal of the request.
     Refused(Refusal),
 }
 
-/// Figures that an engine reports about itself. `None`: not reported.
+/// Load that an engine reports about itself; each value is None if not reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Load {
-    /// Requests in the engine's queue.
+    /// Number of requests in the engine's queue.
     pub waiting: Option<f64>,
-    /// Requests that the engine is running.
+    /// Number of requests that the engine is running.
     pub running: Option<f64>,
-    /// Share of the engine's KV cache in use, 0 to 1.
+    /// Share of the engine's KV cache in use, from 0 to 1.
     pub kv_usage: Option<f64>,
-    /// Number of blocks that fit into the engine's cache.
+    /// Capacity of the engine's cache in blocks.
     pub capacity_blocks: Option<f64>,
     /// Number of blocks that the engine holds, according to the index.
     pub held_blocks: Option<f64>,
 }
 
-/// Usage that an engine reported for a request that has ended. `None`: not reported.
+/// Token counts that an engine reported for a request that has ended; each is None if not reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
-    /// Prompt tokens that were in the engine's cache.
+    /// Number of prompt tokens that were in the engine's cache.
     pub cached_tokens: Option<u32>,
-    /// Number of generated tokens.
+    /// Number of tokens that the engine generated for the request.
     pub output_tokens: Option<u32>,
-    /// Prompt tokens that the engine computed, by its own count.
+    /// Number of prompt tokens that the engine computed, by its own count.
     pub computed_tokens: Option<u32>,
 }
 
-/// Request that has ended: expected and actual values.
+/// Expected and actual values of a request that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinishedRequest {
-    /// Worker that had the request.
+    /// Worker that served the request.
     pub worker: WorkerId,
-    /// Prompt tokens that were expected in the cache.
+    /// Number of prompt tokens that were expected in the worker's cache.
     pub expected_cached: u32,
-    /// Prompt tokens that were in the cache; None if the engine did not report them.
+    /// Number of prompt tokens that were in the worker's cache; None if the engine did not report it.
     pub cached: Option<u32>,
-    /// Seconds from sending to the first token; None without one.
+    /// Seconds from sending the request to its first token; None if it had none.
     pub ttft: Option<f64>,
 }
 
-/// Counts since the router was created.
+/// Counts of requests and events since the router was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests placed.
+    /// Number of requests placed at a worker.
     pub placed: u64,
-    /// Requests that waited in the router first.
+    /// Number of requests that had to wait in the router.
     pub waited: u64,
-    /// Requests refused, by reason, in the order of [`Refusal::ALL`].
+    /// Number of requests refused, by reason, in the order of [`Refusal::ALL`].
     pub refused: [u64; Refusal::ALL.len()],
-    /// Requests placed, by reason, in the order of [`ChoiceReason::ALL`].
+    /// Number of requests placed, by the reason for the choice, in the order of [`ChoiceReason::ALL`].
     pub why: [u64; ChoiceReason::ALL.len()],
-    /// Requests that finished.
+    /// Number of requests that ended successfully.
     pub finished: u64,
-    /// Requests that failed, including those withdrawn while they waited.
+    /// Number of requests that failed, including those withdrawn while they waited.
     pub failed: u64,
-    /// Requests that failed while they waited in the router.
+    /// Number of requests that were withdrawn or failed while they waited in the router.
     pub withdrawn: u64,
-    /// Requests that were given up because nothing more was reported about them.
+    /// Number of requests that were abandoned because nothing more was reported about them.
     pub expired: u64,
-    /// Requests that were at a worker when it was removed.
+    /// Number of requests that were at a worker when it was removed.
     pub orphaned: u64,
-    /// Times that a policy chose a row that does not exist. The request went to the least loaded worker.
+    /// Number of times that a policy chose a candidate that does not exist. The request then went to the least loaded
+    /// worker.
     pub bad_rows: u64,
-    /// Measurements of workers' speed that were left out of what is learnt, as they are far from all others.
+    /// Number of measurements of workers' speed that were ignored as outliers.
     pub left_out_samples: u64,
-    /// Prompt tokens that were expected in caches, over finished requests whose engine reported how many were.
+    /// Number of prompt tokens that were expected in caches, summed over finished requests whose engine reported the
+    /// actual number.
     pub expected_cached: u64,
-    /// Prompt tokens that were in caches, over the same requests.
+    /// Number of prompt tokens that were in caches by the engines' reports, summed over the same requests as
+    /// `expected_cached`.
     pub reported_cached: u64,
-    /// Requests sent whose worker was told to pull from another one.
+    /// Number of requests whose worker was instructed to pull blocks from another worker.
     pub pulls: u64,
-    /// Pulls that are over, by result, in the order of [`PullResult::ALL`].
+    /// Number of completed pulls, by result, in the order of [`PullResult::ALL`].
     pub pulled: [u64; PullResult::ALL.len()],
 }

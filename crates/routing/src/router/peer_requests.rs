@@ -1,9 +1,9 @@
-//! Requests of other routers at the same workers.
+//! Exchange of requests between routers that serve the same workers.
 //!
-//! A router reports the requests it has at the workers, with the content hashes of their prompts. They count in the rows
-//! like its own: requests, tokens, blocks in use, prompts on their way, and requests that have to end before there is
-//! room. A report has the changes since the one before, so that the only state kept for a listener is the numbers of the
-//! requests that it knows.
+//! A router reports the requests that it has at workers, with the content hashes of their prompts, to its peers. A peer
+//! counts them like its own requests in its table of workers: requests, tokens, blocks in use, prompts on their way,
+//! and requests that have to end before a worker has room. A report contains the changes since the last one, so the
+//! sender keeps for each peer only the numbers of the requests that the peer knows.
 
 use std::collections::hash_map::Entry;
 
@@ -15,14 +15,14 @@ use crate::router::Router;
 use crate::router::outcome::WorkerId;
 use crate::router::request_changes::{PeerRequest, RequestChanges, RequestReport, SentRequest, Share};
 
-/// Largest number of other routers' requests that are kept.
+/// Largest number of requests of other routers that are kept.
 const MOST: usize = 1 << 17;
-/// Blocks that a request counts as in a report, besides those of its prompt.
+/// Number of blocks that a request counts as in the size of a report, in addition to the blocks of its prompt.
 const BLOCKS_PER_REQUEST: usize = 16;
 
 impl Router {
-    /// Changes of this router's requests at workers since the report `told`, which is updated, with at most
-    /// `most_blocks` blocks of prompts; the rest comes with the next call.
+    /// Changes of this router's requests since the last report to a peer, whose state `told` is updated. Contains at
+    /// most `most_blocks` blocks of prompts; the rest follows with the next call.
     pub fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges {
         let mut changes = RequestChanges { sent: Vec::new(), begun: Vec::new(), ended: Vec::new() };
         told.begun.retain(|number, _| {
@@ -68,8 +68,8 @@ impl Router {
         changes
     }
 
-    /// Applies the changes of the requests of another router, `peer`. They count until the time `until`, or longer if
-    /// it reports again. Returns the number of new requests that count here.
+    /// Applies the reported changes of the requests of another router, `peer`. The other router's requests count until
+    /// the time `until`, or longer if that router reports again. Returns the number of new requests that were added.
     pub fn hear_changes(&mut self, peer: u64, changes: &RequestChanges, until: f64, now: f64) -> usize {
         let now = self.at(now);
         self.end_peers(now);
@@ -88,7 +88,7 @@ impl Router {
         heard
     }
 
-    /// Removes the requests of another router, as if it had never reported any.
+    /// Removes all requests that another router, `peer`, has reported.
     pub fn forget_changes(&mut self, peer: u64, now: f64) {
         let now = self.at(now);
         let mut numbers: Vec<u64> =
@@ -100,25 +100,26 @@ impl Router {
         self.peers.until.remove(&peer);
     }
 
-    /// True if another router reports its requests, and has not fallen silent.
+    /// True if another router, `peer`, has reported its requests, and its last report has not expired.
     #[must_use]
     pub fn hears_of(&self, peer: u64) -> bool {
         self.peers.until.contains_key(&peer)
     }
 
-    /// Number of other routers that report their requests.
+    /// Number of other routers that report their requests to this one.
     #[must_use]
     pub fn peers(&self) -> usize {
         self.peers.until.len()
     }
 
-    /// Number of other routers' requests that are kept, and number of those that were not, as there were too many.
+    /// Number of other routers' requests that are kept, and number of those that were not kept because there were too
+    /// many.
     #[must_use]
     pub fn peer_requests(&self) -> (usize, u64) {
         (self.peers.requests.len(), self.peers.refused)
     }
 
-    /// Removes the requests of routers that have fallen silent.
+    /// Removes the requests of routers whose last report has expired.
     pub(super) fn end_peers(&mut self, now: f64) {
         if self.peers.next > now {
             return;
@@ -238,7 +239,7 @@ mod tests {
 
     const LATER: f64 = 1e6;
 
-    /// Two routers in front of two workers with room for 250 blocks.
+    /// Creates two routers in front of the same two workers, each with a cache of 250 blocks.
     fn routers() -> [Router; 2] {
         [0, 1].map(|seed| {
             let policy = by_name("kvatlas", Options::default(), seed).unwrap();
@@ -270,14 +271,14 @@ mod tests {
         decision
     }
 
-    /// Sends a prompt that is computed at once.
+    /// Sends a prompt by a router, and reports its first token at once.
     fn run(router: &mut Router, hashes: &[u64], now: f64) -> Decision {
         let decision = send(router, hashes, now);
         router.first_token(decision.id, now);
         decision
     }
 
-    /// Passes all changes of one router to another.
+    /// Passes all changes of one router's requests to another router.
     fn tell(from: &Router, told: &mut RequestReport, to: &mut Router, now: f64) -> RequestChanges {
         let changes = from.changes_since(told, usize::MAX);
         to.hear_changes(7, &changes, now + 2.0, now);
@@ -366,7 +367,7 @@ mod tests {
         assert!(terms.values[room] > 1.0, "{terms:?}");
     }
 
-    /// A row of a router, as far as requests change it.
+    /// Request-dependent counts of a worker, as one router has them.
     fn work(router: &Router, at: usize) -> [f64; 7] {
         let rows = router.rows();
         [

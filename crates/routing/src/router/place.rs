@@ -1,4 +1,4 @@
-//! Choice of a worker and its reservation, in one step.
+//! Choice of a worker for a request and reservation of this worker, in one step.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::router::{Reservation, Router};
 use crate::time::Time;
 use crate::transfers::MovedTokens;
 
-/// Plan for a request, before it is carried out.
+/// Plan for a request: the result of the choice, before it is carried out.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Plan {
-    /// The worker of this row of the candidates takes the request.
+    /// Assignment of the request to the worker in this row of the table of candidates.
     Row {
         row: usize,
         why: ChoiceReason,
     },
-    /// The request waits in the router, for the worker of the row `aim`, or for any.
+    /// Waiting in the router, for the candidate `aim`, or for any worker if None.
     Wait {
         aim: Option<usize>,
     },
@@ -33,16 +33,17 @@ pub(super) enum Plan {
 }
 
 impl Router {
-    /// Chooses a worker for a request among all workers, and reserves it: [`Router::choose_among`].
+    /// Chooses a worker for a request among all workers, and reserves it, like [`Router::choose_among`].
     pub fn choose(&mut self, request: &Request<'_>, depths: &Depths, now: f64) -> Outcome {
         self.choose_among(request, depths, None, now)
     }
 
     /// Chooses a worker for a request among those of `allowed`, and reserves it.
     ///
-    /// The number in `request` is ignored, as are content hashes beyond its full blocks. A request that failed where it went
-    /// and is placed again has waited before, which counts in how long it may wait. If the queue is full and a request of
-    /// lower priority waits, that one is refused instead, which [`Router::bind`] returns.
+    /// The number in `request` is ignored, as are content hashes beyond its full blocks. For a request that failed at a
+    /// worker and is placed again, the earlier waiting time (`waited`) reduces the time that it may still wait. If the
+    /// queue is full and a request of lower priority waits, that request is refused instead, and [`Router::bind`]
+    /// returns its refusal.
     pub fn choose_among(
         &mut self,
         request: &Request<'_>,
@@ -59,9 +60,9 @@ impl Router {
         self.choose_now(request, depths, allowed, true, now)
     }
 
-    /// Chooses like [`Router::choose_among`], for callers that place waiting requests by [`Router::bind_up_to`] alone:
-    /// while others wait, this request waits as well, unless its session determines the worker. No other request is
-    /// placed, so the call takes no longer the more requests wait.
+    /// Chooses a worker like [`Router::choose_among`], but places no waiting requests, for callers that do so only by
+    /// [`Router::bind_up_to`]. While other requests wait, this request waits as well, unless its session determines the
+    /// worker. The call therefore takes no longer if more requests wait.
     pub fn choose_or_wait(
         &mut self,
         request: &Request<'_>,
@@ -74,8 +75,8 @@ impl Router {
         self.choose_now(request, depths, allowed, false, now)
     }
 
-    /// Places a request that only one worker can take, as it has the state that the request continues: even if the
-    /// worker is drained, and without waiting. None if there is no such worker.
+    /// Places a request at the only worker that can serve it, as this worker has the state that the request continues.
+    /// The request never waits, and the worker may be drained. None if there is no such worker.
     pub fn place_at_keeper(
         &mut self,
         request: &Request<'_>,
@@ -101,14 +102,14 @@ impl Router {
         Some(decision)
     }
 
-    /// Removes a refusal from the counts, as the caller tries to place the request again; [`Router::gave_up`] counts it
-    /// if it is refused in the end. To be called before the counts can be read.
+    /// Subtracts a refusal from the counts, because the caller tries to place the request again. [`Router::gave_up`]
+    /// counts the refusal if the request is refused in the end. Call this before the counts can be read.
     pub fn tries_again(&mut self, why: Refusal) {
         let count = &mut self.counts.refused[why as usize];
         *count = count.saturating_sub(1);
     }
 
-    /// Counts the refusal of a request that was tried again and again.
+    /// Counts the final refusal of a request after repeated attempts.
     pub fn gave_up(&mut self, why: Refusal) {
         self.count_refused(&Outcome::Refused(why));
     }
@@ -142,13 +143,14 @@ impl Router {
         outcome
     }
 
-    /// True if no waiting request might go to the worker of a row of the last candidates.
+    /// True if no waiting request might go to the worker in this row of the last table of candidates.
     fn comes_first(&self, row: usize) -> bool {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         self.waiting.none_for(self.fleet.same_candidates(who).worker[row])
     }
 
-    /// Places a request for which there is room while others wait, only if none of them comes first.
+    /// Places a request for which a worker has room while other requests wait: queues the request, tries all waiting
+    /// requests in their order if `binds` is true, and returns the request's own outcome.
     fn in_turn(
         &mut self,
         request: &Request<'_>,
@@ -169,8 +171,8 @@ impl Router {
         self.kept_waiting(request.number)
     }
 
-    /// Keeps a request waiting that was just queued, if there is room in the queue or a request of lower priority can
-    /// be refused.
+    /// Keeps a request waiting that was just queued. If the queue is too long, refuses the last request of the lowest
+    /// priority.
     fn kept_waiting(&mut self, number: u64) -> Outcome {
         if self.waiting.len() > self.config.queue_limit
             && let Some((last, _)) = self.waiting.last()
@@ -185,7 +187,7 @@ impl Router {
         Outcome::Waits(RequestId(number))
     }
 
-    /// Refuses a request that was removed from the queue.
+    /// Refuses a waiting request that was removed from the queue.
     pub(super) fn refuse_waiting(&mut self, number: u64, why: Refusal) {
         let outcome = Outcome::Refused(why);
         self.count_refused(&outcome);
@@ -213,7 +215,8 @@ impl Router {
         }
     }
 
-    /// Collects the workers that may take a request, and the blocks on their way to each. False if there is no worker.
+    /// Collects the workers that may take a request, and the number of its blocks that are on their way to each. False
+    /// if no worker may take it.
     pub(super) fn gather(
         &mut self,
         request: &Request<'_>,
@@ -237,7 +240,8 @@ impl Router {
         true
     }
 
-    /// Collects the request's blocks that are on their way to each worker, and those in use there.
+    /// Counts, for each worker, a request's leading blocks that are on their way to the worker, and those that requests
+    /// at the worker use.
     pub(super) fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
         let Self { fleet, expected, on_the_way, .. } = self;
         expected.clear(fleet.slots.len());
@@ -255,8 +259,8 @@ impl Router {
         on_the_way.find(request.content_hashes, now, held, found, |worker, depth| raise(used, worker, depth));
     }
 
-    /// Takes workers that joined lately out of the candidates if they have already been sent their share of all requests,
-    /// which grows with their age. Returns the candidates from before; None if none is taken out.
+    /// Removes recently joined workers from the candidates if they have already been sent their share of all requests;
+    /// the share grows with a worker's age. Returns the former candidates; None if no worker was removed.
     pub(super) fn hold_back(&mut self, now: f64) -> Option<Vec<u32>> {
         let (seconds, start) = (self.config.warm_seconds, self.config.warm_share);
         let (total, up) = (self.total_placed, self.fleet.up as f64);
@@ -283,7 +287,7 @@ impl Router {
         (!rest.is_empty() && rest.len() < all).then(|| std::mem::replace(who, rest))
     }
 
-    /// Plans what to do with a request, without doing it.
+    /// Plans where a request goes (to a worker or into the queue), without carrying out the plan.
     pub(super) fn plan(
         &mut self,
         request: &Request<'_>,
@@ -379,7 +383,7 @@ impl Router {
         Plan::Row { row, why }
     }
 
-    /// Asks the policy to choose among the workers of `who`.
+    /// Asks the policy to choose one of the workers that may take the request.
     fn ask_policy(&mut self, request: &Request<'_>, depths: &Depths, now: f64) -> Choice {
         let Self { fleet, who, expected, policy, transfers, .. } = self;
         let who = (!who.is_empty()).then_some(&who[..]);
@@ -401,7 +405,7 @@ impl Router {
         }
     }
 
-    /// Reserves the worker of a row for the request last passed to [`Router::plan`].
+    /// Reserves the chosen candidate's worker for the request that was last passed to [`Router::plan`].
     pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: ChoiceReason, now: f64) -> Decision {
         let Self { fleet, who, policy, .. } = self;
         let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
@@ -499,7 +503,7 @@ impl Router {
     }
 }
 
-/// Row with the least queued work relative to its speed, then with the fewest requests.
+/// Candidate with the least queued work relative to its speed; among equals, the fewest requests.
 fn least_loaded(candidates: &Candidates) -> usize {
     let load = |row: usize| (candidates.queued_tokens[row] / candidates.prefill_rate[row], candidates.requests[row]);
     let less = |a: &usize, b: &usize| {

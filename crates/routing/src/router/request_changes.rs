@@ -1,5 +1,5 @@
-//! Requests as routers report them to each other, those of other routers as kept here, and the part of a worker's row
-//! that one request causes.
+//! Messages by which routers report their requests to each other, the requests of other routers kept by this one, and
+//! the load that a request adds to its worker.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::policy::Placement;
 use crate::predict::Leaf;
 use crate::router::outcome::WorkerId;
 
-/// Request that a router has sent to a worker, as reported to another router.
+/// Request that a router has sent to a worker, in a report to another router.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentRequest {
-    /// Number of the request at its router.
+    /// Number that the sending router has given to the request.
     pub number: u64,
     /// Worker that has the request.
     pub worker: WorkerId,
@@ -20,58 +20,59 @@ pub struct SentRequest {
     pub tokens: u32,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Prompt tokens that are expected in the worker's cache.
+    /// Number of prompt tokens that are expected in the worker's cache.
     pub cached: u32,
-    /// Session of the request, as a hash of its name; None if it has none.
+    /// Session to which the request belongs, as a hash of its name; None if it belongs to none.
     pub session: Option<u64>,
-    /// Tokens that the answers are still expected to have.
+    /// Number of tokens that the answers are still expected to have.
     pub output_left: u32,
-    /// Content hashes of the prompt's full blocks, as far as the router stores them.
+    /// Content hashes of those full blocks of the prompt that the router stores.
     pub content_hashes: Vec<u64>,
 }
 
-/// Changes of the requests that a router has at workers. `Sent`: form in which new requests are reported.
+/// Changes of the requests that a router has at workers. `Sent`: type in which new requests are reported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RequestChanges<Sent = SentRequest> {
     /// Requests that were sent, in the order of sending.
     pub sent: Vec<Sent>,
-    /// Numbers of the requests that got their first token.
+    /// Numbers of the requests that have received their first token.
     pub begun: Vec<u64>,
     /// Numbers of the requests that have ended.
     pub ended: Vec<u64>,
 }
 
 impl<Sent> RequestChanges<Sent> {
-    /// Converts the requests that were sent by `told`; those for which it returns None are left out.
+    /// Converts the type of the new requests by the function `told`; requests for which it returns None are omitted.
     #[must_use]
     pub fn map<Other>(self, told: impl FnMut(Sent) -> Option<Other>) -> RequestChanges<Other> {
         RequestChanges { sent: self.sent.into_iter().filter_map(told).collect(), begun: self.begun, ended: self.ended }
     }
 
-    /// True if nothing has changed.
+    /// True if no request has changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sent.is_empty() && self.begun.is_empty() && self.ended.is_empty()
     }
 }
 
-/// Requests that were reported to another router, by number; true if their first token was reported as well.
+/// State of the reports to another router: the numbers of the reported requests, each with true if its first token was
+/// reported as well.
 #[derive(Debug, Default)]
 pub struct RequestReport {
     pub(super) begun: HashMap<u64, bool>,
 }
 
-/// Requests of other routers at the same workers, whose rows count them.
+/// Requests that other routers have sent to the same workers; they count like this router's own requests.
 #[derive(Debug)]
 pub(super) struct Peers {
-    /// Requests by router and number.
+    /// Requests of other routers, by the router's number and the request's.
     pub(super) requests: HashMap<(u64, u64), PeerRequest>,
-    /// Time until which the requests of each router count.
+    /// Expiry time of each other router's requests, in seconds.
     pub(super) until: HashMap<u64, f64>,
-    /// Earliest time in `until`.
+    /// Earliest expiry time of any other router's requests, as in `until`, in seconds.
     pub(super) next: f64,
-    /// Number of requests that were not kept, as there were too many.
+    /// Number of other routers' requests that were not kept because there were too many.
     pub(super) refused: u64,
 }
 
@@ -81,7 +82,7 @@ impl Default for Peers {
     }
 }
 
-/// Request of another router.
+/// Request that another router has sent to a worker.
 #[derive(Debug)]
 pub(super) struct PeerRequest {
     pub(super) placed: Placement,
@@ -89,22 +90,23 @@ pub(super) struct PeerRequest {
     pub(super) leaf: Option<Leaf>,
     pub(super) nameless: f64,
     pub(super) begun: bool,
-    /// True if the policy keeps the request as well.
+    /// True if the policy remembers the request of the other router as well.
     pub(super) is_kept: bool,
 }
 
-/// Time at which a prompt that leaves the queue was computed.
+/// Time at which a prompt that leaves a worker's queue was computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum ComputeTime {
-    /// Now: the prompt's first token has come.
+    /// Present time, at which the prompt's first token has arrived.
     Now,
-    /// Some time after the prompt was sent: the whole answer has come.
+    /// Some time since the prompt was sent, as its whole answer has arrived at once.
     Before { sent: f64 },
-    /// Unknown, or never.
+    /// Time that is unknown, or a prompt that is never computed.
     Unknown,
 }
 
-/// Amounts that a request adds to its worker's row.
+/// Load that one request adds to its worker: tokens of its prompt, tokens to compute, tokens generated, and tokens
+/// still to be generated.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub(super) tokens: f64,
@@ -113,18 +115,18 @@ pub(super) struct Share {
     pub(super) output_left: f64,
 }
 
-/// Leading blocks of a prompt that are on their way to each worker (`held`), and those that requests there use
-/// (`used`), by the worker's number.
+/// Number of a prompt's leading blocks that are on their way to each worker (`held`), and that requests at each worker
+/// use (`used`), indexed by the worker's number.
 #[derive(Debug, Default)]
 pub(super) struct ExpectedBlocks {
     pub(super) held: Vec<u32>,
     pub(super) used: Vec<u32>,
-    /// Number of the prompt's blocks that can be taken from a cache.
+    /// Largest number of the prompt's blocks that a cache can provide; at least one token is always computed.
     pub(super) usable: u32,
 }
 
 impl ExpectedBlocks {
-    /// Sets both columns to 0, for this number of workers.
+    /// Sets the block counts of all workers to 0, for the given number of workers.
     pub(super) fn clear(&mut self, workers: usize) {
         for column in [&mut self.held, &mut self.used] {
             column.clear();

@@ -1,4 +1,4 @@
-//! Loads and pulls of requests: planned with each decision, and learnt from at the end of the request.
+//! Loads and pulls of requests' blocks: planned with each decision, and measured at the end of each request.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::depths::Depths;
@@ -9,25 +9,25 @@ use crate::router::outcome::{PullSource, Transfer, TransferAction, WorkerId};
 use crate::router::{Reservation, Router};
 use crate::transfers::{Guards, Kind, Line, Priors, Transfers};
 
-/// Learnt cost of a kind of transfer for a worker.
+/// Measured cost of one kind of transfer (load or pull of blocks) to a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransferCost {
-    /// Kind of the transfer, by the place that blocks come from: "host", the worker's own host memory; "far", its disks
-    /// and pools; "pull", another worker.
+    /// Kind of the transfer, by the source of the blocks: "host" for the worker's own host memory; "far" for its disks
+    /// and pools; "pull" for another worker.
     pub kind: &'static str,
-    /// Worker and rank that load or pull.
+    /// Worker and rank that load or pull the blocks.
     pub worker: WorkerId,
-    /// Worker and rank that the blocks are pulled from; None for loads.
+    /// Worker and rank from which the blocks are pulled; None for loads.
     pub source: Option<WorkerId>,
-    /// Duration in seconds, as a line over the number of tokens.
+    /// Duration of the transfer in seconds, as a linear function of the number of tokens.
     pub line: Line,
-    /// Number of samples; with few of them the cost is the fleet's.
+    /// Number of measured transfers; with few of them, the cost of the whole fleet is used.
     pub samples: usize,
-    /// Seconds until the pair may pull again; 0 if it may.
+    /// Seconds for which pulls of blocks between the two workers remain suspended; 0 if they are not suspended.
     pub out: f64,
 }
 
-/// Costs of transfers and limits on pulls, from a router's settings.
+/// Creates the costs of transfers (loads and pulls of blocks) and the limits on pulls from a router's settings.
 pub(super) fn of(config: &Config) -> Transfers {
     let lines = [
         Line { floor: config.host_floor, token: config.host_token },
@@ -39,7 +39,8 @@ pub(super) fn of(config: &Config) -> Transfers {
 }
 
 impl Fleet {
-    /// Transfer that a way implies for the worker of a row.
+    /// Converts the way in which a candidate gets the prompt's blocks (by loading, pulling, computing) into the plan of
+    /// a decision.
     pub(super) fn transfer(
         &self,
         way: &PromptWay,
@@ -77,7 +78,8 @@ impl Fleet {
 }
 
 impl Router {
-    /// Stores the ways of one of the last candidates, or of all if `row` is None, if the policy considers transfers.
+    /// Computes and stores the best way in which the candidate `row` gets the prompt's blocks, or each candidate if
+    /// `row` is None. Does nothing if the policy does not consider transfers.
     #[inline]
     pub(super) fn note_ways(&mut self, request: &Request<'_>, depths: &Depths, row: Option<usize>, now: f64) {
         if self.policy.weighs_transfers() && depths.has_transfers() {
@@ -89,8 +91,8 @@ impl Router {
         }
     }
 
-    /// Puts a worker into a group: it can be told which blocks to load, and workers of the group can pull from each
-    /// other. None removes it from its group.
+    /// Puts a worker into a group: the worker can be instructed which blocks to load, and workers of one group can pull
+    /// from each other. None removes it from its group.
     pub fn set_pulls(&mut self, worker: WorkerId, group: Option<&str>, now: f64) {
         let now = self.at(now);
         if self.fleet.slot(worker).is_none() {
@@ -107,13 +109,13 @@ impl Router {
     }
 
     /// Records a sign of life of a worker at the time `at`: others pull only from workers with a recent one. First
-    /// tokens, tokens, ends and load reports are recorded without this call.
+    /// tokens, further tokens, ends of requests and load reports are recorded automatically.
     pub fn heard(&mut self, worker: WorkerId, at: f64) {
         self.transfers.heard(worker.0, at);
     }
 
-    /// Notes a pull that was not a placed request's, and brought nothing: its pair is left alone for a while. If it was late,
-    /// so are its source and its consumer.
+    /// Records a failed pull that did not belong to a placed request: pulls between the two workers are suspended for a
+    /// while. If the pull was late, the source is excluded from all pulls, and so is the consumer.
     pub fn pull_failed(&mut self, worker: WorkerId, source: WorkerId, is_late: bool, now: f64) {
         let now = self.at(now);
         if is_late {
@@ -123,7 +125,7 @@ impl Router {
         }
     }
 
-    /// Costs of transfers that were learnt.
+    /// Measured costs of transfers, for each worker and each pair of workers with samples.
     pub fn transfer_costs(&mut self, now: f64) -> Vec<TransferCost> {
         let now = self.at(now);
         let shown = self.transfers.shown(now).into_iter();
@@ -146,8 +148,8 @@ impl Router {
         }
     }
 
-    /// Learns from the transfer of a request that succeeded. `cached`: prompt tokens that were in the cache, if
-    /// reported.
+    /// Updates the costs with the transfer (load or pull of blocks) of a request that succeeded. `cached`: number of
+    /// prompt tokens that were in the cache, if reported.
     pub(super) fn note_transfer(&mut self, its: &Reservation, cached: Option<u32>) {
         self.transfers.heard(its.worker, self.now);
         let Some(moved) = &its.moved else { return };
@@ -157,7 +159,7 @@ impl Router {
         }
     }
 
-    /// Releases a request that failed, and counts the result of its pull.
+    /// Removes a request that failed, and counts the result of its pull.
     pub(super) fn give_up(&mut self, number: u64, now: f64) {
         let result = self.release(number, now).and_then(|its| its.moved?.failed());
         if let Some(result) = result {
@@ -165,7 +167,7 @@ impl Router {
         }
     }
 
-    /// Excludes the pairs whose pulls are late.
+    /// Suspends pulls of blocks between two workers whose current pull is late.
     pub(super) fn look_at_late_pulls(&mut self, now: f64) {
         while let Some(number) = self.transfers.late(now) {
             if let Some(its) = self.placed.get_mut(&number)

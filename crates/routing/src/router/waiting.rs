@@ -1,7 +1,7 @@
-//! Requests that wait in the router, those of the highest priority first, then the oldest first.
+//! Queue of requests that wait in the router: highest priority first, then oldest first.
 //!
-//! Requests that may go to the same workers wait in a lane of their own: if the workers of one lane are busy, requests
-//! of other lanes can still be placed.
+//! Requests that may go to the same workers form a queue of their own, called a lane: if the workers of one lane are
+//! busy, requests of other lanes can still be placed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,12 +13,12 @@ use crate::depths::Depths;
 use crate::request::{Kind, Request};
 use crate::router::outcome::WorkerId;
 
-/// Largest number of requests compared per prompt, on average.
+/// Largest number of requests compared per prompt, on average, as several requests may have the same prompt.
 const SIBLINGS: usize = 8;
 
 type Key = (Reverse<i32>, u64);
 
-/// Owned copy of a request.
+/// Owned copy of a request that waits in the router.
 #[derive(Debug)]
 pub(super) struct WaitingRequest {
     tokens: u32,
@@ -53,8 +53,8 @@ impl WaitingRequest {
         }
     }
 
-    /// True if another request has the same prompt, and a policy would treat both alike. Their sessions may differ: the
-    /// policy is asked again for each when it is placed.
+    /// True if another request has the same prompt, and a policy would treat both alike. Their sessions may differ, as
+    /// the policy is asked again for each request when it is placed.
     fn repeats(&self, other: &Self) -> bool {
         !self.content_hashes.is_empty()
             && self.tokens == other.tokens
@@ -67,7 +67,7 @@ impl WaitingRequest {
             && self.content_hashes == other.content_hashes
     }
 
-    /// The request, with the seconds that it has waited.
+    /// Converts the copy back to a request. `waited`: seconds that it has waited.
     pub(super) fn request(&self, waited: f64) -> Request<'_> {
         Request {
             waited,
@@ -94,39 +94,40 @@ pub(super) struct Ticket {
     pub(super) depths: Depths,
     pub(super) allowed: Option<Arc<[WorkerId]>>,
     pub(super) since: f64,
-    /// Number of the round in which the prompt was last looked up.
+    /// Number of the round of placing requests in which the prompt was last looked up.
     pub(super) round: u64,
     pub(super) aim: Option<Aim>,
 }
 
-/// Worker that a request waits for. The policy is asked again once there may be more room, or after a while, as other
-/// workers may be the better choice by then.
+/// Worker that a request waits for. The policy is asked again once this worker may have more room, or after a while, as
+/// other workers may be the better choice by then.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Aim {
     pub(super) worker: u32,
-    /// Event count of [`Room`] when the policy was asked.
+    /// Number of the last event in [`Room`] (a worker may have got room) when the policy was last asked about the
+    /// request.
     pub(super) asked: u64,
     pub(super) again: f64,
-    /// Prompt tokens that the worker would have to compute.
+    /// Number of the request's prompt tokens that the worker would have to compute.
     pub(super) tokens: f64,
 }
 
 impl Ticket {
-    /// True if the policy might place the request now.
+    /// True if the policy might now place the request that waits for this worker.
     pub(super) fn is_due(&self, room: &Room, now: f64) -> bool {
         self.aim.is_none_or(|aim| now >= aim.again || room.is_new_at(aim.worker, aim.asked))
     }
 }
 
-/// Request whose turn may come.
+/// Request that waits in the router and may be placed next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Turn {
     pub(super) number: u64,
-    /// True if the request has the same prompt as the one before.
+    /// True if the request has the same prompt as the preceding one.
     pub(super) repeats: bool,
 }
 
-/// Waiting requests that may go to the same workers.
+/// Queue of the waiting requests that may go to the same workers.
 #[derive(Debug)]
 struct Lane {
     allowed: Option<Arc<[WorkerId]>>,
@@ -135,15 +136,15 @@ struct Lane {
 
 #[derive(Debug, Default)]
 pub(super) struct WaitingRequests {
-    /// Lanes by number, in the order of their creation.
+    /// Lanes (queues of requests with the same allowed workers) by number, in the order of their creation.
     lanes: BTreeMap<u64, Lane>,
     lanes_made: u64,
     by_allowed: HashMap<Option<Arc<[WorkerId]>>, u64>,
-    /// Lane of each request, and its key there.
+    /// Lane (queue of requests for the same workers) of each waiting request, and its sorting key in the lane.
     keys: HashMap<u64, (u64, Key)>,
-    /// Time at which each request has waited long enough, and its number, in the order of these times.
+    /// Time at which the waiting time of each request ends, and the request's number, in the order of these times.
     ends: VecDeque<(f64, u64)>,
-    /// Number of requests that wait for each worker; the other requests wait for any.
+    /// Number of requests that wait for each particular worker; the other requests wait for any.
     aims: HashMap<u32, usize>,
     aimed: usize,
 }
@@ -172,7 +173,8 @@ impl WaitingRequests {
         ticket
     }
 
-    /// Changes the workers that a waiting request may go to. It keeps its turn. False if it does not wait.
+    /// Changes the workers that a waiting request may go to; the request keeps its place. Returns false if it is not
+    /// waiting.
     pub(super) fn allow(&mut self, number: u64, allowed: Option<&[WorkerId]>) -> bool {
         let Some(mut ticket) = self.leave(number) else { return false };
         ticket.allowed = allowed.map(Arc::from);
@@ -180,12 +182,12 @@ impl WaitingRequests {
         true
     }
 
-    /// True if no waiting request might go to a worker as soon as there is room.
+    /// True if no waiting request might be placed at a worker when that worker gets room.
     pub(super) fn none_for(&self, worker: u32) -> bool {
         self.aimed == self.keys.len() && !self.aims.contains_key(&worker)
     }
 
-    /// Changes the worker that a request waits for, which was removed by [`WaitingRequests::take`].
+    /// Changes the worker that a request waits for. The request must have been removed by [`WaitingRequests::take`].
     pub(super) fn set_aim(&mut self, ticket: &mut Ticket, aim: Option<Aim>) {
         self.count_aim(std::mem::replace(&mut ticket.aim, aim), aim);
     }
@@ -232,14 +234,14 @@ impl WaitingRequests {
         ticket
     }
 
-    /// Number and priority of the request that would be placed last: the newest of the lowest priority. None if none
-    /// waits.
+    /// Number and priority of the request that would be placed last: the newest one of the lowest priority. None if no
+    /// request waits.
     pub(super) fn last(&self) -> Option<(u64, i32)> {
         let key = self.lanes.values().filter_map(|lane| lane.tickets.keys().next_back()).max()?;
         Some((key.1, key.0.0))
     }
 
-    /// Removes a request for a moment; [`WaitingRequests::put_back`] must follow.
+    /// Removes a waiting request temporarily; [`WaitingRequests::put_back`] must follow.
     pub(super) fn take(&mut self, number: u64) -> Option<Ticket> {
         let (lane, key) = self.keys.get(&number)?;
         self.lanes.get_mut(lane)?.tickets.remove(key)
@@ -254,7 +256,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Removes a worker that is gone, whose number may be given to another one.
+    /// Removes a worker that has left from the queue's data, as its number may be given to another worker.
     pub(super) fn left(&mut self, worker: WorkerId) {
         for lane in self.lanes.values_mut() {
             if let Some(allowed) = &mut lane.allowed {
@@ -273,13 +275,14 @@ impl WaitingRequests {
         self.by_allowed = self.lanes.iter().map(|(at, lane)| (lane.allowed.clone(), *at)).collect();
     }
 
-    /// The lanes, and the workers that may take their requests; None for all workers.
+    /// Lanes (queues of requests with the same allowed workers), with the workers that may take their requests; None
+    /// for all workers.
     pub(super) fn lanes(&self) -> impl Iterator<Item = (u64, Option<&Arc<[WorkerId]>>)> {
         self.lanes.iter().map(|(at, lane)| (*at, lane.allowed.as_ref()))
     }
 
-    /// Collects the first requests of a lane that may be placed now: at most `most` prompts, and [`SIBLINGS`] times as
-    /// many requests. True if there are no more.
+    /// Collects the first requests of a lane (queue of requests for the same workers) that may be placed now: at most
+    /// `most` different prompts, and at most [`SIBLINGS`] times as many requests. Returns true if there are no more.
     pub(super) fn first(&self, lane: u64, most: usize, room: &Room, now: f64, turns: &mut Vec<Turn>) -> bool {
         turns.clear();
         let Some(lane) = self.lanes.get(&lane) else { return true };
@@ -296,7 +299,8 @@ impl WaitingRequests {
         true
     }
 
-    /// Copies the depths of a prompt just looked up to a request with the same prompt that was removed.
+    /// Copies the numbers of leading blocks that workers hold, just looked up for the prompt of request `from`, to a
+    /// request with the same prompt that was temporarily removed from the queue.
     pub(super) fn copy_depths(&self, from: u64, to: &mut Ticket) {
         let from = self.keys.get(&from).and_then(|(lane, key)| self.lanes.get(lane)?.tickets.get(key));
         if let Some(from) = from {
@@ -305,7 +309,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Removes and returns a request that has waited long enough; None if there is none.
+    /// Removes and returns a request whose waiting time has ended; None if there is none.
     pub(super) fn overdue(&mut self, now: f64) -> Option<u64> {
         while let Some(&(until, number)) = self.ends.front() {
             let there = self.keys.contains_key(&number);
@@ -321,11 +325,11 @@ impl WaitingRequests {
     }
 }
 
-/// Record of the last event after which each worker may have room for a request that waits in the router. Times are
-/// numbers of events, not seconds.
+/// Number of the last event after which each worker may have room for a request that waits in the router. Events are
+/// counted from 1.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    /// True if room may have come since waiting requests were last tried.
+    /// True if a worker may have got room for a request since waiting requests were last tried.
     pub(super) is_new: bool,
     events: u64,
     anywhere: u64,
@@ -333,7 +337,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Records that there may be room at a worker.
+    /// Records that a worker may have got room for a waiting request.
     pub(super) fn came_to(&mut self, worker: u32) {
         let at = worker as usize;
         if self.at.len() <= at {
@@ -344,19 +348,19 @@ impl Room {
         self.is_new = true;
     }
 
-    /// Records that there may be room at any worker.
+    /// Records that any of the workers may have got room for a waiting request.
     pub(super) fn came(&mut self) {
         self.events += 1;
         self.anywhere = self.events;
         self.is_new = true;
     }
 
-    /// Number of events so far.
+    /// Number of events so far after which a worker may have had room.
     pub(super) fn now(&self) -> u64 {
         self.events
     }
 
-    /// True if there may be more room at a worker than at the event `since`.
+    /// True if a worker may have got room for a waiting request after event number `since`.
     pub(super) fn is_new_at(&self, worker: u32, since: u64) -> bool {
         self.anywhere > since || self.at.get(worker as usize).is_some_and(|at| *at > since)
     }

@@ -1,4 +1,4 @@
-//! Changes of a router's fleet: workers that come and go, their settings and reports.
+//! Changes of a router's fleet: workers that join and leave, their settings and reports.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::router::outcome::{Load, WorkerId};
 use crate::router::{Lookup, Router};
 
 impl Router {
-    /// Adds a worker's rank, or resumes one that was drained. `weight`: share of the work relative to others, usually
-    /// 1; values that are not above 0 count as 1.
+    /// Adds a worker's rank, or resumes one that was drained. `weight`: share of the work relative to other workers,
+    /// usually 1; values that are not positive count as 1.
     pub fn add_worker(&mut self, name: &str, rank: u32, weight: f64, now: f64) -> WorkerId {
         let now = self.at(now);
         let weight = if weight > 0.0 && weight.is_finite() { weight } else { 1.0 };
@@ -19,7 +19,8 @@ impl Router {
         self.fleet.add(name, rank, weight, now, self.total_placed > 0, self.total_placed)
     }
 
-    /// Removes a worker's rank with its requests; returns their number. Ending these requests has no effect any more.
+    /// Removes a worker's rank with its requests, and returns their number. Later reports about these requests have no
+    /// effect.
     pub fn remove_worker(&mut self, worker: WorkerId, now: f64) -> usize {
         let now = self.at(now);
         if self.fleet.slot(worker).is_none() {
@@ -46,12 +47,12 @@ impl Router {
         numbers.len()
     }
 
-    /// Stops sending new requests to a worker, which finishes those it has. False if there is no such worker.
+    /// Stops sending new requests to a worker, which finishes those it has. Returns false if there is no such worker.
     pub fn drain_worker(&mut self, worker: WorkerId) -> bool {
         self.change(worker, State::Drained)
     }
 
-    /// Sends requests to a drained worker again. False if there is no such worker.
+    /// Resumes sending requests to a drained worker. Returns false if there is no such worker.
     pub fn resume_worker(&mut self, worker: WorkerId) -> bool {
         self.change(worker, State::Up)
     }
@@ -65,15 +66,15 @@ impl Router {
         there
     }
 
-    /// Sets whether the index is reliable for a worker. If not, the worker counts as holding only the prompts just sent
-    /// to it.
+    /// Sets if the index is reliable for a worker. If not, the worker counts as holding only the prompts just sent to
+    /// it.
     pub fn set_trusted(&mut self, worker: WorkerId, trusted: bool) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.set_trusted(worker, trusted);
         }
     }
 
-    /// Sets a worker's share of the work relative to others. Values that are not above 0 are ignored.
+    /// Sets a worker's share of the work relative to other workers. Values that are not positive are ignored.
     pub fn set_weight(&mut self, worker: WorkerId, weight: f64) {
         if weight > 0.0 && weight.is_finite() && self.fleet.slot(worker).is_some() {
             self.fleet.set_weight(worker, weight);
@@ -103,45 +104,47 @@ impl Router {
         self.fleet.find(name, rank)
     }
 
-    /// Sets how much of the worker's blocks in the index are expected to be in its cache.
+    /// Sets the part of a worker's indexed blocks that its cache is expected to have.
     pub fn set_belief(&mut self, worker: WorkerId, belief: Belief) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.beliefs.set(worker, belief);
         }
     }
 
-    /// Sets whether it is known how much of its prompts a worker computes, which is not so if it tokenizes prompts
-    /// differently. If not, the worker's speed is the fleet's, and the time until its first tokens teaches nothing.
+    /// Sets if the number of tokens that a worker computes for its prompts is known; it is unknown for a worker that
+    /// tokenizes prompts differently. If unknown, the worker counts as being as fast as the fleet, and the time until
+    /// its first tokens is not used as a measurement.
     pub fn set_measured(&mut self, worker: WorkerId, is_measured: bool) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.set_measured(worker, is_measured, self.config.prefill_rate);
         }
     }
 
-    /// Numbers of a worker's ranks.
+    /// Numbers of all ranks of a worker.
     pub fn ranks(&self, name: &str) -> impl Iterator<Item = WorkerId> {
         self.fleet.ranks(name)
     }
 
-    /// Name and rank of a worker; None if it is gone.
+    /// Name and rank of a worker; None if it has left.
     #[must_use]
     pub fn name(&self, worker: WorkerId) -> Option<(&Arc<str>, u32)> {
         self.fleet.slot(worker).map(|slot| (&slot.name, slot.rank))
     }
 
-    /// All workers and ranks by number; true if they take requests.
+    /// Numbers of all workers' ranks, each with true if it receives requests.
     pub fn workers(&self) -> impl Iterator<Item = (WorkerId, bool)> {
         let there = self.fleet.slots.iter().enumerate().filter(|(_, slot)| slot.state != State::Gone);
         there.map(|(at, slot)| (WorkerId(at as u32), slot.state == State::Up))
     }
 
     /// Converts a result of the index into the form that [`Router::choose`] takes. Workers that the router does not
-    /// know are left out.
+    /// know are omitted.
     pub fn look_up(&self, found: &impl Lookup, depths: &mut Depths) {
         self.fleet.look_up(found, depths);
     }
 
-    /// All columns as a policy would see them now, without a request. Updates every row.
+    /// Table of all workers with the values that a policy would get now for a request without a prompt. Updates all
+    /// values.
     pub fn candidates(&mut self, now: f64) -> &Candidates {
         let now = self.at(now);
         self.fleet.candidates(&Depths::unknown(), None, None, now)

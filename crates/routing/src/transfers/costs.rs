@@ -1,36 +1,37 @@
-//! Costs of transfers: for each worker from its host memory and from disks and pools, and for each pair of workers.
+//! Costs of transfers of blocks: of each worker's loads from its host memory and from disks or pools, and of pulls
+//! between each pair of workers.
 //!
-//! A worker or pair with few samples has the costs of the fleet, and the fleet has those of published measurements at
-//! first. A cost is a line: a floor, plus seconds per token.
+//! A worker or pair with few samples has the costs of the fleet, and the fleet initially has those of published
+//! measurements. A cost is a linear function: a fixed number of seconds, plus seconds per token.
 //!
-//! Published floors of two fleets that run the same code differ by a factor of 65, so they have to be learnt from
-//! samples. Some samples are far off, as other traffic shared the link, or a prompt waited longer than foreseen. The
-//! fit uses medians, which are still right when a quarter of the samples is far off.
+//! Published fixed costs of two fleets that run the same code differ by a factor of 65, so they have to be learnt from
+//! samples. Some samples are outliers, as other traffic shared the link, or a prompt waited longer than predicted. The
+//! fit uses medians, which are still right when a quarter of the samples are outliers.
 
 use std::collections::VecDeque;
 
-/// Number of samples from which on a worker or pair has costs of its own.
+/// Number of samples that a worker, or a pair of workers, needs to have transfer costs of its own.
 const OWN: usize = 3;
-/// Weight of a new sample of a pair's first pull.
+/// Weight of a new sample in the mean additional duration of the first pull by a pair of workers.
 const FIRST_SHARE: f64 = 0.3;
-/// Factor that limits one sample of a first pull: at most this multiple of the estimate so far.
+/// Upper limit of a sample of the first pull by a pair of workers, as a multiple of the present estimate.
 const FIRST_MOST: f64 = 8.0;
 
-/// The kind of a transfer: the place that blocks come from.
+/// Kind of a transfer of blocks to a worker, by their source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A load from a worker's own host memory.
+    /// Load from a worker's own host memory.
     Host,
-    /// A load from a worker's disks or from pools.
+    /// Load from a worker's disks or from pools.
     Far,
-    /// A pull from the host memory of another worker.
+    /// Pull from the host memory of another worker.
     Pull,
 }
 
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Host, Self::Far, Self::Pull];
 
-    /// Name of the kind, as one word.
+    /// Name of the kind of transfer, as one word.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -40,40 +41,42 @@ impl Kind {
     }
 }
 
-/// Learnt cost, as shown to operators.
+/// Measured cost of a kind of transfer (load or pull of blocks), for display to operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostedTransfer {
     pub(crate) kind: Kind,
     pub(crate) worker: u32,
-    /// Worker that blocks are pulled from; None for loads.
+    /// Worker from which blocks are pulled; None for loads.
     pub(crate) source: Option<u32>,
     pub(crate) line: Line,
     pub(crate) samples: usize,
-    /// Seconds until the pair may pull again; 0 if it may.
+    /// Seconds for which pulls by the pair of workers remain suspended; 0 if they are not suspended.
     pub(crate) out: f64,
 }
 
-/// Costs of transfers until they are learnt, by [`Kind`], and additional seconds for the first pull of a pair.
+/// Costs of transfers by [`Kind`] that are assumed before any are measured, and additional seconds for the first pull
+/// of a pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Priors {
     pub(crate) lines: [Line; 3],
     pub(crate) first: f64,
 }
 
-/// Costs of the fleet, and of loads by each worker.
+/// Costs of transfers (loads and pulls of blocks) in the fleet as a whole, and of loads by each worker.
 #[derive(Debug)]
 pub(crate) struct Costs {
     priors: [Line; 3],
     fleet: [LearntLine; 3],
-    /// Learnt costs of the fleet, or else the priors, as of a moment ago.
+    /// Current costs of the fleet by kind of transfer: measured, or else the initial ones; recomputed from time to
+    /// time.
     lines: [Line; 3],
-    /// Learnt costs of each worker, by its number: from host memory, and from farther away.
+    /// Measurements of each worker's loads, indexed by the worker's number: from host memory, and from disks or pools.
     own: Vec<[LearntLine; 2]>,
-    /// Lines of these costs where there are enough samples, as of a moment ago.
+    /// Current costs of each worker's loads; None without enough samples; recomputed from time to time.
     own_lines: Vec<[Option<Line>; 2]>,
-    /// Additional seconds of a pair's first pull.
+    /// Additional seconds of the first pull by a pair of workers.
     first: f64,
-    /// Lower bound of the lines of all pairs.
+    /// Lower bound of the costs of pulls over all pairs of workers.
     least_pull: Line,
 }
 
@@ -90,31 +93,34 @@ impl Costs {
         }
     }
 
-    /// Cost of a kind for workers or pairs without enough samples.
+    /// Cost of a kind of transfer (load or pull of blocks) in the fleet, for workers or pairs of workers without enough
+    /// samples.
     #[inline]
     pub(crate) fn of_fleet(&self, kind: Kind) -> Line {
         self.lines[kind as usize]
     }
 
-    /// Cost of a load by a worker from one of its own tiers.
+    /// Cost of loads by a worker from its host memory, or from disks or pools.
     #[inline]
     pub(crate) fn of_worker(&self, kind: Kind, worker: u32) -> Line {
         self.own_lines.get(worker as usize).and_then(|own| own[kind as usize]).unwrap_or(self.of_fleet(kind))
     }
 
-    /// Cost of a pull by a pair. `line`: the pair's own cost, if it has enough samples.
+    /// Cost of pulls by a pair of workers: `line`, its own cost if it has enough samples, or else the cost in the
+    /// fleet.
     #[inline]
     pub(crate) fn of_pair(&self, line: Option<Line>) -> Line {
         line.unwrap_or(self.of_fleet(Kind::Pull))
     }
 
-    /// Lower bound of the costs of all pairs' pulls.
+    /// Lower bound of the costs of pulls over all pairs of workers.
     #[inline]
     pub(crate) fn least_pull(&self) -> Line {
         self.least_pull
     }
 
-    /// Includes the line of a pair in [`Costs::least_pull`].
+    /// Lowers [`Costs::least_pull`], the lower bound of all costs of pulls, if the cost for a pair of workers is below
+    /// it.
     pub(crate) fn note_pull(&mut self, line: Option<Line>) {
         if let Some(line) = line {
             self.least_pull.floor = self.least_pull.floor.min(line.floor);
@@ -122,7 +128,8 @@ impl Costs {
         }
     }
 
-    /// Drops outdated samples. The lines of pairs must be included again.
+    /// Removes outdated samples of transfers and recomputes the current costs. [`Costs::note_pull`] must be called
+    /// again for all pairs of workers.
     pub(crate) fn look(&mut self, now: f64) {
         for (line, (learnt, prior)) in self.lines.iter_mut().zip(self.fleet.iter().zip(self.priors)) {
             *line = learnt.line(now).unwrap_or(prior);
@@ -133,24 +140,25 @@ impl Costs {
         self.least_pull = self.of_fleet(Kind::Pull);
     }
 
-    /// Additional seconds of a pair's first pull.
+    /// Additional seconds of the first pull by a pair of workers.
     pub(crate) fn first(&self) -> f64 {
         self.first
     }
 
-    /// Learns from the first pull of a pair. `longer`: seconds by which it took longer than later ones should.
+    /// Updates the additional duration of first pulls. `longer`: seconds by which the first pull by a pair of workers
+    /// took longer than later ones are expected to take.
     pub(crate) fn learn_first(&mut self, longer: f64) {
         let most = self.first * FIRST_MOST;
         self.first += (longer.clamp(0.0, most.max(1e-3)) - self.first) * FIRST_SHARE;
     }
 
-    /// Learns from a pull by a pair. The second argument: tokens and seconds.
+    /// Updates the cost of pulls by a pair of workers with a sample: number of tokens, and seconds.
     pub(crate) fn learn_pull(&mut self, pair: &mut LearntLine, (tokens, seconds): (f64, f64), now: f64) {
         self.learn_of_fleet(Kind::Pull, tokens, seconds, now);
         pair.add(tokens, seconds, self.of_fleet(Kind::Pull), now);
     }
 
-    /// Learns from a load by a worker from one of its own tiers. The pair: tokens and seconds.
+    /// Updates the cost of loads by a worker from one of its own tiers with a sample: number of tokens, and seconds.
     pub(crate) fn learn_load(&mut self, kind: Kind, worker: u32, (tokens, seconds): (f64, f64), now: f64) {
         self.learn_of_fleet(kind, tokens, seconds, now);
         let at = worker as usize;
@@ -174,7 +182,7 @@ impl Costs {
         }
     }
 
-    /// Removes the costs of a worker that has left.
+    /// Removes the transfer costs of a worker that has left.
     pub(crate) fn left(&mut self, worker: u32) {
         if let Some(own) = self.own.get_mut(worker as usize) {
             *own = Default::default();
@@ -182,7 +190,7 @@ impl Costs {
         }
     }
 
-    /// Costs of loads of all workers with samples.
+    /// Costs of loads by each worker for which there are samples.
     pub(crate) fn shown(&self) -> impl Iterator<Item = CostedTransfer> {
         let rows = self.own.iter().enumerate().flat_map(|(worker, own)| {
             [Kind::Host, Kind::Far].into_iter().zip(own).map(move |(kind, own)| (worker as u32, kind, own))
@@ -198,32 +206,33 @@ impl Costs {
     }
 }
 
-/// Line of a worker's or pair's cost, if it has enough samples.
+/// Measured cost of a worker or a pair of workers; None without enough samples.
 pub(super) fn known(own: &LearntLine, now: f64) -> Option<Line> {
     (own.samples() >= OWN).then(|| own.line(now)).flatten()
 }
 
-/// Number of samples kept, the newest ones.
+/// Number of samples of transfers kept; newer ones replace the oldest.
 const KEPT: usize = 24;
-/// Number of samples from which on both floor and seconds per token are fitted. With fewer, only the floor is: seconds
-/// per token follow from a model's size and a link, while a floor can only be measured.
+/// Number of samples needed to fit both the fixed cost and the seconds per token. With fewer, only the fixed cost is
+/// fitted: seconds per token follow from a model's size and a link, while a fixed cost can only be measured.
 const ENOUGH: usize = 6;
-/// Factor by which the lengths of samples must differ for both to be fitted.
+/// Factor by which the shortest and the longest sample must differ in tokens for both the fixed cost and the seconds
+/// per token to be fitted.
 const SPREAD: f64 = 1.5;
-/// Seconds after which a sample is dropped.
+/// Seconds after which a sample of a transfer is removed.
 const FORGOTTEN: f64 = 1_800.0;
 
-/// Duration of a transfer in seconds, as a line over its number of tokens.
+/// Duration of a transfer in seconds, as a linear function of its number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Line {
-    /// Seconds that a transfer takes besides those for its tokens.
+    /// Fixed part of a transfer's duration, in seconds.
     pub floor: f64,
-    /// Seconds for each token.
+    /// Seconds for each transferred token, in addition to the fixed part.
     pub token: f64,
 }
 
 impl Line {
-    /// Seconds to move this number of tokens.
+    /// Expected duration of a transfer of this number of tokens, in seconds.
     #[must_use]
     #[inline]
     pub fn seconds(&self, tokens: f64) -> f64 {
@@ -231,7 +240,7 @@ impl Line {
     }
 }
 
-/// Line that is fitted to samples.
+/// Duration of transfers (loads or pulls of blocks) as a linear function of the tokens, fitted to samples.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LearntLine {
     /// Samples, the oldest first: time in seconds, number of tokens, duration in seconds.
@@ -240,19 +249,19 @@ pub(crate) struct LearntLine {
 }
 
 impl LearntLine {
-    /// Number of samples.
+    /// Number of samples of transfers.
     pub(crate) fn samples(&self) -> usize {
         self.samples.len()
     }
 
-    /// The line; None without recent samples.
+    /// Linear function for the duration of transfers, fitted to the samples; None without recent samples.
     #[inline]
     pub(crate) fn line(&self, now: f64) -> Option<Line> {
         let line = self.line?;
         self.samples.back().filter(|(at, ..)| now - at < FORGOTTEN).map(|_| line)
     }
 
-    /// Adds a sample: `tokens` took `seconds`. `prior`: line expected without samples.
+    /// Adds a sample of a transfer: `tokens` tokens took `seconds`. `prior`: linear function assumed without samples.
     pub(crate) fn add(&mut self, tokens: f64, seconds: f64, prior: Line, now: f64) {
         self.samples.retain(|(at, ..)| now - at < FORGOTTEN);
         if self.samples.len() == KEPT {
@@ -262,7 +271,7 @@ impl LearntLine {
         self.line = Some(self.fit(prior));
     }
 
-    /// Forgets all samples.
+    /// Forgets all samples of transfers.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -285,7 +294,8 @@ impl LearntLine {
         Line { floor: prior.floor * times, token: prior.token * times }
     }
 
-    /// Line with the median slope between two samples, and the median of the rest as floor (Theil and Sen).
+    /// Fits the fixed cost and the seconds per token (Theil and Sen): the median slope between two samples, and the
+    /// median of the remainders as fixed cost.
     fn fit_both(&self) -> Line {
         let samples = &self.samples;
         let pairs =

@@ -1,43 +1,46 @@
-//! Transfer of one request: the expected times, and the result.
+//! Transfer of blocks for one request: the expected times, and the result.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::Transfers;
 
-/// Multiple of the expected time after which a pull is late, plus `LATE_SECONDS`.
+/// Factor in the time after which a pull is late: `LATE` times the expected time, plus `LATE_SECONDS`.
 const LATE: f64 = 2.0;
 const LATE_SECONDS: f64 = 1.0;
-/// Multiple of the queue's time that a transfer must exceed for its duration to be known: a shorter one may have waited
-/// for its turn.
+/// Smallest ratio of the time before the first token, without prefill, to the time in the queue, for which the duration
+/// of a transfer (load or pull of blocks) is inferred. With a smaller ratio, the transfer may have ended while the
+/// request was queued.
 const HIDDEN: f64 = 2.0;
-/// Multiple of a transfer's time: if computing the rest of the prompt takes longer, the transfer's duration is unknown.
+/// Factor by which the prefill of the rest of the prompt may exceed the transfer's time. Beyond this factor, the
+/// duration of the transfer (load or pull of blocks) cannot be inferred.
 const OUTWEIGHED: f64 = 2.0;
-/// Least duration of a transfer, in seconds.
+/// Lower limit of the duration of a transfer (load or pull of blocks) that is inferred from a first token's time, in
+/// seconds.
 const SHORTEST: f64 = 1e-4;
 
-/// Result of a pull.
+/// Result of pulling blocks from another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PullResult {
-    /// All expected tokens were in the cache.
+    /// All expected tokens were in the consumer's cache.
     Brought,
-    /// Only a part of the expected tokens was in the cache.
+    /// Only a part of the expected tokens was in the consumer's cache.
     Short,
-    /// None of the expected tokens were in the cache.
+    /// None of the expected tokens was in the consumer's cache.
     Nothing,
-    /// The first token came long after it should have, or not at all.
+    /// The first token of the request came much later than expected, or not at all.
     Late,
-    /// The request failed, or was given up.
+    /// The request failed, or was abandoned.
     Failed,
-    /// The engine did not report the number of cached tokens.
+    /// The result is unknown, as the engine did not report the number of cached tokens.
     Unknown,
 }
 
 impl PullResult {
-    /// All results.
+    /// All results of pulls.
     pub const ALL: [Self; 6] = [Self::Brought, Self::Short, Self::Nothing, Self::Late, Self::Failed, Self::Unknown];
 
-    /// Name of the result, as one word.
+    /// Name of the result of a pull, as one word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -51,39 +54,40 @@ impl PullResult {
     }
 }
 
-/// Part of a transfer from one kind of place.
+/// Part of a request's transfer (load or pull of blocks) from one kind of source: number of tokens, and expected
+/// seconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Part {
     pub(crate) tokens: f64,
     seconds: f64,
 }
 
-/// Transfer of a request that is at a worker.
+/// Transfer (loads and pulls of blocks) for one request in flight: expected times and numbers of tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct MovedTokens {
     worker: u32,
     pub(crate) source: Option<u32>,
-    /// Parts of the transfer, by [`Kind`].
+    /// Parts of the request's transfer (load or pull of blocks), indexed by the [`Kind`] of source.
     parts: [Part; 3],
     block_size: u32,
-    /// Prompt tokens expected in the cache without the pulled ones; `with`: including them.
+    /// Number of prompt tokens expected in the cache without the pulled ones; `with`: including the pulled ones.
     without: u32,
     with: u32,
-    /// Expected seconds of the queue before the request; `seconds`: of the transfer; `prefill`: of computing the rest
-    /// of the prompt.
+    /// Expected seconds that the request waits in the engine's queue. `seconds`: expected seconds of its transfer
+    /// (loads and pulls of blocks); `prefill`: expected seconds to compute the rest of the prompt.
     queue: f64,
     pub(crate) seconds: f64,
     prefill: f64,
     is_late: bool,
-    /// True if the answer comes as a whole: its first token is not seen, so the pull never counts as late.
+    /// True if the answer arrives all at once. Its first token is not seen then, so the pull never counts as late.
     comes_whole: bool,
-    /// True if the tokens no longer count among those that the source is sending.
+    /// True if the pulled tokens no longer count among the tokens that the source is sending.
     has_arrived: bool,
 }
 
 impl MovedTokens {
-    /// Transfer that a way implies for a request at the worker of a row; None if nothing is moved. `queue`: seconds
-    /// until all prompts before the request are computed.
+    /// Loads and pulls of blocks for a request at a candidate, from the chosen way; None if nothing is loaded or
+    /// pulled. `queue`: seconds until all prompts before the request are computed.
     pub(crate) fn of(
         way: &PromptWay,
         request: &Request<'_>,
@@ -124,17 +128,18 @@ impl MovedTokens {
         })
     }
 
-    /// Part of the transfer from one kind of place.
+    /// Part of the request's transfer (load or pull of blocks) from one kind of source.
     pub(crate) fn part(&self, kind: Kind) -> Part {
         self.parts[kind as usize]
     }
 
-    /// Time from which on the transfer is late, if it is sent now.
+    /// Time, in seconds, after which the transfer (load or pull of blocks) is late if the request is sent now.
     pub(crate) fn due(&self, now: f64) -> f64 {
         now + LATE_SECONDS + LATE * (self.queue.max(self.seconds) + self.prefill)
     }
 
-    /// Subtracts the tokens from those that the source is sending: the first token has come, or the request has ended.
+    /// Subtracts the pulled tokens from the count of tokens that the source is sending, because the first token has
+    /// arrived or the request has ended.
     pub(crate) fn arrive(&mut self, transfers: &mut Transfers) {
         if let Some(source) = self.source.filter(|_| !self.has_arrived) {
             transfers.arrived(source, self.part(Kind::Pull).tokens);
@@ -142,12 +147,12 @@ impl MovedTokens {
         self.has_arrived = true;
     }
 
-    /// Records that the answer comes as a whole.
+    /// Records that the answer of the request will arrive all at once, without a visible first token.
     pub(crate) fn comes_whole(&mut self) {
         self.comes_whole = true;
     }
 
-    /// Records that the first token is long overdue.
+    /// Records that the first token of a request with a pull is late.
     pub(crate) fn is_late(&mut self, transfers: &mut Transfers, now: f64) {
         if let Some(source) = self.source.filter(|_| !self.comes_whole) {
             self.is_late = true;
@@ -155,8 +160,9 @@ impl MovedTokens {
         }
     }
 
-    /// Learns from the end of the request. `waited`: seconds until its first token, if known; `cached`: prompt tokens
-    /// that were in the cache, if the engine reported them. Returns the result of a pull; None if nothing was pulled.
+    /// Updates the costs of transfers at the end of the request. `waited`: seconds until its first token, if known;
+    /// `cached`: number of prompt tokens that were in the cache, if the engine reported it. Returns the result of a
+    /// pull; None if nothing was pulled.
     pub(crate) fn end(
         &self,
         waited: Option<f64>,
@@ -197,8 +203,8 @@ impl MovedTokens {
         self.source.map(|_| if self.is_late { PullResult::Late } else { PullResult::Failed })
     }
 
-    /// Kind, tokens and seconds of the longest part, if they follow from the first token, which came after `waited`
-    /// seconds; None otherwise.
+    /// Sample of a transfer's cost: kind, tokens and seconds of the transfer's longest part, inferred from the time
+    /// `waited` of the first token; None if they cannot be inferred.
     fn sample(&self, waited: f64) -> Option<(Kind, f64, f64)> {
         let took = waited - self.prefill;
         if took < HIDDEN * self.queue || self.prefill > OUTWEIGHED * took.max(self.seconds) {

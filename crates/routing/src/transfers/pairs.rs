@@ -1,10 +1,10 @@
-//! Pairs of workers that may pull from each other.
+//! Pairs of workers that may pull blocks from each other: a consumer, which pulls, and a source.
 //!
-//! A request that waits for a source that does not answer gets its first token up to half a minute late, and after that
-//! its engine may wait as long for other sources. So a worker is a source only if it gave a sign of life a moment ago.
-//! A pull that is long overdue excludes its pair, its source and its consumer, whatever the cause; and a pair is
-//! excluded if it brought less than the index showed twice in a row. All are included again after a while, and at once
-//! if the pull turns out to have brought all that was expected.
+//! If a source does not answer, the request gets its first token up to half a minute late, and after that the
+//! consumer's engine may wait as long for other sources. Therefore a worker is a source only if it gave a sign of life
+//! recently. A pull that is much too late excludes its pair, its source and its consumer, whatever the cause; a pair is
+//! also excluded if two pulls in a row brought less than the index showed. All are included again after a while, and at
+//! once if the late pull turns out to have brought all that was expected.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,58 +13,60 @@ use crate::time::Time;
 use crate::transfers::costs::{CostedTransfer, Costs, Kind, LearntLine, Line, Priors, known};
 use crate::transfers::plan::Source;
 
-/// Number of pulls in a row that bring only a part of what was expected, after which the pair is excluded.
+/// Number of consecutive pulls with only a part of the expected blocks after which a pair of workers is excluded from
+/// pulls.
 const SHORT: u32 = 2;
-/// Seconds between two clean-ups of outdated data.
+/// Seconds between two removals of outdated data about transfers.
 const LOOKS: f64 = 60.0;
-/// Seconds after which an engine may have closed an idle connection to another.
+/// Seconds without use after which an engine may have closed its connection to another.
 pub(super) const CLOSED: f64 = 300.0;
 
-/// Limits on pulls.
+/// Limits on pulls between workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guards {
-    /// Largest age of a source's last sign of life, in seconds.
+    /// Largest age of a source's last sign of life, in seconds, at which other workers may pull blocks from the source.
     pub(crate) heard_within: f64,
-    /// Seconds for which a pair is excluded.
+    /// Seconds for which a pair of workers is excluded from pulls after a failed pull.
     pub(crate) out: f64,
-    /// Largest number of sources of one consumer.
+    /// Largest number of sources, workers from which a worker pulls blocks, of one consumer.
     pub(crate) most_sources: usize,
 }
 
-/// Pair of a consumer and one of its sources. Kept small, since a decision reads those of all candidates.
+/// Pair of a consumer and one of its sources. The type is small, since a decision reads the pairs of all candidates.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) source: u32,
     short: u32,
-    /// Learnt line of the pair, as of a moment ago; None without enough samples.
+    /// Measured cost of pulls by the pair of workers, recomputed from time to time; None without enough samples.
     line: Option<Line>,
-    /// Time at which a pull by the pair last brought blocks.
+    /// Time at which a pull by the pair of workers last brought blocks, in seconds.
     brought: f64,
     used: f64,
     out_until: f64,
     learnt: Box<LearntLine>,
 }
 
-/// State of one worker, as a consumer and as a source.
+/// State of one worker, both as a consumer and as a source of pulls.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
-    /// Group of the worker: workers pull from others of the same group only; 0 for none.
+    /// Number of the worker's group, within which workers pull from each other; 0 for none.
     pub(super) group: u32,
-    /// Time of the worker's last sign of life.
+    /// Time of the worker's last sign of life, in seconds.
     heard: f64,
-    /// Tokens that others are pulling from the worker.
+    /// Number of tokens that other workers are pulling from the worker now.
     pub(super) outgoing: f64,
-    /// Time until which the worker is excluded as a source; `consumer_out`: as a consumer.
+    /// Time until which the worker is excluded as a source of pulls. `consumer_out`: time until which it is excluded as
+    /// a consumer; both in seconds.
     source_out: f64,
     consumer_out: f64,
     pub(super) pairs: Vec<Pair>,
 }
 
-/// Part of a consumer's state that the bound on its ways needs; kept in a list of its own.
+/// Part of a consumer's state that is needed to compute a lower bound of its costs; separate for fast access.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Consumer {
     pub(super) group: u32,
-    /// Time at which a pull from any source last brought blocks.
+    /// Time at which a pull from any source last brought blocks, in seconds.
     pub(super) brought: f64,
 }
 
@@ -74,24 +76,24 @@ impl Default for Consumer {
     }
 }
 
-/// Costs of transfers, and the pairs of workers that may pull.
+/// Costs of transfers (loads and pulls of blocks), and the pairs of workers that may pull from each other.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pub(super) costs: Costs,
     pub(super) peers: Vec<Peer>,
-    /// State of each worker as a consumer, by its number.
+    /// State of each worker as a consumer of pulls, indexed by the worker's number.
     pub(super) consumers: Vec<Consumer>,
-    /// Index of each pair among its consumer's pairs, by source and consumer: searching for pairs would take most of a
-    /// decision.
+    /// Index of each pair of workers in its consumer's list of pairs, by source and consumer; a search in these lists
+    /// would take most of a decision's time.
     places: Vec<Vec<u8>>,
-    /// Number of workers that are in a group.
+    /// Number of workers that belong to a group, within which workers pull from each other.
     grouped: usize,
-    /// Time of the next clean-up of outdated data.
+    /// Time of the next removal of outdated data about transfers, in seconds.
     looks_at: f64,
-    /// Pulls in flight: time from which on each is late, and its request.
+    /// Queue of the pulls in flight: the time after which each is late, and its request.
     due: BinaryHeap<Reverse<(Time, u64)>>,
     pub(super) guards: Guards,
-    /// Buffer for the sources of a prompt.
+    /// Reusable buffer for the workers from which a prompt's blocks might be pulled.
     pub(super) sources: Vec<Source>,
 }
 
@@ -110,7 +112,7 @@ impl Transfers {
         }
     }
 
-    /// True if any worker may pull from another.
+    /// True if any worker may pull blocks from another worker.
     pub(crate) fn has_pulls(&self) -> bool {
         self.grouped > 1
     }
@@ -124,7 +126,7 @@ impl Transfers {
         &mut self.peers[at]
     }
 
-    /// Sets a worker's group; 0 for none. A worker that gets its first group counts as having given a sign of life.
+    /// Sets a worker's group; 0 for none. A worker that joins its first group counts as having given a sign of life.
     pub(crate) fn set_group(&mut self, worker: u32, group: u32, now: f64) {
         let peer = self.peer(worker);
         let before = std::mem::replace(&mut peer.group, group);
@@ -135,7 +137,7 @@ impl Transfers {
         self.grouped = self.grouped + usize::from(group != 0) - usize::from(before != 0);
     }
 
-    /// Notes a sign of life that a worker gave at `now`.
+    /// Records a sign of life that a worker gave at the time `now`.
     #[inline]
     pub(crate) fn heard(&mut self, worker: u32, now: f64) {
         if self.grouped > 0
@@ -145,7 +147,7 @@ impl Transfers {
         }
     }
 
-    /// Forgets a worker that has left.
+    /// Removes all data about the transfers of a worker that has left.
     pub(crate) fn left(&mut self, worker: u32) {
         self.costs.left(worker);
         self.set_group(worker, 0, f64::NEG_INFINITY);
@@ -160,7 +162,7 @@ impl Transfers {
         }
     }
 
-    /// Cleans up outdated data, if it is due.
+    /// Removes outdated data about transfers, if the time for this has come.
     #[inline]
     pub(super) fn look(&mut self, now: f64) {
         if now >= self.looks_at {
@@ -173,19 +175,20 @@ impl Transfers {
         }
     }
 
-    /// Pair of a consumer with a source; None if there is none.
+    /// Data of a pair of workers, a consumer and a source of pulls; None if the consumer has not pulled from the
+    /// source.
     #[inline]
     pub(super) fn pair<'p>(&self, worker: u32, peer: &'p Peer, source: u32) -> Option<&'p Pair> {
         let place = self.places.get(source as usize)?.get(worker as usize)?;
         peer.pairs.get(*place as usize)
     }
 
-    /// True if others may pull from a worker.
+    /// True if other workers may now pull blocks from this worker.
     pub(super) fn is_source(&self, peer: &Peer, now: f64) -> bool {
         peer.group != 0 && now - peer.heard <= self.guards.heard_within && now >= peer.source_out
     }
 
-    /// Records a pull of `tokens` that was sent, and is late from `due` on.
+    /// Records a pull of `tokens` tokens for a request that was sent; the pull is late after the time `due`.
     pub(crate) fn sent(&mut self, request: u64, worker: u32, source: u32, tokens: f64, due: f64, now: f64) {
         self.due.push(Reverse((Time(due), request)));
         self.peer(source).outgoing += tokens;
@@ -211,14 +214,14 @@ impl Transfers {
         }
     }
 
-    /// Subtracts tokens from those that a source is sending.
+    /// Subtracts `tokens` from the number of tokens that a source is sending to other workers.
     pub(crate) fn arrived(&mut self, source: u32, tokens: f64) {
         if let Some(peer) = self.peers.get_mut(source as usize) {
             peer.outgoing = (peer.outgoing - tokens).max(0.0);
         }
     }
 
-    /// Removes and returns the next request whose pull is late by now; None if there is none.
+    /// Removes and returns the next request whose pull is late at the time `now`; None if there is none.
     pub(crate) fn late(&mut self, now: f64) -> Option<u64> {
         let &Reverse((time, request)) = self.due.peek()?;
         (time.0 <= now).then(|| {
@@ -227,7 +230,8 @@ impl Transfers {
         })
     }
 
-    /// Excludes the pair of a late pull, its source for all consumers, and its consumer from all pulls.
+    /// Excludes from further pulls, after a late one: the pair of workers, its source for all consumers, and its
+    /// consumer.
     pub(crate) fn is_late(&mut self, worker: u32, source: u32, now: f64) {
         let until = now + self.guards.out;
         self.peer(source).source_out = until;
@@ -235,7 +239,8 @@ impl Transfers {
         self.retire(worker, source, now);
     }
 
-    /// Excludes a pair and drops its samples: a pull was late or brought nothing, or two in a row brought only a part.
+    /// Excludes a pair of workers from pulls and removes its samples, because a pull was late or brought nothing, or
+    /// two in a row brought only a part.
     pub(crate) fn retire(&mut self, worker: u32, source: u32, now: f64) {
         let until = now + self.guards.out;
         if let Some(pair) = self.peer(worker).pairs.iter_mut().find(|pair| pair.source == source) {
@@ -246,7 +251,7 @@ impl Transfers {
         }
     }
 
-    /// Records a pull that brought only a part of the expected blocks.
+    /// Records a pull by a pair of workers that brought only a part of the expected blocks.
     pub(crate) fn is_short(&mut self, worker: u32, source: u32, now: f64) {
         let Some(pair) = self.peer(worker).pairs.iter_mut().find(|pair| pair.source == source) else { return };
         pair.brought = now;
@@ -258,7 +263,8 @@ impl Transfers {
         }
     }
 
-    /// Records a pull that brought all that was expected. `sample`: its tokens and seconds, if known.
+    /// Records a pull by a pair of workers that brought all expected blocks. `sample`: its tokens and seconds, if
+    /// known.
     pub(crate) fn has_brought(&mut self, worker: u32, source: u32, sample: Option<(f64, f64)>, now: f64) {
         self.peer(source).source_out = f64::NEG_INFINITY;
         let Self { costs, peers, consumers, .. } = self;
@@ -280,12 +286,12 @@ impl Transfers {
         }
     }
 
-    /// Learns from a load by a worker from one of its own tiers. `sample`: tokens and seconds.
+    /// Updates the cost of loads by a worker from one of its own tiers. `sample`: tokens and seconds.
     pub(crate) fn has_loaded(&mut self, worker: u32, kind: Kind, sample: (f64, f64), now: f64) {
         self.costs.learn_load(kind, worker, sample, now);
     }
 
-    /// Costs that workers and pairs have learnt, without those of the fleet as a whole.
+    /// Measured costs of workers' loads and of pulls between pairs of workers, without those of the fleet as a whole.
     pub(crate) fn shown(&self, now: f64) -> Vec<CostedTransfer> {
         let pairs = self.peers.iter().enumerate().flat_map(|(worker, peer)| {
             peer.pairs.iter().map(move |pair| CostedTransfer {
@@ -301,7 +307,7 @@ impl Transfers {
     }
 }
 
-/// Sets the index of a pair among its consumer's pairs.
+/// Sets the index of a pair of workers in its consumer's list of pairs.
 fn set_place(places: &mut Vec<Vec<u8>>, source: u32, consumer: u32, place: usize) {
     let (source, consumer) = (source as usize, consumer as usize);
     if places.len() <= source {
@@ -314,7 +320,7 @@ fn set_place(places: &mut Vec<Vec<u8>>, source: u32, consumer: u32, place: usize
 }
 
 impl Peer {
-    /// True unless the worker is excluded as a consumer.
+    /// True if the worker is not excluded as a consumer, so that it may pull blocks from others.
     #[inline]
     pub(super) fn may_pull(&self, now: f64) -> bool {
         now >= self.consumer_out
@@ -322,23 +328,24 @@ impl Peer {
 }
 
 impl Pair {
-    /// Learnt line of the pair; None without enough samples.
+    /// Measured cost of pulls by the pair of workers; None without enough samples.
     #[inline]
     pub(super) fn line(&self) -> Option<Line> {
         self.line
     }
 
-    /// True if the pair's next pull must open a connection first.
+    /// True if the next pull by the pair of workers must first open a connection.
     pub(super) fn is_first(&self, now: f64) -> bool {
         now - self.brought > CLOSED
     }
 
-    /// True if the pair is excluded.
+    /// True if the pair of workers is excluded from pulls.
     pub(super) fn is_out(&self, now: f64) -> bool {
         now < self.out_until
     }
 
-    /// True if the pair's connection may still be open, and so counts among its consumer's.
+    /// True if the connection of the pair of workers may still be open, so that it counts among its consumer's
+    /// connections.
     pub(super) fn is_open(&self, now: f64) -> bool {
         now - self.used <= CLOSED
     }

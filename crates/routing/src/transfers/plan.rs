@@ -1,5 +1,5 @@
-//! Best way for a candidate to serve a request: the parts of the prompt that it loads, pulls and computes; and a bound
-//! on it.
+//! Best way for a candidate to serve a request: the parts of the prompt that it loads, pulls and computes; and a quick
+//! lower bound on the cost of that way.
 
 use crate::candidates::{Candidates, PromptWay};
 use crate::depths::Depths;
@@ -7,72 +7,77 @@ use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::{CLOSED, Peer, Transfers};
 
-/// Weight of a second of computing relative to a second of transfer: computing keeps the engine from other prompts.
+/// Weight of a second of computing relative to a second of transfer, as computing keeps the engine from other prompts.
 const COMPUTED: f64 = 1.2;
-/// Largest number of sources considered: those with the most blocks.
+/// Largest number of sources considered for a prompt: those with the most blocks.
 const MOST_SOURCES: usize = 3;
 
-/// Worker that others may pull a prompt from.
+/// Worker from which others may pull the leading blocks of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Source {
     worker: u32,
     group: u32,
     /// Number of leading blocks that can be pulled from the worker.
     blocks: u32,
-    /// Tokens that the worker is sending to others.
+    /// Number of tokens that the worker is sending to other workers now.
     outgoing: f64,
 }
 
-/// Ways to serve a request at its candidates. Each is computed when needed: most candidates are ruled out by a bound.
+/// Ways to serve a request at its candidates, by loading, pulling and computing parts of the prompt. Each way is
+/// computed when needed, as most candidates are ruled out by a lower bound.
 #[derive(Debug)]
 pub struct Ways<'t> {
     transfers: &'t Transfers,
     tells: bool,
-    /// Number of the prompt's blocks that can be taken from a cache.
+    /// Largest number of the prompt's blocks that a cache can provide.
     usable: u32,
     /// Number of tokens in a block.
     size: f64,
     now: f64,
-    /// Blocks of the source with the most; `least`: of the source with the fewest.
+    /// Number of blocks that can be pulled from the source with the most of them. `least`: number for the source with
+    /// the fewest.
     most: u32,
     least: u32,
-    /// Group of all sources; None if they are in several groups.
+    /// Group to which all sources belong; None if they belong to several groups.
     group: Option<u32>,
 }
 
-/// Bound on the ways of a candidate, computed without looking at its pairs. Unless [`LeastTransfer::is_way`], the
-/// candidate may also compute all blocks that it does not hold.
+/// Bounds on the ways to serve a request at a candidate by loading, pulling and computing blocks. They are computed
+/// without reading the candidate's pairs with sources of pulls. Unless [`LeastTransfer::is_way`] is set, the candidate
+/// may also compute all blocks that it does not hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastTransfer {
-    /// Leading blocks that the candidate has on its device when its turn comes.
+    /// Number of leading blocks that the candidate has on its device when the request starts.
     pub(crate) device: u32,
-    /// Upper bound of the blocks that are not computed.
+    /// Upper bound of the number of leading blocks that are not computed.
     pub(crate) reached: u32,
-    /// Lower bound of the seconds of a way that moves blocks.
+    /// Lower bound of the seconds that loads and pulls of blocks take, if there are any.
     pub(crate) seconds: f64,
-    /// Lower bound of the blocks that a way pulls if it moves blocks.
+    /// Lower bound of the number of blocks that are pulled, if any blocks are loaded or pulled.
     pub(crate) pulled: u32,
-    /// True if this is the exact way.
+    /// True if the other fields are the exact values of a way to serve the request, rather than bounds.
     pub(crate) is_way: bool,
 }
 
-/// Part of a way that needs no other worker.
+/// Ways for a worker to get a prompt's blocks without pulling from another worker.
 #[derive(Debug, Clone, Copy)]
 struct OwnWay {
-    /// Best way without a pull.
+    /// Best way for the worker to get the blocks without pulling from another worker.
     best: PromptWay,
-    /// Way that loads all that the worker can load.
+    /// Way for the worker to get the blocks by loading all that it can load.
     all: PromptWay,
-    /// Weighted seconds of [`OwnWay::best`].
+    /// Cost of the best way without pulling ([`OwnWay::best`]), in weighted seconds.
     least: f64,
     usable: u32,
-    /// Weighted seconds to compute a block; `queue`: seconds until the request's turn.
+    /// Weighted seconds in which the worker computes a block. `queue`: seconds until the engine would start the
+    /// request.
     block: f64,
     queue: f64,
 }
 
 impl OwnWay {
-    /// Weighted seconds of a way: `seconds` of transfers, with computing beyond `reached`.
+    /// Cost of a way to get a prompt's blocks, in weighted seconds: `seconds` of transfers, and the computation of the
+    /// blocks from index `reached` on.
     #[inline(always)]
     fn cost(&self, seconds: f64, reached: u32) -> f64 {
         seconds.max(self.queue) + f64::from(self.usable - reached) * self.block
@@ -80,7 +85,8 @@ impl OwnWay {
 }
 
 impl Transfers {
-    /// Ways of the candidates; None if there is nothing to load or pull.
+    /// Ways for the candidates to get a prompt's blocks (by loading, pulling, computing); None if nothing can be loaded
+    /// or pulled.
     pub(crate) fn ways(
         &mut self,
         request: &Request<'_>,
@@ -134,7 +140,7 @@ impl Transfers {
 }
 
 impl Ways<'_> {
-    /// Bound on the ways of the candidate of a row.
+    /// Bounds on the ways in which a candidate can get the prompt's blocks: by loading, pulling and computing.
     #[inline(always)]
     pub(crate) fn least(&self, all: &Candidates, row: usize) -> LeastTransfer {
         let own = self.own(all, row);
@@ -166,7 +172,7 @@ impl Ways<'_> {
         }
     }
 
-    /// Best way to serve the request at the candidate of a row.
+    /// Best way for a candidate to get the prompt's blocks: by loading, pulling and computing.
     #[must_use]
     pub fn of(&self, all: &Candidates, row: usize) -> PromptWay {
         let own = self.own(all, row);
@@ -236,7 +242,7 @@ impl Ways<'_> {
 }
 
 impl Transfers {
-    /// Seconds to pull `tokens`; None if the pair may not pull.
+    /// Seconds to pull `tokens` tokens from a source; None if the pair of workers may not pull.
     #[inline]
     fn pull_seconds(&self, worker: u32, peer: &Peer, source: &Source, tokens: f64, now: f64) -> Option<f64> {
         let pair = self.pair(worker, peer, source.worker);

@@ -1,10 +1,11 @@
-//! Irregular blocks of a holder: those that its cutoffs in runs cannot represent.
+//! Irregular blocks of a holder (a rank's cache): those that cannot be described by the number of first blocks that the
+//! holder has of a run (a list of consecutive blocks).
 //!
 //! An irregular block is kept as announced, by block hash: with its parent's block hash and its content. It is
-//! *reachable* if its parent is (regular, or irregular and reachable, or the root); then it has a position, which its
-//! holder covers. It is irregular because its chain to the root is broken (a hole, an orphan), or because its position
-//! already has a block of the same holder under another block hash. Chains are linked by block hash, as announced by
-//! the engine, exactly as in the reference model.
+//! *reachable* if it begins a prompt, or its parent is regular, or irregular and reachable. Then it has a position (a
+//! run and an offset in it), which its holder covers. A block is irregular because its chain to the beginning of the
+//! prompt is broken (a block is missing, or the parent is unknown), or because the same holder has another block hash
+//! for its position. Chains are linked by block hash, as announced by the engine, exactly as in the reference index.
 //!
 //! Parents of regular blocks are regular. An irregular block whose chain becomes complete turns regular if its position
 //! is free.
@@ -15,39 +16,45 @@ use crate::position::Position;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// Irregular blocks of a holder, as announced. Counts are updated with each change, so that reading sizes takes no
-/// walk.
+/// Irregular blocks of a holder (a rank's cache), as announced. Their counts are updated with each change, so that no
+/// walk is needed to read them.
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
-    /// Block hashes of blocks by their parent's block hash. Parents may be regular, irregular or unknown.
+    /// Block hashes of irregular blocks, by the block hash of their parent; the parent may be stored in a run of
+    /// blocks, or be irregular, or unknown.
     children: Map<u64, Siblings>,
-    /// Positions that reachable irregular blocks cover.
+    /// Positions of reachable irregular blocks (kept outside runs of blocks), whose chain to the beginning of the
+    /// prompt is complete.
     at: Map<Position, IrregularCover>,
-    /// Number of reachable irregular blocks in each run.
+    /// Number of positions with irregular blocks (kept outside runs, but with a complete chain of blocks before them)
+    /// in each run.
     in_runs: Map<u32, u32>,
-    /// Number of blocks that are not reachable.
+    /// Number of irregular blocks (kept outside runs of blocks) whose chain to the beginning of the prompt is
+    /// incomplete.
     unlinked: usize,
-    /// Number of positions in `at` that no regular block covers.
+    /// Number of positions (runs of blocks and offsets) in `at` that have no regular block (stored in a run).
     bare: usize,
-    /// Capacity, in block hashes, of the lists in `children` that have memory of their own.
+    /// Capacity, in block hashes, of those lists in `children` that are allocated separately because they are long.
     room: usize,
 }
 
-/// Block hashes of the children of one parent, in any order. Nearly all parents have one child.
+/// Block hashes of the blocks that continue one parent block, in any order. Nearly all parents have one child.
 type Siblings = SmallVec<[u64; 2]>;
 
 fn room(siblings: &Siblings) -> usize {
     if siblings.spilled() { siblings.capacity() } else { 0 }
 }
 
-/// Irregular block.
+/// Block that a holder (a rank's cache) has but that cannot be described by a number of first blocks of a run (a list
+/// of consecutive blocks).
 pub(crate) struct IrregularBlock {
     pub(crate) parent: Option<u64>,
     pub(crate) content: u64,
-    /// Position of the block; None if its chain to the root is not complete.
+    /// Position (run of blocks and offset) of the block; None if its chain to the beginning of the prompt is
+    /// incomplete.
     pub(crate) at: Option<Position>,
-    /// Index of the block in the list of its parent's children.
+    /// Index of the block in the list of the blocks that continue its parent.
     sibling: u32,
 }
 
@@ -57,11 +64,12 @@ impl IrregularBlock {
     }
 }
 
-/// Cover of a position by irregular blocks, with or without a regular block.
+/// Irregular blocks of a holder (a rank's cache) at one position, with or without a regular block (stored in a run)
+/// there.
 struct IrregularCover {
-    /// Number of irregular blocks at the position; at least 1.
+    /// Number of irregular blocks (kept outside runs of blocks) at this position; at least 1.
     blocks: u32,
-    /// True if a regular block is at the position too.
+    /// True if a regular block (stored in a run) is at the same position too.
     regular: bool,
 }
 
@@ -75,7 +83,7 @@ impl IrregularBlocks {
             + self.in_runs.bytes()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the tables' memory; returns true if more is left. The tables must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.children.shed() || self.at.shed() || self.in_runs.shed() || self.blocks.shed()
     }
@@ -84,17 +92,18 @@ impl IrregularBlocks {
         self.blocks.len()
     }
 
-    /// Number of blocks that are not reachable.
+    /// Number of irregular blocks (kept outside runs of blocks) whose chain to the beginning of the prompt is
+    /// incomplete.
     pub(crate) fn unlinked(&self) -> usize {
         self.unlinked
     }
 
-    /// Number of positions that only irregular blocks cover.
+    /// Number of positions (runs of blocks and offsets) with irregular blocks (kept outside runs) and no regular block.
     pub(crate) fn bare(&self) -> usize {
         self.bare
     }
 
-    /// Every irregular block with its block hash, in any order.
+    /// All irregular blocks (kept outside runs of blocks) with their block hashes, in any order.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &IrregularBlock)> {
         self.blocks.iter().inspect(|_| step()).map(|(name, block)| (*name, block))
     }
@@ -104,24 +113,24 @@ impl IrregularBlocks {
         self.blocks.get(&name)
     }
 
-    /// True if irregular blocks cover any position of a run.
+    /// True if any position of a run has irregular blocks (kept outside runs of blocks).
     #[inline]
     pub(crate) fn is_in(&self, run: u32) -> bool {
         self.in_runs.contains_key(&run)
     }
 
-    /// True if irregular blocks cover a position.
+    /// True if a position (run of blocks and offset) has irregular blocks (kept outside runs).
     pub(crate) fn covers(&self, at: Position) -> bool {
         self.at.contains_key(&at)
     }
 
-    /// True if irregular blocks, but no regular block, cover a position.
+    /// True if a position (run of blocks and offset) has irregular blocks (kept outside runs), but no regular block.
     #[inline]
     pub(crate) fn covers_alone(&self, at: Position) -> bool {
         self.at.get(&at).is_some_and(|cover| !cover.regular)
     }
 
-    /// Adds a block whose block hash no irregular block has.
+    /// Adds an irregular block (kept outside runs of blocks) under a block hash that no other irregular block has.
     pub(crate) fn add(&mut self, name: u64, mut block: IrregularBlock) {
         if let Some(parent) = block.parent {
             let siblings = self.children.get_or_insert_with(parent, SmallVec::new);
@@ -135,14 +144,16 @@ impl IrregularBlocks {
         debug_assert!(old.is_none(), "a name is one block's");
     }
 
-    /// Removes a block, but leaves it in its parent's list of children.
+    /// Removes a block, but leaves its block hash in the list of blocks that continue its parent; the caller must
+    /// update that list.
     fn take(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.blocks.remove(&name)?;
         self.unlinked -= usize::from(block.at.is_none());
         Some(block)
     }
 
-    /// Removes a block; returns it, None if there is none with this block hash.
+    /// Removes and returns the irregular block (kept outside runs of blocks) with this block hash; None if there is
+    /// none.
     pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.take(name)?;
         if let Some(parent) = block.parent {
@@ -151,15 +162,16 @@ impl IrregularBlocks {
         Some(block)
     }
 
-    /// Removes the blocks that continue `name`; returns them with their block hashes.
+    /// Removes the irregular blocks (kept outside runs) that continue the block `name`; returns them with their block
+    /// hashes.
     pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
         let Some(children) = self.children.remove(&name) else { return Vec::new() };
         self.room -= room(&children);
         children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
     }
 
-    /// Removes the only block that continues `name`; returns it with its block hash, None if there is none or more than
-    /// one.
+    /// Removes the only irregular block (kept outside runs) that continues the block `name`; returns it with its block
+    /// hash. None if there is not exactly one.
     pub(in crate::writer) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
         let &[child] = self.children.get(&name)?.as_slice() else { return None };
         let siblings = self.children.remove(&name)?;
@@ -167,7 +179,8 @@ impl IrregularBlocks {
         Some((child, self.take(child)?))
     }
 
-    /// Adds a reachable irregular block at a position. `regular`: whether a regular block is there.
+    /// Adds an irregular block (kept outside runs of blocks) at a position; its chain to the beginning of the prompt is
+    /// complete. `regular`: true if the position also has a regular block (stored in a run).
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
         let Self { bare, in_runs, .. } = self;
         let cover = self.at.get_or_insert_with(at, || {
@@ -178,7 +191,7 @@ impl IrregularBlocks {
         cover.blocks += 1;
     }
 
-    /// Records that a position has lost its regular block.
+    /// Records that a position (run of blocks and offset) no longer has a regular block (stored in the run).
     pub(crate) fn lose_regular(&mut self, at: Position) {
         if let Some(cover) = self.at.get_mut(&at)
             && std::mem::take(&mut cover.regular)
@@ -187,7 +200,7 @@ impl IrregularBlocks {
         }
     }
 
-    /// True if [`Self::unlinked`], [`Self::bare`] and the capacity of the lists are right.
+    /// True if [`Self::unlinked`], [`Self::bare`] and the count of the lists' capacity are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let lists = || self.children.iter().map(|(_, siblings)| siblings);
@@ -211,12 +224,14 @@ impl IrregularBlocks {
             && self.at.iter().all(|(at, _)| self.is_in(at.run))
     }
 
-    /// True if blocks continue this block hash, known or not.
+    /// True if irregular blocks (kept outside runs of blocks) continue the block with this block hash, which need not
+    /// be known.
     pub(in crate::writer) fn awaits(&self, name: u64) -> bool {
         self.children.contains_key(&name)
     }
 
-    /// True if no irregular block has this block hash or continues it.
+    /// True if no irregular block (kept outside runs of blocks) has this block hash or continues the block with this
+    /// block hash.
     #[inline]
     pub(crate) fn ignores(&self, name: u64) -> bool {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
@@ -235,7 +250,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Makes the irregular blocks below `name` unreachable; appends the positions that they leave to `left`.
+    /// Makes the irregular blocks (kept outside runs) that continue the block `name`, directly or not, unreachable:
+    /// their chain of blocks becomes incomplete. Appends the positions that they had to `left`.
     pub(in crate::writer) fn unreach_below(&mut self, name: u64, left: &mut Vec<Position>) {
         let mut todo = vec![name];
         while let Some(name) = todo.pop() {
@@ -253,8 +269,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// Removes one irregular block from each of these positions, which may repeat; appends those that nothing covers
-    /// any more to `bare`.
+    /// Removes one irregular block (kept outside runs of blocks) from each of these positions, which may repeat.
+    /// Appends the positions that have no block left to `bare`.
     pub(in crate::writer) fn leave(&mut self, left: &[Position], bare: &mut Vec<Position>) {
         for at in left {
             let Some(cover) = self.at.get_mut(at) else { continue };

@@ -1,5 +1,6 @@
-//! State of a holder: its runs, its branches below holes, progress of cleaning up its list of runs; and state of work
-//! done in steps: clearing holders and tables, ordering runs, and watching ranks that are being copied.
+//! State of a holder (a rank's cache): its runs (lists of consecutive blocks), its branches (blocks after missing
+//! blocks), and the progress of cleaning up its list of runs. Also the state of work done in steps: clearing holders
+//! and tables, sorting runs, and recording changes of ranks that are being copied.
 
 pub(in crate::writer) mod irregular;
 pub(in crate::writer) mod workers;
@@ -17,42 +18,47 @@ use crate::runs::Runs;
 use crate::stats::step;
 use crate::writer::names::private::PlaceNames;
 
-/// State of a holder.
+/// State of a holder: a rank's device, or a rank's device with other tiers.
 #[derive(Default)]
 pub(crate) struct Holder {
-    /// True if readers have no name for the holder and no rank depends on it yet: a branch of another holder, or a view
-    /// that is being built.
+    /// True if readers have no name for the holder (a rank's cache) and no rank depends on it yet: a branch (blocks
+    /// after a missing block) of another holder, or a view (set of tiers) that is being built.
     pub(super) is_hidden: bool,
-    /// Private table of names; None while the holder uses the same block hashes as others.
+    /// Private table of block hashes; None while the holder (a rank's cache) uses the same block hashes as others.
     pub(crate) private: Option<PrivateNames>,
-    /// Private table of names while it is being built in steps; None otherwise.
+    /// Private table of the holder's block hashes while it is being built in steps; None otherwise.
     pub(super) coming: Option<Box<NameTableBuilder>>,
-    /// Irregular blocks; None if there are none.
+    /// Blocks of the holder (a rank's cache) that cannot be described by numbers of first blocks of runs (lists of
+    /// consecutive blocks); None if there are none.
     pub(crate) irregular: Option<Box<IrregularBlocks>>,
-    /// Branches: large parts of the trie that the holder has below holes; None if there are none.
+    /// Branches of the holder: large groups of its blocks after missing blocks. None if there are none.
     pub(crate) branches: Option<Box<Branches>>,
-    /// Parent of the block that was lost last: a guess for the next block to be lost.
+    /// Parent of the block that was removed last, a guess for the block that will be removed next.
     pub(crate) resume: Option<Position>,
-    /// A run, and a number of its blocks beyond which the holder covers none of the run's children.
+    /// Number of a run of blocks, and a number of its blocks beyond which the holder (a rank's cache) has no blocks
+    /// that branch off the run.
     pub(crate) childless: Option<(u32, u32)>,
-    /// Ends of the chains that the holder stored last.
+    /// Ends of the chains that the holder (a rank's cache) stored last, where it will probably store more blocks.
     pub(crate) tails: Tails,
-    /// Runs that the holder has entered; may list runs that it has left, or a run twice.
+    /// Runs of blocks in which the holder (a rank's cache) has blocks. May contain runs in which it no longer has any,
+    /// and runs twice.
     pub(crate) runs: Vec<u32>,
-    /// Progress of cleaning up the list of runs; None if that is not under way.
+    /// Progress of cleaning up the list of runs of blocks; None if no clean-up is under way.
     pub(super) tidying: Option<Box<ListCleanup>>,
-    /// Number of runs that the holder is in.
+    /// Number of runs of blocks in which the holder (a rank's cache) has blocks.
     pub(crate) entered: u32,
-    /// Number of positions that the holder covers.
+    /// Number of positions (runs of blocks and offsets) at which the holder (a rank's cache) has blocks.
     pub(crate) blocks: u64,
-    /// Runs of the holder that are not in their parents' lists of children.
+    /// Runs in which the holder (a rank's cache) has blocks, and which the lists of children of their parent runs do
+    /// not contain.
     pub(crate) hanging: HangingRuns,
-    /// Number of blocks whose chain to the root is not complete, as included in the writer's count.
+    /// Number of the holder's blocks whose chain to the beginning of the prompt is incomplete, as included in the
+    /// writer's total.
     pub(crate) waiting: usize,
 }
 
-/// Ends of chains that were stored last, by block hash: guesses where the next blocks go, as engines announce generated
-/// blocks one by one, for several sequences at once.
+/// Ends of the chains that were stored last, by block hash: guesses for the places of the next blocks. Engines announce
+/// generated blocks one by one, for several sequences at once.
 pub(crate) struct Tails([(u64, Position); TAILS]);
 
 const TAILS: usize = 4;
@@ -75,7 +81,8 @@ impl Tails {
         self.0[Self::slot(name)] = (name, at);
     }
 
-    /// Position of the chain's end that has this block hash. A guess: the position may have another block by now.
+    /// Position (run of blocks and offset) of the end of a chain with this block hash. Only a guess, as the position
+    /// may have another block by now.
     #[inline]
     pub(crate) fn of(&self, name: Option<u64>) -> Option<Position> {
         let name = name?;
@@ -84,17 +91,19 @@ impl Tails {
     }
 }
 
-/// Runs of a holder that continue runs with too many children to list.
+/// Runs in which a holder (a rank's cache) has blocks, and which are missing in their parent run's list of children,
+/// because the parent has too many children to list all.
 #[derive(Default)]
 pub(crate) struct HangingRuns {
-    /// Number of one run with unlisted children, and the holder's runs there: for most holders these are all.
+    /// Number of one parent run with child runs missing in its list of children, and the holder's runs among them. Most
+    /// holders (ranks' caches) have only these.
     first: (u32, Hangers),
-    /// The holder's runs at other runs with unlisted children.
+    /// Runs of the holder (a rank's cache) that are missing in the lists of children of other parent runs.
     rest: Option<Box<HashMap<u32, Hangers>>>,
 }
 
-/// Runs of a holder that continue one run: their number, and a number of this run's blocks after which none of them
-/// forks off.
+/// Runs of a holder (a rank's cache) that continue one parent run and are missing in its list of children: how many
+/// they are, and an upper bound for the places where they continue the parent.
 #[derive(Clone, Copy, Default)]
 struct Hangers {
     count: u32,
@@ -114,7 +123,8 @@ impl HangingRuns {
         if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
     }
 
-    /// Adds an unlisted run that the holder has entered, at its place.
+    /// Adds a run of blocks in which the holder (a rank's cache) has got blocks, and which is missing in its parent
+    /// run's list of children. `place`: where the run continues its parent.
     pub(crate) fn add(&mut self, place: Place) {
         if self.first.1.count == 0 && self.of(place.run).is_none() {
             self.first = (place.run, Hangers::default());
@@ -128,7 +138,8 @@ impl HangingRuns {
         it.end = place.blocks.saturating_add(1).max(it.end);
     }
 
-    /// Removes an unlisted run that the holder has left, at its place.
+    /// Removes a run of blocks in which the holder (a rank's cache) no longer has blocks, and which is missing in its
+    /// parent run's list of children. `place`: where the run continues its parent.
     pub(crate) fn remove(&mut self, place: Place) {
         let Some(it) = self.of_mut(place.run) else { return };
         it.count -= 1;
@@ -146,20 +157,21 @@ impl HangingRuns {
         }
     }
 
-    /// True if one of the runs may fork off at the place, or farther along the same run.
+    /// True if one of the runs of blocks may branch off at the place, or farther along the same parent run.
     #[inline]
     pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
         self.of(place.run).is_some_and(|it| place.blocks < it.end)
     }
 
-    /// Records that none of the runs forks off at the place or farther along the same run.
+    /// Records that none of the runs of blocks branches off at the place or farther along the same parent run.
     pub(crate) fn none_beyond(&mut self, place: Place) {
         if let Some(it) = self.of_mut(place.run) {
             it.end = place.blocks.min(it.end);
         }
     }
 
-    /// True if the counts are right for runs at these places, and none forks off beyond the recorded ends.
+    /// True if the counts are correct for runs at these places, and none branches off beyond the recorded bound; for
+    /// tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, places: &[Place]) -> bool {
         let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|(run, it)| (*run, *it));
@@ -172,29 +184,31 @@ impl HangingRuns {
 }
 
 impl Holder {
-    /// True if only irregular blocks cover this position, which the holder covers.
+    /// True if the holder (a rank's cache) has only irregular blocks (kept outside runs of blocks), and no regular one,
+    /// at a position where it has a block.
     #[inline]
     pub(crate) fn covers_irregularly(&self, at: Position) -> bool {
         self.irregular.as_ref().is_some_and(|irregular| irregular.covers_alone(at))
     }
 
-    /// Parent and content hash of an irregular block; None if there is none with this block hash.
+    /// Parent's block hash and content hash of an irregular block (kept outside runs of blocks); None if there is none
+    /// with this block hash.
     pub(crate) fn irregular_block(&self, name: u64) -> Option<(Option<u64>, u64)> {
         let block = self.irregular.as_ref()?.block(name)?;
         Some((block.parent, block.content))
     }
 
-    /// Number of blocks whose chain to the root is not complete.
+    /// Number of the holder's blocks whose chain to the beginning of the prompt is incomplete.
     pub(crate) fn unlinked(&self) -> usize {
         self.irregular.as_ref().map_or(0, |irregular| irregular.unlinked()) + self.in_branches() as usize
     }
 
-    /// Number of blocks in branches.
+    /// Number of the holder's blocks in branches, the large groups after missing blocks.
     pub(super) fn in_branches(&self) -> u64 {
         self.branches.as_ref().map_or(0, |branches| branches.blocks())
     }
 
-    /// Number of block hashes held.
+    /// Number of block hashes that the holder (a rank's cache) has.
     pub(crate) fn names(&self) -> u64 {
         let linked = self.blocks + self.in_branches();
         let Some(irregular) = &self.irregular else { return linked };
@@ -212,20 +226,21 @@ impl Holder {
     }
 }
 
-/// Branch: a holder that keeps the blocks that another holder has below a hole.
+/// Branch: the blocks of a holder (a rank's cache) after a missing block, kept in a hidden holder of their own.
 #[derive(Clone, Copy)]
 pub(super) struct Branch {
     pub(super) number: u32,
-    /// Block hash of the missing block, at position `at`.
+    /// Block hash of the missing block before the branch. `at`: position (run of blocks and offset) of the missing
+    /// block.
     pub(super) awaits: u64,
     pub(super) at: Position,
 }
 
-/// Branches of a holder: at least one.
+/// Branches of a holder (a rank's cache), the large groups of blocks after missing blocks; at least one.
 #[derive(Default)]
 pub(crate) struct Branches {
     pub(super) all: Vec<Branch>,
-    /// Number of blocks in all branches.
+    /// Number of blocks in all branches (blocks after missing blocks).
     pub(super) blocks: u64,
 }
 
@@ -239,12 +254,12 @@ impl Branches {
     }
 }
 
-/// Progress of cleaning up a holder's list of runs.
+/// Progress of removing outdated and repeated entries from the list of the runs of blocks of a holder (a rank's cache).
 pub(super) struct ListCleanup {
-    /// Index of the next entry to check; `kept` is the number of entries that were kept.
+    /// Index of the next entry of the list of runs to check. `kept`: number of entries that were kept so far.
     pub(super) next: usize,
     pub(super) kept: usize,
-    /// Bitmap of the runs that were kept.
+    /// Runs of blocks that the clean-up of the list has kept so far, as a bit mask.
     pub(super) seen: Vec<u64>,
 }
 
@@ -253,7 +268,7 @@ impl ListCleanup {
         size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
     }
 
-    /// Marks a run as kept; true if it was not marked.
+    /// Records a run of blocks as kept in the list; returns true if it was not recorded before.
     pub(super) fn is_first(&mut self, run: u32) -> bool {
         let (word, bit) = (run as usize / 64, 1 << (run % 64));
         if self.seen.len() <= word {
@@ -265,20 +280,20 @@ impl ListCleanup {
     }
 }
 
-/// Holders and tables that are being freed in steps.
+/// Holders (ranks' caches) and tables that are no longer used, and whose memory is being freed in steps.
 #[derive(Default)]
 pub(crate) struct Departures {
     pub(in crate::writer) holders: VecDeque<DepartingHolder>,
     pub(in crate::writer) tables: Vec<Table>,
 }
 
-/// Holder that is being freed, with the runs that it was in.
+/// Holder (a rank's cache) that is being removed in steps, with the runs of blocks in which it had blocks.
 pub(in crate::writer) struct DepartingHolder {
     pub(in crate::writer) number: u32,
     pub(in crate::writer) runs: OrderedRuns,
 }
 
-/// Table that belonged to a holder or a rank, or was replaced, and is being freed in steps.
+/// Table that is no longer used, and whose memory is being freed in steps.
 pub(in crate::writer) enum Table {
     Private(Box<PrivateNames>),
     Places(Box<PlaceNames>),
@@ -311,11 +326,11 @@ impl Departures {
     }
 }
 
-/// Runs of a holder in the order of their distance from the root, sorted in steps. A run may come twice, or its number
-/// may be another run's by now.
+/// Runs of a holder (a rank's cache) in the order of their distance from the beginning of the prompt, sorted in steps.
+/// A run may occur twice, or its number may belong to another run by now.
 pub(in crate::writer) struct OrderedRuns {
     listed: Vec<u32>,
-    /// Heap of the sorted runs, each with its sort key.
+    /// Heap of the sorted runs of blocks, each with its sort key.
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }
@@ -337,7 +352,8 @@ impl OrderedRuns {
         self.listed.is_empty() && self.sorted.is_empty()
     }
 
-    /// The next run; None at the end, or if `left` is used up, which decreases by one for each run sorted.
+    /// Next run of blocks in the order; None at the end, or when `left` steps are used up. Each run sorted takes one
+    /// step.
     pub(in crate::writer) fn next(&mut self, runs: &Runs, left: &mut isize) -> Option<u32> {
         while *left > 0
             && let Some(run) = self.listed.pop()
@@ -351,25 +367,25 @@ impl OrderedRuns {
         if *left > 0 { self.sorted.pop().map(|(_, run)| run) } else { None }
     }
 
-    /// Puts a run back, so that it comes again in its turn.
+    /// Puts a run of blocks back, so that a later call of `next` returns the run again.
     pub(in crate::writer) fn put_back(&mut self, run: u32, runs: &Runs) {
         let start = runs.start(run);
         self.sorted.push((if self.is_root_first { !start } else { start }, run));
     }
 }
 
-/// Watch over one rank that is being copied.
+/// Record of the changes of one rank while it is being copied.
 pub(crate) struct Watch {
     pub(in crate::writer) id: u64,
-    /// Holders of the rank's narrowest and widest views.
+    /// Holders of the rank's narrowest and widest views (sets of tiers): its device, and all its tiers.
     pub(in crate::writer) holders: [u32; 2],
-    /// Block hashes touched since they were last taken by `Writer::take_touched`.
+    /// Block hashes of the rank that changed since they were last fetched by `Writer::take_touched`.
     pub(in crate::writer) touched: HashSet<u64>,
-    /// True if all block hashes are touched, and what was copied is void.
+    /// True if all block hashes of the rank changed, so that the copy is worthless.
     pub(in crate::writer) over: bool,
 }
 
-/// Watches over all ranks that are being copied.
+/// Records of the changes of all ranks that are being copied.
 #[derive(Default)]
 pub(crate) struct Watches {
     pub(in crate::writer) all: Vec<Watch>,

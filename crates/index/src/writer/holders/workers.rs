@@ -1,4 +1,4 @@
-//! Workers and their ranks, and the data kept for each.
+//! Workers and their ranks, and the data that the writer keeps for each rank.
 
 use std::sync::Arc;
 
@@ -14,66 +14,71 @@ use crate::segmented::Map;
 use crate::stats::step;
 use crate::types::{BlockHash, Tier};
 
-/// All workers. A name is looked up once per event; then a rank is a number, which stays the same until the worker is
-/// dropped, while the holder of its device changes with a clear.
+/// Table of all workers. A name is looked up once per event. Then a rank is found by a number, which stays the same
+/// until the worker is dropped, while a clear replaces the holder of the rank's device.
 #[derive(Default)]
 pub(in crate::writer) struct Workers {
     pub(in crate::writer) by_name: HashMap<Arc<str>, Worker>,
-    /// Data of the ranks, by number.
+    /// Data of the ranks, indexed by their numbers.
     books: Vec<Option<Rank>>,
     free: Vec<u32>,
 }
 
-/// Ranks of a worker: the data-parallel rank, and the rank's number here. Most workers have one.
+/// Ranks of a worker: pairs of the data-parallel rank and the rank's number in this table. Most workers have one rank.
 type Worker = SmallVec<[(u32, u32); 2]>;
 
-/// Data of a rank.
+/// Writer's data about one rank of a worker: its holders (caches), copies of blocks, and work done in steps.
 pub(in crate::writer) struct Rank {
     pub(in crate::writer) device: u32,
-    /// Life of the rank's number: a value that no other rank has or had.
+    /// Unique identifier of this registration of the rank, which no other rank has or had.
     pub(in crate::writer) life: u64,
-    /// Holders of the wider views, down to cpu, disk and external; None until the tier is used.
+    /// Holders (the rank's caches) of the views (sets of tiers) wider than the device: including host memory, disk and
+    /// external storage. None until the tier is used.
     pub(in crate::writer) wider: [Option<u32>; 3],
-    /// Copies on the device beyond the first of each block.
+    /// Numbers of copies of the rank's blocks on the device, without the first copy of each block.
     pub(in crate::writer) copies: Copies,
     pub(in crate::writer) offloaded: OffloadedBlocks,
-    /// Sum of the fingerprint's summands for the blocks on the device: see `fingerprint.rs`.
+    /// Sum of the values that the rank's device blocks add to the rank's fingerprint.
     pub(in crate::writer) device_word: u64,
-    /// Number of times that each tier was cleared.
+    /// Number of times that each tier of the rank was cleared.
     pub(in crate::writer) clears: [u32; 4],
-    /// View that is being built in steps; None otherwise.
+    /// View (set of tiers) that is being built in steps; None otherwise.
     pub(in crate::writer) new_view: Option<Box<NewView>>,
     /// True if the rank is in the book of loadable blocks.
     pub(in crate::writer) is_tracked: bool,
-    /// Tier that is being cleared in steps, which must be finished before any other change of the rank; None otherwise.
+    /// Tier that is being cleared in steps; None otherwise. The clear must be completed before any other change of the
+    /// rank.
     pub(in crate::writer) clearing: Option<Box<TierClear>>,
 }
 
-/// View that is being built in steps for a rank: its holder, and the blocks still to be added.
+/// View (set of tiers) of a rank that is being built in steps: its holder (a rank's cache), and the blocks still to be
+/// added.
 pub(in crate::writer) struct NewView {
-    /// Index of the view in the rank's `wider`.
+    /// Index, in the rank's field `wider`, of the view (set of tiers) that is being built.
     pub(in crate::writer) number: usize,
     pub(in crate::writer) holder: u32,
-    /// Holder of the next narrower view, whose blocks the view starts with.
+    /// Holder (a rank's cache) of the next narrower view (set of tiers), whose blocks are added first.
     pub(in crate::writer) narrower: u32,
     pub(in crate::writer) watch: u64,
     pub(in crate::writer) runs: OrderedRuns,
-    /// The run that is being added, and the number of its blocks that were added.
+    /// Run of blocks that is being added, and the number of its blocks that were added so far.
     pub(in crate::writer) at: Option<(u32, u32)>,
-    /// Block hashes to be looked up.
+    /// Block hashes that are still to be looked up and added to the view (set of tiers).
     pub(in crate::writer) names: Vec<u64>,
-    /// Block hashes to be looked up afterwards, perhaps again, as they have changed.
+    /// Block hashes that changed while the view (set of tiers) was being built, and must be looked up (again) at the
+    /// end.
     pub(in crate::writer) touched: HashSet<u64>,
     pub(in crate::writer) rounds: usize,
 }
 
-/// Rest of a tier that is being cleared in steps.
+/// State of clearing a tier in steps: the blocks still to be removed.
 pub(in crate::writer) struct TierClear {
     pub(in crate::writer) tier: Tier,
-    /// Holder that has the tier's blocks, with its runs and the block hashes that are in no run.
+    /// Holder (a rank's cache) that has the tier's blocks. `runs`: its runs of blocks still to be cleared; `names`:
+    /// block hashes that are in no run.
     pub(in crate::writer) holder: u32,
     pub(in crate::writer) runs: OrderedRuns,
-    /// The run that is being cleared, and the number of its blocks that are left.
+    /// Run of blocks that is being cleared, and the number of its blocks that are left.
     pub(in crate::writer) at: Option<(u32, u32)>,
     pub(in crate::writer) names: Vec<u64>,
 }
@@ -91,16 +96,16 @@ impl TierClear {
     }
 }
 
-/// Numbers of copies on cpu, disk and external.
+/// Numbers of copies of a block in host memory, on disk and in external storage.
 pub(in crate::writer) type Claims = [u32; 3];
 
-/// Blocks that a rank has on tiers other than the device, by block hash, with at least one copy of each.
+/// Blocks that a rank has on tiers other than the device, by block hash; each has at least one copy.
 #[derive(Default)]
 pub(in crate::writer) struct OffloadedBlocks {
     by_name: Map<u64, Claims>,
-    /// Number of block hashes on each tier.
+    /// Number of block hashes that the rank has on each tier.
     tiers: [usize; 3],
-    /// Sum of the fingerprint's summands for the blocks on each tier.
+    /// Sum of the values that the blocks on each tier add to the rank's fingerprint.
     words: [u64; 3],
 }
 
@@ -109,12 +114,12 @@ impl OffloadedBlocks {
         self.by_name.len()
     }
 
-    /// Number of block hashes that have copies on a tier.
+    /// Number of block hashes with copies on the tier that has this index.
     pub(in crate::writer) fn on(&self, tier: usize) -> usize {
         self.tiers[tier]
     }
 
-    /// Sums of the fingerprint's summands for the blocks on each tier.
+    /// Sums of the values that the blocks on each tier add to the rank's fingerprint.
     pub(in crate::writer) fn words(&self) -> [u64; 3] {
         self.words
     }
@@ -123,7 +128,7 @@ impl OffloadedBlocks {
         self.by_name.bytes()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.by_name.shed()
     }
@@ -136,7 +141,7 @@ impl OffloadedBlocks {
         self.by_name.iter().inspect(|_| step()).map(|(&name, &claims)| (name, claims))
     }
 
-    /// Sets the numbers of copies of a block; returns the previous ones.
+    /// Sets the numbers of copies of a block on each tier; returns the previous numbers.
     pub(in crate::writer) fn set(&mut self, name: u64, now: Claims) -> Claims {
         let gone = now == [0; 3];
         let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
@@ -159,7 +164,7 @@ impl OffloadedBlocks {
         before
     }
 
-    /// True if the counts of block hashes on each tier are right.
+    /// True if the counts of block hashes on each tier are correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         let on = |tier: usize| self.by_name.iter().filter(|(_, claims)| claims[tier] > 0).count();
@@ -167,7 +172,7 @@ impl OffloadedBlocks {
     }
 }
 
-/// Numbers of copies beyond the first, by block hash, and their sum.
+/// Numbers of copies by block hash, without the first copy of each block, and the sum of these numbers.
 #[derive(Default)]
 pub(in crate::writer) struct Copies {
     by_name: Map<u64, u32>,
@@ -183,7 +188,7 @@ impl Copies {
         self.by_name.bytes()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.by_name.shed()
     }
@@ -192,12 +197,12 @@ impl Copies {
         self.sum
     }
 
-    /// Number of copies of a block beyond the first.
+    /// Number of copies of a block, without the first one.
     pub(in crate::writer) fn of(&self, name: u64) -> u32 {
         self.by_name.get(&name).copied().unwrap_or(0)
     }
 
-    /// Adds a copy of a block.
+    /// Adds a copy of a block to the count.
     pub(in crate::writer) fn add(&mut self, name: u64) {
         let extra = self.by_name.get_or_insert_with(name, || 0);
         if *extra < u32::MAX {
@@ -206,7 +211,7 @@ impl Copies {
         }
     }
 
-    /// Removes a copy of a block, if it has more than one; returns whether it had.
+    /// Removes a copy of a block, if the block has more than one; returns true if so.
     pub(in crate::writer) fn take(&mut self, name: u64) -> bool {
         let Some(extra) = self.by_name.get_mut(&name) else { return false };
         *extra -= 1;
@@ -217,12 +222,12 @@ impl Copies {
         true
     }
 
-    /// Drops the copies of a block beyond the first.
+    /// Removes all copies of a block but the first from the count.
     pub(in crate::writer) fn forget(&mut self, name: u64) {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
 
-    /// True if [`Self::sum`] is right.
+    /// True if [`Self::sum`], the total number of copies, is correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.sum == self.by_name.iter().map(|(_, &extra)| u64::from(extra)).sum::<u64>() && self.by_name.is_counted()
@@ -242,7 +247,7 @@ impl Workers {
             + self.ranks().map(books).sum::<usize>()
     }
 
-    /// Every rank, in any order: its worker's name, its data-parallel rank and its data.
+    /// All ranks, in any order: name of the worker, data-parallel rank, and data.
     pub(in crate::writer) fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
         let ranks = self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, *rank)));
         ranks.inspect(|_| step()).filter_map(|(name, n, rank)| Some((name, n, self.get(rank)?)))
@@ -252,7 +257,7 @@ impl Workers {
         self.by_name.len()
     }
 
-    /// Number of a worker's rank; None if it is not known.
+    /// Number of a worker's rank in this table; None if the rank is unknown.
     #[inline]
     pub(in crate::writer) fn rank(&self, worker: &str, rank: u32) -> Option<u32> {
         self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| *it)
@@ -264,7 +269,8 @@ impl Workers {
         self.books.get(rank as usize).map(prefetch_all);
     }
 
-    /// Number of a handle's rank, looked up by name only if the number that the handle remembers is out of date.
+    /// Number of a handle's rank in this table, looked up by name only if the number stored in the handle is outdated;
+    /// None if the rank is unknown.
     #[inline]
     pub(in crate::writer) fn rank_of(&self, handle: &RankHandle) -> Option<u32> {
         let (number, life) = handle.found();
@@ -289,7 +295,7 @@ impl Workers {
         self.books.get_mut(rank as usize)?.as_mut()
     }
 
-    /// Registers a rank of a worker; returns its number.
+    /// Registers a rank of a worker; returns the rank's number in this table.
     pub(in crate::writer) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
         let rank = self.free.pop().unwrap_or_else(|| {
             if self.books.len() == self.books.capacity() {
@@ -303,7 +309,7 @@ impl Workers {
         rank
     }
 
-    /// Unregisters a worker; returns the data of its ranks.
+    /// Removes a worker from the table; returns the data of its ranks.
     pub(in crate::writer) fn drop(&mut self, worker: &str) -> SmallVec<[Rank; 2]> {
         let ranks = self.by_name.remove(worker).unwrap_or_default();
         let books = ranks.iter().filter_map(|(_, rank)| self.books[*rank as usize].take()).collect();
@@ -316,29 +322,29 @@ impl Workers {
     }
 }
 
-/// Internal form of a block hash: one value is reserved for "no block hash".
+/// Converts a block hash to its internal form, in which one value is reserved for "no block hash".
 pub(in crate::writer) fn inner(name: BlockHash) -> u64 {
     if name.0 == NO_NAME { !NO_NAME } else { name.0 }
 }
 
 impl Rank {
-    /// The views wider than the device that have a holder, narrowest first: index and holder.
+    /// Views wider than the device that have a holder (a rank's cache), narrowest first: pairs of index and holder.
     pub(in crate::writer) fn views(&self) -> SmallVec<[(usize, u32); 3]> {
         self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
     }
 
-    /// Holder of the widest view that is narrower than the one with index `view`.
+    /// Holder (a rank's cache) of the widest view (set of tiers) that is narrower than the view with index `view`.
     pub(in crate::writer) fn narrower(&self, view: usize) -> u32 {
         self.wider[..view].iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
     }
 
-    /// Holder of the rank's widest view: of all blocks that it has on any tier.
+    /// Holder (a rank's cache) of the rank's widest view (set of tiers), which has all blocks of the rank on any tier.
     pub(in crate::writer) fn widest(&self) -> u32 {
         self.narrower(self.wider.len())
     }
 }
 
-/// Shrinks the memory of a map that is mostly empty.
+/// Reduces the memory of a map that has few entries for its capacity.
 pub(in crate::writer) fn shrink<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>) {
     if map.is_empty() {
         *map = HashMap::new();

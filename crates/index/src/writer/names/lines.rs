@@ -1,13 +1,13 @@
-//! Lines of a hash table for the writer alone, which grows and shrinks without ever being rebuilt as a whole.
+//! Lines of a hash table for the writer alone, which grows and shrinks in small steps without being rebuilt as a whole.
 //!
-//! Lines are in the order of the hashes that belong to them, in pieces of memory of a bounded size. To grow, a table
+//! Lines are in the order of the hashes that belong to them, in pieces of memory of a limited size. To grow, a table
 //! starts a second set of lines and moves the entries of a few old lines with every event, those of the lowest hashes
-//! first. The *frontier* is how far that has come: hashes below it are in the new lines, all others in the old ones. So
-//! a look-up reads one place, as it does while nothing moves, and old memory is freed piece by piece as new memory is
+//! first. The *frontier* is the hash up to which entries have moved: lower hashes are in the new lines, all others in
+//! the old ones. So a look-up always reads one place, and old memory is freed piece by piece as new memory is
 //! allocated.
 //!
-//! The number of lines is a power of two, or 1.5 times one: small tables double, large ones grow by half and by a third
-//! in turn.
+//! The number of lines is a power of two, or 1.5 times one: small tables double, large ones grow alternately by half
+//! and by a third.
 
 use smallvec::SmallVec;
 
@@ -15,65 +15,66 @@ use crate::raw::prefetch;
 use crate::spread::line_of;
 use crate::stats::step;
 
-/// Number of lines in a piece of memory.
+/// Number of a hash table's lines in one piece of memory.
 const PIECE: usize = 2048;
-/// Number of lines moved for each entry that comes or goes while a table shrinks: so an emptied table becomes as small
-/// as a new one.
+/// Number of lines moved for each added or removed entry while a table shrinks. At this pace, an emptied table becomes
+/// as small as a new one.
 const SHRINKING_PACE: usize = 2;
-/// Number of lines that are prefetched before they are moved.
+/// Number of lines that are prefetched before their entries are moved.
 const AHEAD: usize = 8;
-/// Number of lines up to which a table is moved in one step: among few lines, the number of entries per line differs
-/// much.
+/// Number of lines up to which the entries of a table are moved in one step, as entries are unevenly distributed over
+/// few lines.
 const FEW: usize = 64;
 
-/// Number of lines below which a full table doubles: in small tables, time counts more than memory.
+/// Number of lines below which a full table doubles, as time matters more than memory in small tables.
 const SMALL: usize = 1 << 18;
 
-/// Line of a table: a cache line.
+/// Line of a hash table, which fills one cache line.
 pub(in crate::writer) trait Line: Copy {
     const EMPTY: Self;
-    /// Average number of entries in two lines of a full table.
+    /// Average number of entries per two lines at which a table counts as full.
     const FULL_PAIR: usize;
-    /// Number of lines moved for each entry that comes while the table grows. At one, one entry per line comes
-    /// meanwhile, and must find room.
+    /// Number of lines moved for each added entry while the table grows. With a value of one, one entry per line is
+    /// added during the growth, and must find space.
     const PACE: usize;
 }
 
-/// Lines of a hash table; see the module's documentation.
+/// Lines of a hash table that grows and shrinks in small steps.
 pub(in crate::writer) struct Lines<L: Line> {
-    /// Side for the hashes from `frontier` on, and side for those below: a look-up chooses one without a branch, which
-    /// no processor could predict.
+    /// Two sides of the table: the lines for the hashes from `frontier` on, and the lines for lower hashes. A look-up
+    /// chooses a side without a branch instruction, which no processor could predict.
     sides: [Side<L>; 2],
     frontier: u64,
-    /// Number of lines of the upper side whose entries have moved.
+    /// Number of lines of the upper side (the set of lines for higher hashes) whose entries have moved to the lower
+    /// side.
     moved: usize,
-    /// Size of all pieces in bytes.
+    /// Total size of all pieces of memory with the table's lines, in bytes.
     bytes: usize,
 }
 
 const UPPER: usize = 0;
 const LOWER: usize = 1;
 
-/// Side of a table: one set of lines.
+/// Side of a table: one of the two sets of lines that exist while entries move from old to new lines.
 pub(in crate::writer) struct Side<L: Line> {
-    /// Allocated pieces: of the lower side up to the frontier, of the upper side from there on. Most tables have one
-    /// piece, whose address is stored in place.
+    /// Allocated pieces of memory: in the lower side up to the frontier, in the upper side from there on. Most tables
+    /// have one piece, whose address is stored in place.
     pieces: SmallVec<[Box<[L]>; 1]>,
     pub(in crate::writer) lines: usize,
-    /// First bit of the hashes' part that the table stores with its entries; chosen by the table.
+    /// Number of low bits of a hash below the part that the table stores with its entries; chosen by the table.
     pub(in crate::writer) shift: u32,
 }
 
-/// Line whose entries are to be moved.
+/// Line whose entries are to be moved to the other side, the set of lines that the table grows or shrinks to.
 pub(in crate::writer) struct LineMove<'t, L> {
     /// Piece of memory with the line, which is at index `at`. Entries that found the line full are in the following
-    /// lines of the piece, after the last line in the first ones.
+    /// lines of the piece, continuing at its first line after the last one.
     pub(in crate::writer) piece: &'t mut [L],
     pub(in crate::writer) at: usize,
-    /// The lowest hash that belongs to the line; `last` is the largest.
+    /// Lowest hash that belongs to the line. `last`: highest hash that belongs to it.
     pub(in crate::writer) first: u64,
     pub(in crate::writer) last: u64,
-    /// Number of the line among the `lines` lines of its side.
+    /// Number of the line within its side (one of the table's two sets of lines), which has `lines` lines.
     pub(in crate::writer) line: usize,
     pub(in crate::writer) lines: usize,
     pub(in crate::writer) shift: u32,
@@ -84,18 +85,18 @@ impl<L: Line> Side<L> {
         Self::of_so_many(0, 0)
     }
 
-    /// Creates a side without any memory yet.
+    /// Creates a side (one of the table's two sets of lines) for this number of lines, without allocating memory.
     fn of_so_many(lines: usize, shift: u32) -> Self {
         Self { pieces: SmallVec::with_capacity(lines.div_ceil(PIECE)), lines, shift }
     }
 
-    /// Index of a line's piece of memory, and index of the line within it.
+    /// Index of the piece of memory with a line, and index of the line within the piece.
     #[inline]
     fn place(line: usize) -> (usize, usize) {
         (line / PIECE, line % PIECE)
     }
 
-    /// Piece of memory that a hash belongs to, and the index of its line within it.
+    /// Piece of memory that contains the line of a hash, and index of this line within the piece.
     #[inline]
     pub(in crate::writer) fn of(&self, hash: u64) -> (&[L], usize) {
         let (piece, at) = Self::place(line_of(hash, self.lines));
@@ -108,7 +109,7 @@ impl<L: Line> Side<L> {
         (&mut self.pieces[piece], at)
     }
 
-    /// A line and the next one; None if they are not in one piece of memory.
+    /// Two consecutive lines, from this one on; None if they are not in one piece of memory.
     #[inline]
     pub(in crate::writer) fn pair_mut(&mut self, line: usize) -> Option<&mut [L; 2]> {
         let (piece, at) = Self::place(line);
@@ -129,7 +130,7 @@ impl<L: Line> Side<L> {
         line_of(hash, self.lines)
     }
 
-    /// Allocates pieces up to the one with a line; returns their size in bytes.
+    /// Allocates all pieces of memory up to the one with this line; returns their size in bytes.
     #[inline]
     fn make_until(&mut self, line: usize) -> usize {
         let mut bytes = 0;
@@ -142,7 +143,7 @@ impl<L: Line> Side<L> {
     }
 }
 
-/// The lowest hash that belongs to a line among `lines` lines; None if `line` is the number of lines.
+/// Lowest hash that belongs to a line, if there are `lines` lines; None for the line after the last one.
 #[inline]
 pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     // 2^64 / lines for each, rounded up, without a division of so large a number.
@@ -156,24 +157,25 @@ pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     Some(stretch.checked_shl(u64::BITS - power).unwrap_or(0) + within)
 }
 
-/// The least possible number of lines that is not less than `lines`.
+/// Smallest number of lines that a table can have and that is at least `lines`.
 fn at_least(lines: usize) -> usize {
     let power = lines.next_power_of_two();
     if lines <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// The next smaller possible number of lines.
+/// Largest number of lines that a table can have and that is less than `lines`.
 fn fewer(lines: usize) -> usize {
     if lines.is_power_of_two() { (lines / 4 * 3).max(1) } else { lines / 3 * 2 }
 }
 
-/// Number of lines that `entries` entries need.
+/// Number of lines that a table with `entries` entries needs.
 fn lines_for<L: Line>(entries: usize) -> usize {
     at_least((2 * entries).div_ceil(L::FULL_PAIR).max(1))
 }
 
 impl<L: Line> Lines<L> {
-    /// Creates lines with room for `entries` entries. `shift` returns a side's `shift` for a number of lines.
+    /// Creates lines for `entries` entries. The function `shift` returns the field `shift` of a side (one of the
+    /// table's two sets of lines) for a number of lines.
     pub(in crate::writer) fn with_room_for(entries: usize, shift: impl FnOnce(usize) -> u32) -> Self {
         let lines = lines_for::<L>(entries);
         let mut upper = Side::of_so_many(lines, shift(lines));
@@ -186,7 +188,7 @@ impl<L: Line> Lines<L> {
         self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Box<[L]>>()
     }
 
-    /// True if the count of bytes is right.
+    /// True if the count of the bytes of all lines is correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.bytes == self.all().map(size_of_val::<[L]>).sum::<usize>()
@@ -201,7 +203,7 @@ impl<L: Line> Lines<L> {
         self.all().flatten()
     }
 
-    /// The side that a hash belongs to.
+    /// Side of the table (one of its two sets of lines) to which a hash belongs.
     #[inline]
     pub(in crate::writer) fn side(&self, hash: u64) -> &Side<L> {
         &self.sides[usize::from(hash < self.frontier)]
@@ -212,8 +214,8 @@ impl<L: Line> Lines<L> {
         &mut self.sides[usize::from(hash < self.frontier)]
     }
 
-    /// Line that a hash belongs to: the lowest hash of the next line, None after the last; the piece of memory, and the
-    /// index in it.
+    /// Line to which a hash belongs: the lowest hash of the next line (None for the last line), the piece of memory,
+    /// and the line's index in it.
     pub(in crate::writer) fn line_at(&self, hash: u64) -> (Option<u64>, &[L], usize) {
         let side = self.side(hash);
         let line = side.line_of(hash);
@@ -230,7 +232,7 @@ impl<L: Line> Lines<L> {
         self.sides[LOWER].lines != 0
     }
 
-    /// Number of lines when the current move will be complete.
+    /// Number of lines that the table has after the current move of entries between its two sets of lines.
     #[inline]
     fn lines(&self) -> usize {
         if self.is_moving() { self.sides[LOWER].lines } else { self.sides[UPPER].lines }
@@ -241,20 +243,22 @@ impl<L: Line> Lines<L> {
         self.lines() * L::FULL_PAIR / 2
     }
 
-    /// True if a table of `len` entries has nothing to do before `more` come.
+    /// True if a table with `len` entries needs no work before `more` entries are added.
     #[inline]
     pub(in crate::writer) fn is_ready(&self, len: usize, more: usize) -> bool {
         !self.is_moving() && len + more <= self.room() && !self.is_too_large_for(len + more)
     }
 
-    /// True if the next smaller number of lines would still be two fifths empty.
+    /// True if a table with `len` entries would still be at least two fifths empty with the next smaller number of
+    /// lines.
     #[inline]
     fn is_too_large_for(&self, len: usize) -> bool {
         len * 5 < self.room() * 2 && self.sides[UPPER].lines > 1
     }
 
-    /// Makes room for `more` entries beside the present `len`, or frees memory, as far as it is due now that `changed`
-    /// have come or gone. `shift` returns a side's `shift` for a number of lines. `to` moves the entries of a line.
+    /// Grows or shrinks the table by some steps, as needed for `more` entries in addition to the present `len`;
+    /// `changed`: number of entries added or removed since the last call. The function `shift` returns a side's `shift`
+    /// for a number of lines; `to` moves the entries of a line.
     #[cold]
     #[inline(never)]
     pub(in crate::writer) fn make_ready(
@@ -327,7 +331,7 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// Frees a piece of memory; true if more are left. Nothing may be looked up afterwards.
+    /// Frees a piece of the table's memory; returns true if more are left. The table must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         for side in &mut self.sides {
             while let Some(piece) = side.pieces.pop() {

@@ -1,4 +1,5 @@
-//! Block hash to position, for the block hashes that holders share.
+//! Table from block hash to position (a run of blocks and an offset in it), for the block hashes that several holders
+//! (ranks' caches) share.
 
 pub(in crate::writer) mod lines;
 pub(in crate::writer) mod own;
@@ -13,7 +14,7 @@ use crate::position::{NO_NAME, Position};
 use crate::runs::Runs;
 use crate::spread::Secret;
 
-/// Table of positions by block hash. The block hashes themselves are stored in the runs, by position.
+/// Hash table of positions by block hash. The block hashes themselves are stored in the runs of blocks, by position.
 pub(crate) struct NameTable {
     slots: Slots,
     secret: Secret,
@@ -33,25 +34,25 @@ impl NameTable {
         self.slots.bytes()
     }
 
-    /// Number of the position of `name`; None if there is none. `name_of` returns the block hash of a numbered
-    /// position.
+    /// Number of the position (run of blocks and offset) with the block hash `name`; None if there is none. `name_of`
+    /// returns the block hash at a numbered position.
     #[inline]
     pub(crate) fn find(&self, name: u64, name_of: impl Fn(u32) -> Option<u64>) -> Option<u32> {
         self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
     }
 
-    /// Adds a block hash that is not in the table. There must be room ([`Self::make_ready`]).
+    /// Adds a block hash that is not in the table. There must be space for it ([`Self::make_ready`]).
     #[inline]
     pub(crate) fn insert(&mut self, name: u64, number: u32) {
         self.slots.insert(self.hash(name), number);
     }
 
-    /// Adds the block hashes of a run's positions from `start` on, up to the first that the table has already; returns
-    /// the number added.
+    /// Adds the block hashes of the positions in a run of blocks from `start` on, up to the first one that is already
+    /// in the table. Returns the number of block hashes added.
     ///
-    /// Tags are short, so an entry with the tag of a block hash is nearly never that block hash. A comparison waits for
-    /// memory three times, so all block hashes are added first, and those with equal tags are compared at the end, all
-    /// at once.
+    /// An entry's tag is a part of its hash, so a block hash with the tag of another entry is nearly always a different
+    /// one. To compare them takes three accesses to memory. So all block hashes are added first, and those with equal
+    /// tags are compared at the end, all at once.
     pub(crate) fn insert_new(&mut self, names: &[u64], run: u32, start: u32, runs: &Runs) -> usize {
         let mut ahead = NamePrefetch::of(self, names);
         let mut alike = LookAlikes::new();
@@ -80,8 +81,8 @@ impl NameTable {
         taken
     }
 
-    /// Makes room for `more` block hashes, or frees memory, as far as it is due now that `changed` have come or gone. A
-    /// block hash takes 9 to 15 bytes, in small tables up to 25.
+    /// Grows or shrinks the table by some steps, as needed for `more` further block hashes; `changed`: number of block
+    /// hashes added or removed since the last call. A block hash takes 9 to 15 bytes, in small tables up to 25.
     #[inline]
     pub(crate) fn make_ready(&mut self, more: usize, changed: usize, runs: &Runs) {
         let secret = self.secret;
@@ -94,13 +95,13 @@ impl NameTable {
         debug_assert!(was_there);
     }
 
-    /// True if the table's counts are right.
+    /// True if the table's counts of bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.slots.is_counted()
     }
 
-    /// Removes the block hashes of a run's positions from `offset` on.
+    /// Removes the block hashes of the positions in a run of blocks from `offset` on.
     pub(crate) fn remove_all(&mut self, run: u32, offset: u32, names: &[u64], runs: &Runs) {
         let mut ahead = NamePrefetch::of(self, names);
         for (i, (&name, offset)) in names.iter().zip(offset..).enumerate() {
@@ -113,13 +114,13 @@ impl NameTable {
     }
 }
 
-/// Number of possible duplicates after which they are compared.
+/// Number of block hashes with equal tags (possible duplicates) that are collected before they are compared.
 const MOST_ALIKE: usize = 32;
-/// List of possible duplicates: a block hash, the number of a position that may have it, and its index among those that
-/// are added.
+/// List of possible duplicates: a block hash to be added, the number of a position (run of blocks and offset) that may
+/// already have it, and its index among the block hashes to be added.
 type LookAlikes = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
 
-/// Index of the first block hash that a position has already; None if there is none.
+/// Index of the first block hash that another position (run of blocks and offset) already has; None if there is none.
 #[inline]
 fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     for (_, number, _) in &*alike {
@@ -132,10 +133,10 @@ fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     alike.drain(..).find(|(name, number, _)| runs.name(runs.position(*number)) == *name).map(|(_, _, at)| at)
 }
 
-/// Number of block hashes whose lines are prefetched: about as many as a core can wait for at once.
+/// Number of block hashes whose lines of the table are prefetched, about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
-/// Hashes of the next block hashes in a list, whose lines were prefetched.
+/// Hashes of the next block hashes in a list, whose lines in the table were prefetched.
 struct NamePrefetch([u64; AHEAD]);
 
 impl NamePrefetch {
@@ -149,7 +150,8 @@ impl NamePrefetch {
         Self(hashes)
     }
 
-    /// Hash of `names[i]`; must be called for each `i` in turn.
+    /// Returns the hash of `names[i]`, and prefetches the table line of a later block hash; must be called for each `i`
+    /// in order.
     #[inline]
     fn next(&mut self, table: &NameTable, names: &[u64], i: usize) -> u64 {
         let slot = &mut self.0[i % AHEAD];

@@ -1,11 +1,13 @@
-//! Block hash to position, for one holder: a hash table that contains the block hashes.
+//! Hash table from block hash to position (a run of blocks and an offset in it), for one holder (a rank's cache).
+//! Unlike the shared table, it contains the block hashes.
 //!
 //! A line is a cache line: five block hashes, the numbers of their positions, and the number of entries that belong to
-//! this line but found it full; those are in the next line that had room. The number decreases again when one of them
+//! this line but found it full; these are in the next line that had space. The number decreases again when one of them
 //! is removed, so there are no tombstones.
 //!
-//! The shared table leaves the block hashes to the runs, where they are beside the data that a look-up needs next. The
-//! block hashes of one holder are nowhere else, and storing them outside the table would cost three cache misses more.
+//! The shared table leaves the block hashes to the runs, where they are close to the data that a look-up needs next.
+//! The block hashes of one holder are stored nowhere else, and storing them outside the table would cost three more
+//! cache misses.
 
 use super::lines::{LineMove, Lines, Side};
 use crate::position::NO_NAME;
@@ -14,7 +16,7 @@ use crate::spread::{Secret, line_after, line_of};
 use crate::stats::step;
 
 const SLOTS: usize = 5;
-/// Number of block hashes whose lines are prefetched: about as many as a core can wait for at once.
+/// Number of block hashes whose lines of the table are prefetched, about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -23,7 +25,7 @@ struct Line {
     /// Block hashes in the line; [`NO_NAME`] in an empty slot.
     names: [u64; SLOTS],
     numbers: [u32; SLOTS],
-    /// Number of entries that are in later lines because this line was full.
+    /// Number of the line's entries that are in later lines because this line was full.
     overflow: u32,
 }
 
@@ -35,7 +37,7 @@ impl super::lines::Line for Line {
     const PACE: usize = 2;
 }
 
-/// Hash table of one holder's block hashes; see the module's documentation.
+/// Hash table of the block hashes of one holder (a rank's cache) and the numbers of their positions (run and offset).
 pub(in crate::writer) struct OwnTable {
     lines: Lines<Line>,
     len: usize,
@@ -43,7 +45,7 @@ pub(in crate::writer) struct OwnTable {
 }
 
 impl OwnTable {
-    /// Creates an empty table with room for `names` block hashes.
+    /// Creates an empty table with space for `names` block hashes.
     pub(in crate::writer) fn with_room_for(names: usize) -> Self {
         Self { lines: Lines::with_room_for(names, |_| 0), len: 0, secret: Secret::new() }
     }
@@ -52,13 +54,13 @@ impl OwnTable {
         self.lines.bytes()
     }
 
-    /// True if the counts of bytes and block hashes are right.
+    /// True if the counts of bytes and block hashes are correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.lines.is_counted() && self.len == self.iter().count()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.lines.shed()
     }
@@ -81,7 +83,7 @@ impl OwnTable {
         names.iter().take(AHEAD).for_each(|&name| self.prefetch_one(name));
     }
 
-    /// Prefetches the line of a block hash that is looked up soon: to be called for each `i` before `names[i]` is
+    /// Prefetches the line of a block hash that will be looked up soon. Call it for each `i` before `names[i]` is
     /// looked up, after one call of `prefetch_first`.
     #[inline]
     pub(in crate::writer) fn prefetch(&self, names: &[u64], i: usize) {
@@ -90,16 +92,16 @@ impl OwnTable {
         }
     }
 
-    /// Every block hash with the number of its position.
+    /// All block hashes, each with the number of its position (run of blocks and offset).
     pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.lines.iter().flat_map(|line| line.names.iter().copied().zip(line.numbers));
         entries.filter(|(name, _)| *name != NO_NAME)
     }
 
-    /// Calls `f` with about `names` block hashes and position numbers from a place on, at least those of one line;
-    /// returns the next place, None at the end. The first place is 0. Block hashes that are in the table from the first
-    /// call to the last are all visited, whatever changes in between: places are hashes, which stay the same while the
-    /// table grows and shrinks.
+    /// Calls `f` with about `names` block hashes and the numbers of their positions (run and offset), from a place in
+    /// the table on, at least those of one line. Returns the next place, or None at the end. The first place is 0.
+    /// Block hashes that are in the table from the first call to the last one are all visited, whatever changes in
+    /// between: places are hashes, which stay the same while the table grows and shrinks.
     pub(in crate::writer) fn some_from(&self, place: u64, names: usize, mut f: impl FnMut(u64, u32)) -> Option<u64> {
         let mut place = place;
         for _ in 0..names.div_ceil(SLOTS).max(1) {
@@ -133,7 +135,8 @@ impl OwnTable {
         Some(piece[line].numbers[slot])
     }
 
-    /// Adds a block hash unless it is in the table; true if it was added. There must be room ([`Self::make_ready`]).
+    /// Adds a block hash unless it is in the table; returns true if it was added. There must be space
+    /// ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert_new(&mut self, name: u64, number: u32) -> bool {
         let hash = self.hash(name);
@@ -153,7 +156,7 @@ impl OwnTable {
         true
     }
 
-    /// Removes a block hash; true if it was in the table.
+    /// Removes a block hash; returns true if it was in the table.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, name: u64) -> bool {
         let hash = self.hash(name);
@@ -164,7 +167,8 @@ impl OwnTable {
         true
     }
 
-    /// Makes room for `more` block hashes, or frees memory, as far as it is due now that `changed` have come or gone.
+    /// Grows or shrinks the table by some steps, as needed for `more` further block hashes; `changed`: number of block
+    /// hashes added or removed since the last call.
     #[inline]
     pub(in crate::writer) fn make_ready(&mut self, more: usize, changed: usize) {
         if !self.lines.is_ready(self.len, more) {
@@ -175,7 +179,8 @@ impl OwnTable {
     }
 }
 
-/// Moves the entries that belong to a line to the other side.
+/// Moves all entries that belong to a line to the other side of the table, the set of lines that the table grows or
+/// shrinks to.
 fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     let LineMove { piece, at, line, lines, .. } = from;
     let (mut next, mut distance) = (at, 0);
@@ -196,7 +201,8 @@ fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     }
 }
 
-/// Place of a block hash: its line, its slot, and the number of lines from its first choice.
+/// Finds a block hash. Returns its line, its slot (place in the line), and the number of lines between its preferred
+/// line and this line.
 #[inline]
 fn locate(piece: &[Line], home: usize, name: u64) -> Option<(usize, usize, usize)> {
     let mut at = home;
@@ -228,7 +234,8 @@ fn insert(piece: &mut [Line], home: usize, name: u64, number: u32) {
     }
 }
 
-/// Empties a slot, given its line, its slot, and the number of lines from the entry's first choice.
+/// Empties a slot (place in a line), given its line, its index, and the number of lines between the entry's preferred
+/// line and this line.
 #[inline]
 fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
     piece[line].names[slot] = NO_NAME;
@@ -240,7 +247,7 @@ fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, 
 }
 
 impl Line {
-    /// Mask of the slots with this block hash: bit i for slot i.
+    /// Bit mask of the line's slots (places) with this block hash: bit i for slot i.
     #[inline]
     fn marks(&self, name: u64) -> u32 {
         self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i)
@@ -304,7 +311,8 @@ mod tests {
             assert!(longest <= 2 * 96, "{longest} lines moved at once, whatever the size of all");
         }
     }
-    /// Entries that stay are found by a reader of a few lines at a time, while others come and go and the table moves.
+    /// Checks that a reader of a few lines at a time finds all entries that stay, while others are added and removed
+    /// and the table grows and shrinks.
     #[test]
     fn what_stays_is_found_in_slices() {
         for (most, pace) in [(300, 3), (5_000, 20), (5_000, 400)] {

@@ -1,4 +1,5 @@
-//! Block hash to position and back, for the block hashes of one holder alone.
+//! Tables from block hash to position (a run of blocks and an offset in it) and back, for the block hashes of one
+//! holder (a rank's cache).
 
 use std::cell::OnceCell;
 
@@ -8,29 +9,31 @@ use crate::runs::Runs;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// Private table of names: the block hashes of one holder whose engine uses other ones than the other engines.
+/// Private table of block hashes, for one holder (a rank's cache) whose engine uses other block hashes than the other
+/// engines.
 pub(crate) struct PrivateNames {
     table: OwnTable,
-    /// Block hashes by position, built when first needed, which is rare.
+    /// Block hashes by position (run of blocks and offset), built when first needed, which is rare.
     by_place: OnceCell<Box<PlaceNames>>,
-    /// Block hashes by position while they are being collected in steps; None otherwise.
+    /// Block hashes by position (run of blocks and offset) while this table is being built in steps; None otherwise.
     gathering: Option<Box<TableBuilder>>,
 }
 
-/// Progress of collecting block hashes by position.
+/// Progress of building the table of block hashes by position (run of blocks and offset).
 struct TableBuilder {
-    /// Place in the table at which to continue.
+    /// Place in the holder's table of block hashes at which to continue.
     next: u64,
     places: Box<PlaceNames>,
 }
 
-/// Private table of names of a holder while it is being built in steps. Blocks that become regular meanwhile, or no
-/// longer are, are recorded here too, so a block hash may come twice, or go before it has come.
+/// Private table of the block hashes of one holder (a rank's cache) while it is being built in steps. Changes of the
+/// holder's blocks in the meantime are also applied to this table, so a block hash may be added twice, or removed
+/// before it was added.
 pub(crate) struct NameTableBuilder {
     pub(in crate::writer) names: PrivateNames,
-    /// The runs whose block hashes are still to be added.
+    /// Runs of blocks whose block hashes are still to be added.
     pub(in crate::writer) runs: Vec<u32>,
-    /// Number of blocks of the last of `runs` that were added.
+    /// Number of blocks of the last run in `runs` whose block hashes were added.
     pub(in crate::writer) offset: u32,
 }
 
@@ -43,7 +46,7 @@ impl NameTableBuilder {
         size_of::<Self>() + self.names.bytes() + self.runs.capacity() * size_of::<u32>()
     }
 
-    /// Adds block hashes of a run's positions from `start` on; [`NO_NAME`] is skipped.
+    /// Adds the block hashes of the positions in a run of blocks from `start` on; [`NO_NAME`] is skipped.
     pub(in crate::writer) fn add(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) {
         let table = &mut self.names.table;
         table.make_ready(names.len(), 0);
@@ -56,13 +59,13 @@ impl NameTableBuilder {
         }
     }
 
-    /// True if the count of the block hashes is right, and `is_right` holds for each.
+    /// True if the count of the block hashes is correct, and `is_right` holds for each; for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self, mut is_right: impl FnMut(u64, u32) -> bool) -> bool {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
     }
 
-    /// Removes those of these block hashes that are in the table.
+    /// Removes block hashes from the table, as far as they are in it.
     pub(in crate::writer) fn forget(&mut self, names: &[u64]) {
         let table = &mut self.names.table;
         for &name in names.iter().filter(|name| **name != NO_NAME) {
@@ -72,16 +75,17 @@ impl NameTableBuilder {
     }
 }
 
-/// Block hashes by run and offset; [`NO_NAME`], or nothing at the end, where only irregular blocks cover a position.
+/// Block hashes by run of blocks and offset. At positions with only irregular blocks (kept outside runs of blocks), the
+/// entry is [`NO_NAME`] or, at the end of the run, missing.
 #[derive(Default)]
 pub(in crate::writer) struct PlaceNames {
     names: Map<u32, Vec<u64>>,
-    /// Capacity of these lists, in block hashes.
+    /// Capacity of all lists of block hashes, as a number of block hashes.
     room: usize,
 }
 
 impl PrivateNames {
-    /// Creates an empty table with room for about `names` block hashes.
+    /// Creates an empty table with space for about `names` block hashes.
     pub(crate) fn with_room_for(names: usize) -> Self {
         Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new(), gathering: None }
     }
@@ -91,7 +95,7 @@ impl PrivateNames {
         self.table.bytes() + self.by_place.get().map_or(0, |it| it.bytes()) + gathering
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the tables' memory; returns true if more is left. The tables must not be searched afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         if let Some(places) = self.places_mut() {
             if !places.shed() {
@@ -102,7 +106,7 @@ impl PrivateNames {
         self.table.shed()
     }
 
-    /// True if the counts and the block hashes by position are right.
+    /// True if the counts and the block hashes by position (run of blocks and offset) are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, runs: &Runs) -> bool {
         let places = self.by_place.get().is_none_or(|it| {
@@ -127,7 +131,7 @@ impl PrivateNames {
         self.table.prefetch_first(names);
     }
 
-    /// Prefetches the line of a block hash that is looked up soon: to be called for each `i` before `names[i]` is
+    /// Prefetches the line of a block hash that will be looked up soon. Call it for each `i` before `names[i]` is
     /// looked up.
     #[inline]
     pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
@@ -145,13 +149,13 @@ impl PrivateNames {
         })
     }
 
-    /// True if block hashes are available by position.
+    /// True if block hashes can be looked up by position (run of blocks and offset).
     pub(in crate::writer) fn has_places(&self) -> bool {
         self.by_place.get().is_some()
     }
 
-    /// Collects about `names` block hashes by position, for [`Self::name`] and [`Self::of_run`], as it takes long to
-    /// collect all at once; true if all are collected.
+    /// Adds about `names` block hashes to the table by position (run of blocks and offset), which [`Self::name`] and
+    /// [`Self::of_run`] use and which takes long to build at once. Returns true if the table is complete.
     pub(in crate::writer) fn gather_places(&mut self, names: usize, runs: &Runs) -> bool {
         if self.has_places() {
             self.gathering = None;
@@ -171,13 +175,14 @@ impl PrivateNames {
         self.gathering.is_none()
     }
 
-    /// Removes and returns the block hashes by position, after a copy that needed them.
+    /// Removes and returns the table of block hashes by position (run of blocks and offset), after a copy of the rank
+    /// that needed it.
     pub(in crate::writer) fn take_places(&mut self) -> Option<Box<PlaceNames>> {
         let gathering = self.gathering.take().map(|it| it.places);
         self.by_place.take().or(gathering)
     }
 
-    /// Block hashes by position, to be updated; None if they are not kept.
+    /// Table of block hashes by position (run of blocks and offset), to be updated; None if there is none.
     fn places_mut(&mut self) -> Option<&mut PlaceNames> {
         let gathering = self.gathering.as_mut().map(|it| &mut it.places);
         self.by_place.get_mut().or(gathering).map(|it| &mut **it)
@@ -187,19 +192,20 @@ impl PrivateNames {
         self.by_place(runs).name(at)
     }
 
-    /// Block hashes in one run, by offset.
+    /// Block hashes of one run of blocks, by offset.
     pub(crate) fn of_run(&self, run: u32, runs: &Runs) -> &[u64] {
         self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
 
-    /// Number of leading `names` that are the block hashes of a run's positions from `start` on.
+    /// Number of leading elements of `names` that are the block hashes of the positions in a run of blocks from `start`
+    /// on.
     pub(crate) fn agree(&self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         let is_named =
             |(name, offset): &(&u64, u32)| self.find(**name, runs) == Some(Position { run, offset: *offset });
         names.iter().zip(start..).take_while(is_named).count()
     }
 
-    /// Gives a position a block hash.
+    /// Sets the block hash of a position (run of blocks and offset).
     pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
         self.table.make_ready(1, 0);
         self.table.insert_new(name, runs.number(at));
@@ -208,8 +214,8 @@ impl PrivateNames {
         }
     }
 
-    /// Gives the positions of a run from `start` on their block hashes, up to the first that is taken; [`NO_NAME`] is
-    /// skipped. Returns the number of positions done.
+    /// Sets the block hashes of the positions in a run of blocks from `start` on, up to the first one that another
+    /// position has; [`NO_NAME`] is skipped. Returns the number of positions done.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         self.table.make_ready(names.len(), 0);
         let mut taken = 0;
@@ -228,7 +234,8 @@ impl PrivateNames {
         taken
     }
 
-    /// Removes block hashes whose positions will be covered no more.
+    /// Removes block hashes, at positions (runs of blocks and offsets) where the holder (a rank's cache) will have no
+    /// block any longer.
     pub(crate) fn forget(&mut self, names: &[u64]) {
         for (i, &name) in names.iter().enumerate() {
             self.table.prefetch(names, i);
@@ -238,7 +245,8 @@ impl PrivateNames {
         self.table.make_ready(0, names.len());
     }
 
-    /// Removes the block hash of a position, which stays covered for now.
+    /// Removes the block hash of a position (run of blocks and offset), at which the holder (a rank's cache) still has
+    /// a block.
     pub(crate) fn unname(&mut self, at: Position, name: u64) {
         if name != NO_NAME && self.table.remove(name) {
             if let Some(by_place) = self.places_mut() {
@@ -248,7 +256,7 @@ impl PrivateNames {
         }
     }
 
-    /// Drops positions of a run from `len` on, whose block hashes were removed before.
+    /// Removes the positions of a run of blocks from offset `len` on, whose block hashes were removed before.
     pub(crate) fn truncate(&mut self, run: u32, len: u32) {
         if let Some(by_place) = self.places_mut() {
             by_place.truncate(run, len as usize);
@@ -261,7 +269,7 @@ impl PlaceNames {
         size_of::<Self>() + self.names.bytes() + self.room * size_of::<u64>()
     }
 
-    /// Frees a part of the memory; true if more is left. Nothing may be looked up afterwards.
+    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.names.shed()
     }

@@ -1,16 +1,17 @@
-//! Lines of the table of slots: an entry that finds its line full goes to a later one.
+//! Lines of a hash table of 32-bit words. An entry that finds its line full is put into a later line.
 
 use crate::raw::{equal_lanes, lesser_lanes};
 use crate::spread::line_after;
 
 pub(in crate::writer) const SLOTS: usize = 10;
-/// Mask with the marks of all slots.
+/// Bit mask with the bits of all slots (places for words in a line), as used by the methods of [`Line`].
 pub(in crate::writer) const ALL: u32 = 0x5_5555;
-/// Least distance, in lines, of an entry from its first choice at which its tag no longer determines this line.
+/// Distance, in lines, between an entry's line and its preferred line from which on the entry's tag no longer tells
+/// which line is preferred.
 pub(in crate::writer) const FAR: usize = 4;
-/// First bits of the parts of [`Line::notes`]. `LATE`: for each slot, whether its entry's first choice was an earlier
-/// line. `FAR_AWAY`: for each slot, whether that line is [`FAR`] or more lines away, or at the end of the piece.
-/// `OVERFLOW`: the number of entries that are in later lines because this line was full.
+/// Positions of the parts of [`Line::notes`]. `LATE`: for each slot, a bit that is set if the entry's preferred line is
+/// an earlier one. `FAR_AWAY`: for each slot, a bit that is set if that line is [`FAR`] or more lines away, or at the
+/// end of the piece of memory. `OVERFLOW`: number of entries that are in later lines because this line was full.
 pub(in crate::writer) const LATE: u32 = 0;
 pub(in crate::writer) const FAR_AWAY: u32 = SLOTS as u32;
 pub(in crate::writer) const OVERFLOW: u32 = 2 * SLOTS as u32;
@@ -20,7 +21,7 @@ pub(in crate::writer) const MOST_OVERFLOW: u32 = u32::MAX >> OVERFLOW;
 #[repr(C, align(64))]
 pub(in crate::writer) struct Line {
     pub(in crate::writer) words: [u32; SLOTS],
-    /// Tags of the slots; 0 for an empty slot.
+    /// Tags of the slots (places for words in the line), each a part of an entry's hash; 0 for an empty slot.
     pub(in crate::writer) tags: [u16; SLOTS],
     pub(in crate::writer) notes: u32,
 }
@@ -33,7 +34,8 @@ impl super::lines::Line for Line {
     const PACE: usize = 1;
 }
 
-/// Place of the word that `is_it` accepts: its line, its slot, and the number of lines from its first choice.
+/// Finds the word that `is_it` accepts. Returns its line, its slot (place in the line), and the number of lines between
+/// its preferred line and this line.
 #[inline]
 pub(in crate::writer) fn locate(
     piece: &[Line],
@@ -89,7 +91,8 @@ pub(in crate::writer) fn insert_late(piece: &mut [Line], home: usize, tag: u16, 
     }
 }
 
-/// Empties a slot, given its line, its slot, and the number of lines from the entry's first choice.
+/// Empties a slot (place in a line), given its line, its index, and the number of lines between the entry's preferred
+/// line and this line.
 #[inline]
 pub(in crate::writer) fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
     piece[line].tags[slot] = 0;
@@ -109,7 +112,7 @@ impl Line {
         (self.tags[slot], self.words[slot]) = (tag, word);
     }
 
-    /// Number of entries that are in later lines because this line was full.
+    /// Number of the line's entries that are in later lines because this line was full.
     #[inline]
     pub(in crate::writer) fn overflow(&self) -> u32 {
         self.notes >> OVERFLOW
@@ -121,22 +124,22 @@ impl Line {
         }
     }
 
-    /// Decrements the overflow count, unless it has ever reached its maximum: then the line is treated as full until
-    /// its entries move.
+    /// Decrements the line's overflow count (the number of its entries in later lines). If the count has ever reached
+    /// its maximum, it stays there, and the line is treated as full until its entries move.
     pub(in crate::writer) fn one_less_past(&mut self) {
         if self.overflow() < MOST_OVERFLOW {
             self.notes -= 1 << OVERFLOW;
         }
     }
 
-    /// Mask of the slots with this tag: bit 2 i for slot i.
+    /// Bit mask of the line's slots (places) with this tag: bit 2 i for slot i.
     #[inline]
     pub(in crate::writer) fn marks(&self, tag: u16) -> u32 {
         let [a, b, c, d, e, f, g, h, y, z] = self.tags;
         equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y == tag) << 16 | u32::from(z == tag) << 18
     }
 
-    /// Mask of the slots with a smaller tag: bit 2 i for slot i; empty slots may or may not be in it.
+    /// Bit mask of the line's slots (places) with a smaller tag: bit 2 i for slot i. Bits of empty slots are undefined.
     #[inline]
     pub(in crate::writer) fn lesser(&self, tag: u16) -> u32 {
         // All tags have their highest bit: as signed numbers they are in the same order.
@@ -146,7 +149,7 @@ impl Line {
     }
 }
 
-/// Slot of the lowest mark.
+/// Slot (place in a line) of the lowest bit set in `marks`.
 #[inline]
 pub(in crate::writer) fn slot(marks: u32) -> usize {
     marks.trailing_zeros() as usize / 2

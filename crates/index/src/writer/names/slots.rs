@@ -1,14 +1,14 @@
-//! Hash table for the writer alone: ten 32-bit words in a cache line.
+//! Hash table for the writer alone, with ten 32-bit words per cache line.
 //!
-//! A line has a tag for each word, and the number of entries that belong to this line but found it full; those are in
-//! the next line that had room. Look-ups go on to the next line only if that number is not zero: at the highest load,
-//! after any changes, one in two does.
+//! A line has a tag for each word, and the number of entries that belong to this line but found it full; these are in
+//! the next line that had space. A look-up continues with the next line only if that number is not zero: with the most
+//! entries, after any changes, one look-up in two does.
 //!
-//! Keys are not stored: the caller decides whether a word is the wanted one. That costs a few cache misses, so tags are
-//! wide enough to make wrong candidates rare.
+//! Keys are not stored: the caller decides if a word is the wanted one. That costs a few cache misses, so tags are wide
+//! enough to make wrong candidates rare.
 //!
 //! A tag is fifteen bits of the hash; its first two to seven are among those that choose the line. So a line and a tag
-//! together determine the entry's line in a larger table, and entries move there without a look at their keys. With
+//! together determine the entry's line in a larger table, and entries are moved there without reading their keys. With
 //! each doubling, one bit less of the tag distinguishes the entries of a line; once in six doublings the keys are read,
 //! and tags start at a later bit.
 
@@ -17,30 +17,30 @@ use super::slot_lines::{ALL, FAR, FAR_AWAY, LATE, Line, OVERFLOW, SLOTS, insert,
 use crate::raw::prefetch;
 use crate::spread::{line_after, line_of};
 
-/// Number of bits of a hash in a tag.
+/// Number of bits of an entry's hash in its tag, by which a line is searched.
 const BITS: u32 = 15;
-/// Bit that is set in every tag; the tag of an empty slot is 0.
+/// Bit that is set in the tag (part of the hash) of every entry; the tag of an empty slot is 0.
 const TAKEN: u16 = 1 << BITS;
 
-/// Hash table of words; see the module's documentation.
+/// Hash table of 32-bit words without keys, ten words per cache line.
 pub(in crate::writer) struct Slots {
     lines: Lines<Line>,
     len: usize,
 }
 
-/// Number of bits by which a hash is shifted right to have its tag at the end, in a table of `lines` lines.
+/// Number of bits by which a hash is shifted right so that its tag is in the lowest bits, in a table of `lines` lines.
 fn shift_for(lines: usize) -> u32 {
     let first_bit = lines.ilog2().checked_sub(7).map_or(0, |more| 5 + more / 6 * 6);
     u64::BITS - BITS - first_bit
 }
 
-/// Tag of a hash.
+/// Tag of a hash, by which a line is searched: 15 bits of the hash, with [`TAKEN`] set.
 #[inline]
 fn tag(hash: u64, shift: u32) -> u16 {
     (hash >> shift) as u16 | TAKEN
 }
 
-/// Range of the hashes with a tag that belong to the line whose lowest hash is `first`: the least and the largest.
+/// Lowest and highest hash with this tag (part of the hash) that belong to the line whose lowest hash is `first`.
 #[inline]
 fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
     let unknown = (1 << shift) - 1;
@@ -51,7 +51,7 @@ fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
 }
 
 impl Slots {
-    /// Creates an empty table.
+    /// Creates an empty hash table.
     pub(in crate::writer) fn new() -> Self {
         Self { lines: Lines::with_room_for(0, shift_for), len: 0 }
     }
@@ -60,7 +60,7 @@ impl Slots {
         self.lines.bytes()
     }
 
-    /// True if the counts of bytes and entries are right.
+    /// True if the counts of bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         let taken = self.lines.iter().map(|line| line.tags.iter().filter(|tag| **tag != 0).count());
@@ -73,8 +73,8 @@ impl Slots {
         prefetch(&piece[at]);
     }
 
-    /// The first word under `hash` that `is_it` accepts; words of other keys may be offered to `is_it` too. None if
-    /// there is none.
+    /// First word under `hash` that the predicate `is_it` accepts; None if there is none. Words of other keys may be
+    /// passed to `is_it` as well.
     #[inline]
     pub(in crate::writer) fn find(&self, hash: u64, is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let side = self.lines.side(hash);
@@ -83,7 +83,7 @@ impl Slots {
         Some(piece[line].words[slot])
     }
 
-    /// Adds a word. There must be room ([`Self::make_ready`]).
+    /// Adds a word under a hash. The table must have space for the word ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert(&mut self, hash: u64, word: u32) {
         let side = self.lines.side_mut(hash);
@@ -93,8 +93,8 @@ impl Slots {
         self.len += 1;
     }
 
-    /// Adds a word unless `is_it` accepts one that is in the table; true if it was added. There must be room
-    /// ([`Self::make_ready`]).
+    /// Adds a word, unless `is_it` accepts a word under this hash; returns true if it was added. There must be space
+    /// for it ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert_new(&mut self, hash: u64, word: u32, mut is_it: impl FnMut(u32) -> bool) -> bool {
         let side = self.lines.side_mut(hash);
@@ -124,7 +124,7 @@ impl Slots {
         true
     }
 
-    /// Removes the word that `is_it` accepts; true if there was one.
+    /// Removes the word under a hash that `is_it` accepts; returns true if there was one.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, hash: u64, is_it: impl FnMut(u32) -> bool) -> bool {
         let side = self.lines.side_mut(hash);
@@ -136,8 +136,8 @@ impl Slots {
         true
     }
 
-    /// Makes room for `more` words, or frees memory, as far as it is due now that `changed` have come or gone.
-    /// `hash_of` returns the hash of any word in the table.
+    /// Grows or shrinks the table by some steps, as needed for `more` further words; `changed`: number of words added
+    /// or removed since the last call. `hash_of` returns the hash of any word in the table.
     #[inline]
     pub(in crate::writer) fn make_ready(&mut self, more: usize, changed: usize, hash_of: impl Fn(u32) -> u64) {
         if !self.lines.is_ready(self.len, more) {
@@ -147,7 +147,8 @@ impl Slots {
     }
 }
 
-/// Moves the entries that belong to a line to the other side.
+/// Moves all entries that belong to a line to the other side of the table, the set of lines that the table grows or
+/// shrinks to.
 #[inline]
 fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
     if !move_within(&mut from, to) {
@@ -158,8 +159,9 @@ fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn
     }
 }
 
-/// Moves the entries in a line, if they go to at most two lines of the other side that have room, and tags alone tell
-/// to which. True if it did, as in nearly all cases; moving entries one by one takes several times as long.
+/// Moves the entries in a line at once, if they go to at most two lines of the other side (the other set of lines) that
+/// have space, and their tags tell to which one. Returns true if the entries were moved, as in nearly all cases; moving
+/// entries one by one takes several times as long.
 #[inline]
 fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     let old = &mut from.piece[from.at];
@@ -197,7 +199,7 @@ fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     true
 }
 
-/// Moves the entries of a line one by one, which works for every line.
+/// Moves the entries of a line to the other set of lines one by one, which works for all lines.
 #[cold]
 #[inline(never)]
 fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
@@ -220,14 +222,14 @@ fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: 
     }
 }
 
-/// True if the tag suffices to move an entry: all hashes with this tag belong to one line of the other side, and its
-/// tag there follows from it. Otherwise the key is needed: if the other side's tags start at a later bit, or at the
-/// limits of lines.
+/// True if an entry can be moved by its tag (part of its hash) alone, because all hashes with this tag belong to one
+/// line of the other side, and determine the tag there. Otherwise the key is needed: at the limits of lines, or if the
+/// other side's tags start at a later bit.
 fn is_known(to: &Side<Line>, shift: u32, (least, largest): (u64, u64)) -> bool {
     to.shift >= shift && to.line_of(least) == to.line_of(largest)
 }
 
-/// Moves the entries that belong to a line but are in later lines, as it was full.
+/// Moves the entries that belong to a line but are in later lines, as the line was full.
 #[cold]
 #[inline(never)]
 fn move_overflow(from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {

@@ -1,4 +1,5 @@
-//! Blocks that were never announced: which ones others wait for, and adding them in other ways than by a store.
+//! Adoption of blocks that were never announced: finds the missing blocks of incomplete chains, and adds blocks that
+//! are known from other sources than events.
 
 use hashbrown::HashMap;
 
@@ -8,40 +9,42 @@ use crate::types::{BlockHash, Error, Tier};
 use crate::writer::holders::workers::inner;
 use crate::writer::state::Writer;
 
-/// Cache of the missing blocks at which incomplete chains begin, so that a growing chain is not walked from its end
-/// each time. Each entry is verified before use.
+/// Cache of the missing blocks at which incomplete chains begin, so that a growing chain need not be walked from its
+/// end each time. Each entry is verified before use.
 #[derive(Debug, Default)]
 pub struct Roots {
-    /// Block hash of the missing block, by the block hash of a block that waits for it.
+    /// Block hash of the missing block at the beginning of a chain, by the block hash of a block in that chain.
     by_name: HashMap<u64, u64>,
-    /// Count of block hashes that were given to other blocks, when the cache was started: after another one, chains may
-    /// differ.
+    /// Count of block hashes that were assigned to other blocks, as of the start of this cache. If the count has
+    /// changed, chains may have changed, too.
     replaced: u64,
 }
 
-/// Largest number of entries; beyond it the cache is cleared.
+/// Largest number of entries in the cache of missing blocks; beyond it the cache is emptied.
 const MOST_ROOTS: usize = 1 << 16;
 
 impl Roots {
-    /// Removes all entries.
+    /// Removes all entries from the cache of missing blocks.
     pub fn clear(&mut self) {
         self.by_name = HashMap::new();
     }
 }
 
-/// Outcome of adding blocks that an engine is proved to hold, though it has not announced them.
+/// Result of adding blocks that an engine holds for certain but has not announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// Number of blocks that were added.
+    /// Number of blocks that were added to the rank.
     Blocks(usize),
-    /// A block is held with another content or parent. Nothing has changed.
+    /// Refusal without any change, because the rank holds a block under the same block hash with another content or
+    /// parent.
     Contrary,
 }
 
 impl Writer {
-    /// For each of `names`, the first block missing on the way from this block up to the root; None if none is missing.
+    /// Finds, for each block of `names`, the first missing block on the way to the beginning of its prompt; None if the
+    /// chain is complete.
     ///
-    /// `removed`: block hashes that were removed since the last call with these `roots`.
+    /// `removed`: block hashes that were removed since the last call with the same `roots`.
     pub(crate) fn missing_above(
         &self,
         worker: &str,
@@ -66,7 +69,7 @@ impl Writer {
         names.iter().map(|&name| self.missing_from(device, inner(name), roots).map(BlockHash)).collect()
     }
 
-    /// Holder of the blocks that a rank has on its device; None if the rank is not known.
+    /// Holder (number of a rank's cache) for the blocks that a rank has on its device; None if the rank is unknown.
     fn known_device(&self, worker: &str, rank: u32) -> Option<u32> {
         Some(self.workers.get(self.workers.rank(worker, rank)?)?.device)
     }
@@ -104,10 +107,11 @@ impl Writer {
     }
 
     /// Adds the first blocks of a prompt to a rank's device, with these block hashes and contents, except those marked
-    /// as `gone`. Blocks that it holds stay as they are; blocks that waited for one of them are linked.
+    /// as `gone`. Blocks that the rank has stay as they are. Blocks whose missing parent is among the new ones become
+    /// reachable.
     ///
-    /// `certain`: the contents are known to belong to the block hashes. Then blocks whose content was a guess get
-    /// theirs; otherwise they make the result [`Adoption::Contrary`].
+    /// `certain`: true if the contents are known to belong to the block hashes; then blocks whose content was a guess
+    /// are corrected. If false, a block with another content makes the result [`Adoption::Contrary`].
     pub(crate) fn adopt(
         &mut self,
         worker: &str,
@@ -148,15 +152,15 @@ impl Writer {
         Ok(Adoption::Blocks(blocks))
     }
 
-    /// For each block hash, true if the rank holds the block on its device.
+    /// Checks, for each block hash, if the rank has the block on its device.
     pub(crate) fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
         let device = self.known_device(worker, rank);
         let is_held = |&name: &BlockHash| device.is_some_and(|device| self.block(device, inner(name)).is_some());
         names.iter().map(is_held).collect()
     }
 
-    /// Block hashes and content hashes from the root up to the block `name`, by shared block hashes; None if no holder
-    /// has it.
+    /// Block hashes and content hashes of the chain from the beginning of a prompt to the block `name`, for block
+    /// hashes that several holders (ranks' caches) share; None if no holder has the block.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let mut at = Some(self.find_shared(inner(name)).filter(|at| self.is_linked(*at))?);
         let (mut names, mut contents) = (Vec::new(), Vec::new());
@@ -174,8 +178,8 @@ impl Writer {
         Some((names, contents))
     }
 
-    /// True if a rank has shown that it uses the shared block hashes: at least `enough` blocks that it announced have
-    /// the same block hash, parent and content at other ranks, and none differs.
+    /// True if a rank uses the shared block hashes: at least `enough` blocks that it announced have the same block
+    /// hash, parent and content at other ranks, and none differs.
     pub(crate) fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
         let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return false };
         let device = books.device;

@@ -1,16 +1,17 @@
-//! Branches: many blocks below a hole, which stay in their runs under another holder's number.
+//! Branches: large groups of a holder's blocks after a missing block (a hole), which stay in their runs under another
+//! holder's number. A holder is a rank's cache; a run is a list of consecutive blocks.
 //!
-//! Removing a block makes the blocks below it unreachable. If they are few, they are kept one by one (`irregular.rs`).
-//! If they are many, another holder takes them over, run by run: a *branch*. It has no name in the roster, so readers
-//! ignore it. A branch also covers the path from the root to the missing block, so that no run is freed before those
-//! that continue it; the branch's own blocks are those farther from the root than the missing block.
+//! Removing a block makes the blocks that continue it unreachable. If they are few, they are kept one by one
+//! (`irregular.rs`). If they are many, another holder takes them over, run by run: a *branch*. It has no entry in the
+//! roster, so readers ignore it. A branch also covers the path from the beginning of the prompt to the missing block,
+//! so that no run is freed before the runs that continue it. The branch's own blocks are those after the missing block.
 //!
-//! When the missing block returns to its place, the branch's runs go back to the holder. Adding blocks to a branch or
-//! removing them works as for any holder. In special cases (a second block hash, another place for the missing block, a
-//! private table of names), the branch becomes irregular blocks.
+//! When the missing block is stored again at its place, the branch's runs return to the holder. Adding blocks to a
+//! branch or removing them works as for any holder. In special cases (a second block hash, another place for the
+//! missing block, a private table of block hashes), the branch is converted to irregular blocks.
 //!
-//! As long as a holder has branches, it has no private table of names, all its irregular blocks are unreachable, and
-//! none of them continues a block of a branch.
+//! As long as a holder has branches, it has no private table of block hashes, all its irregular blocks are unreachable,
+//! and none of them continues a block of a branch.
 
 use smallvec::SmallVec;
 
@@ -21,7 +22,7 @@ use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::holders::{Branch, Holder};
 use crate::writer::state::Writer;
 
-/// Largest number of branches of a holder; blocks below further holes are kept one by one.
+/// Largest number of branches of a holder (a rank's cache); blocks after further missing blocks are kept one by one.
 const MOST: usize = 8;
 
 impl Writer {
@@ -29,12 +30,13 @@ impl Writer {
         self.holders[holder as usize].branches.as_ref().map_or(&[], |it| &it.all)
     }
 
-    /// Number of blocks from the root to a position.
+    /// Number of blocks before a position (run of blocks and offset), from the beginning of the prompt.
     fn depth(&self, at: Position) -> u32 {
         self.runs.start(at.run) + at.offset
     }
 
-    /// Branch of a holder that has a block with this block hash, and the block's position; None if there is none.
+    /// Finds a block by its block hash in the branches (blocks after missing blocks) of a holder (a rank's cache): the
+    /// branch and the block's position (run and offset); None if no branch has it.
     pub(in crate::writer) fn find_in_branches(&self, holder: u32, name: u64) -> Option<(Branch, Position)> {
         let branches = self.branches(holder);
         if branches.is_empty() {
@@ -45,24 +47,26 @@ impl Writer {
         branches.iter().find(has).map(|it| (*it, at))
     }
 
-    /// True if a branch of the holder has or awaits a block with this block hash.
+    /// True if a branch of the holder (a rank's cache) has a block with this block hash, or begins after the missing
+    /// block with this block hash.
     pub(in crate::writer) fn concerns_branches(&self, holder: u32, name: u64) -> bool {
         self.branches(holder).iter().any(|it| it.awaits == name) || self.find_in_branches(holder, name).is_some()
     }
 
-    /// Number of a run's leading blocks that are not the branch's own, if it covers any there.
+    /// Number of a run's leading blocks that belong to the path to the missing block, rather than to the branch (blocks
+    /// after a missing block) itself.
     pub(in crate::writer) fn branch_start(&self, branch: &Branch, run: u32) -> u32 {
         (self.depth(branch.at) + 1).saturating_sub(self.runs.start(run))
     }
 
-    /// The runs in which a branch has blocks of its own, in the order of the distance from the root: run, first offset
-    /// and end.
+    /// Runs of blocks in which a branch (blocks after a missing block) has blocks of its own, in the order of the
+    /// distance from the beginning of the prompt: number, first offset and end offset of each.
     pub(in crate::writer) fn runs_of_branch(&mut self, branch: &Branch) -> Vec<(u32, u32, u32)> {
         let runs = self.runs_of(branch.number).into_iter();
         runs.map(|(run, to)| (run, self.branch_start(branch, run), to)).filter(|(_, from, to)| from < to).collect()
     }
 
-    /// True if any holder with a name for readers covers a position.
+    /// True if any holder (a rank's cache) that readers can see has a block at a position (run of blocks and offset).
     pub(in crate::writer) fn is_linked(&self, at: Position) -> bool {
         let levels = self.runs.levels(at.run);
         let Some(level) = levels.iter().find(|level| level.end > at.offset) else { return false };
@@ -75,7 +79,8 @@ impl Writer {
         self.holders[holder as usize].is_hidden
     }
 
-    /// Block hashes of all blocks of a holder's branches, in any order.
+    /// Block hashes of all blocks in the branches (blocks after missing blocks) of a holder (a rank's cache), in any
+    /// order.
     pub(in crate::writer) fn names_in_branches(&mut self, holder: u32) -> Vec<u64> {
         let mut names = Vec::new();
         for branch in self.branches(holder).to_vec() {
@@ -86,8 +91,9 @@ impl Writer {
         names
     }
 
-    /// Removes a regular block and moves the blocks below it to a branch. False, without a change, if these are few, or
-    /// special cases that a branch cannot represent.
+    /// Removes a regular block (stored in a run) and moves the blocks that continue it to a new branch (blocks after a
+    /// missing block). Returns false, without a change, if these are few, or if a special case cannot be represented by
+    /// a branch.
     pub(in crate::writer) fn branch_off(&mut self, holder: u32, at: Position, name: u64) -> bool {
         let it = &self.holders[holder as usize];
         // A small number of blocks is recognized without a search below the hole.
@@ -105,8 +111,8 @@ impl Writer {
         true
     }
 
-    /// Moves the blocks below a removed block to a new branch. `from`: holder that had them, which is `holder` or a
-    /// branch of it.
+    /// Moves the blocks that continue a removed block to a new branch (blocks after a missing block). `from`: the
+    /// number of the holder (a rank's cache) that had them, which is `holder` or a branch of it.
     fn take_over(&mut self, holder: u32, from: u32, at: Position, name: u64, mut below: Vec<(Position, u32)>) {
         if !self.watches.is_empty() {
             let names = |(from, to): &(Position, u32)| {
@@ -139,7 +145,8 @@ impl Writer {
         self.limit_branches(holder);
     }
 
-    /// Converts branches to irregular blocks that are small, or too many.
+    /// Converts branches (blocks after missing blocks) of a holder to irregular blocks (kept outside runs of blocks) if
+    /// they are small, or if there are too many.
     fn limit_branches(&mut self, holder: u32) {
         loop {
             let branches = self.branches(holder);
@@ -155,7 +162,7 @@ impl Writer {
         self.holders[branch.number as usize].blocks - u64::from(self.depth(branch.at)) - 1
     }
 
-    /// Removes a block of a branch.
+    /// Removes a block of a branch (blocks after a missing block).
     pub(in crate::writer) fn lose_in(&mut self, holder: u32, branch: Branch, at: Position, name: u64) {
         let Branch { number, .. } = branch;
         let cutoff = self.cutoff(number, at.run, at.offset);
@@ -173,7 +180,8 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// True if a position is the only block of a branch that directly continues the missing block.
+    /// True if the block at a position (run of blocks and offset) is the only block of a branch (blocks after a missing
+    /// block) that directly continues the missing block.
     fn is_first_and_only(&self, branch: &Branch, at: Position) -> bool {
         let Branch { number, at: missing, .. } = *branch;
         let first = Place { run: missing.run, blocks: missing.offset + 1 };
@@ -183,8 +191,9 @@ impl Writer {
             && !self.holders[number as usize].hanging.may_be_beyond(first)
     }
 
-    /// Stores a block that continues a branch's block, and returns its position. In special cases that a branch cannot
-    /// represent, converts all branches to irregular blocks and returns None.
+    /// Stores a block that continues a branch's block, and returns its position. In special cases that a branch (blocks
+    /// after a missing block) cannot represent, converts all branches to irregular blocks (kept outside runs of blocks)
+    /// and returns None.
     pub(in crate::writer) fn gain_in(
         &mut self,
         holder: u32,
@@ -205,8 +214,9 @@ impl Writer {
         None
     }
 
-    /// Gives the blocks of the branch that awaits `name` to `into`, after this block was stored at `at`. `into`: the
-    /// holder, or a branch of it, that covers `at`.
+    /// Returns the blocks of a branch (blocks after a missing block) to a holder (a rank's cache) after the missing
+    /// block `name` was stored at `at`. `into`: the number of the holder, or of a branch of it, that has the block at
+    /// `at`.
     pub(in crate::writer) fn rejoin(&mut self, holder: u32, into: u32, name: u64, at: Position) {
         let Some(branch) = self.branches(holder).iter().find(|it| it.awaits == name).copied() else { return };
         if branch.at != at {
@@ -229,7 +239,7 @@ impl Writer {
         self.end_branch(holder, branch.number);
     }
 
-    /// Converts a branch to irregular blocks.
+    /// Converts a branch (blocks after a missing block) to irregular blocks (kept outside runs of blocks).
     fn dissolve(&mut self, holder: u32, branch: Branch) {
         let mut blocks = Vec::new();
         for (run, from, to) in self.runs_of_branch(&branch) {
@@ -247,14 +257,15 @@ impl Writer {
         self.count_waiting(holder);
     }
 
-    /// Converts all branches of a holder to irregular blocks.
+    /// Converts all branches (blocks after missing blocks) of a holder to irregular blocks (kept outside runs of
+    /// blocks).
     pub(in crate::writer) fn dissolve_all(&mut self, holder: u32) {
         while let Some(&branch) = self.branches(holder).last() {
             self.dissolve(holder, branch);
         }
     }
 
-    /// Removes a branch with all that it covers.
+    /// Removes a branch (blocks after a missing block) with all its blocks.
     fn end_branch(&mut self, holder: u32, number: u32) {
         self.clear_holder(number);
         let it = &mut self.holders[holder as usize];
@@ -271,14 +282,15 @@ impl Writer {
         self.count_branches(holder);
     }
 
-    /// Removes all branches of a holder.
+    /// Removes all branches (blocks after missing blocks) of a holder (a rank's cache).
     pub(in crate::writer) fn end_branches(&mut self, holder: u32) {
         while let Some(branch) = self.branches(holder).last() {
             self.end_branch(holder, branch.number);
         }
     }
 
-    /// Recounts the blocks in a holder's branches, and removes an empty branch.
+    /// Updates the number of blocks in the branches (blocks after missing blocks) of a holder (a rank's cache), and
+    /// removes an empty branch.
     fn count_branches(&mut self, holder: u32) {
         let branches = self.branches(holder).iter();
         let counts: SmallVec<[(u32, u64); MOST + 1]> =

@@ -1,14 +1,15 @@
-//! Clearing of workers, ranks and tiers, and dropping of workers.
+//! Clearing of workers, ranks and tiers, and removal of workers.
 //!
-//! Clearing a large holder takes long. So the rank gets a new holder at once, and readers, who find no name for the old
-//! one, ignore it from then on. The old holder leaves its runs in steps, at the end of the following events: those
-//! farthest from the root first, as no run may be freed before those that continue it; then its private tables are
-//! freed, segment by segment. Meanwhile the old holder is still in sets but hinders nothing: a block hash whose block
-//! only departing holders have can be given to another block.
+//! Clearing a large holder (a rank's device, or with other tiers) takes long. Therefore the rank gets a new holder at
+//! once, and readers, who find no name for the old holder, ignore it from then on. The old holder is removed from its
+//! runs in steps, at the end of the following events: from the runs farthest from the beginning of the prompt first, as
+//! no run may be freed before the runs that continue it; then its private tables are freed, segment by segment.
+//! Meanwhile the old holder is still in sets but has no effect: a block hash whose block only departing holders have
+//! can be assigned to another block.
 //!
-//! If one tier of several is cleared, it depends on the other tiers, block by block, what the rank loses. So blocks go
-//! leaves first, a bounded part at a time, and between two parts other writers have their turn. Any other change of the
-//! same rank first finishes the clearing.
+//! If one of several tiers is cleared, the blocks that the rank loses depend on its other tiers. Then blocks are
+//! removed one by one, the ends of chains first, in small parts, between which other writers get the lock. Any other
+//! change of the same rank first completes the clearing.
 
 use smallvec::SmallVec;
 
@@ -22,8 +23,8 @@ use crate::writer::holders::{DepartingHolder, Departures, Holder, OrderedRuns, T
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Removes all blocks of a worker, or of one rank or tier of it. Returns the ranks whose clearing must be continued
-    /// by [`Self::go_on_clearing`].
+    /// Removes all blocks of a worker, or of one of its ranks or tiers. Returns the ranks whose clearing must be
+    /// continued by [`Self::go_on_clearing`].
     pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) -> SmallVec<[u32; 4]> {
         self.counters.clears += 1;
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
@@ -65,7 +66,7 @@ impl Writer {
         ranks
     }
 
-    /// True if the blocks that a rank loses with a tier depend on its other tiers.
+    /// True if the blocks that a rank loses when a tier is cleared depend on its other tiers.
     fn is_mixed(&mut self, rank: u32, tier: Tier) -> bool {
         let books = self.rank_mut(rank);
         match (tier as usize).checked_sub(1) {
@@ -82,8 +83,8 @@ impl Writer {
         }
     }
 
-    /// Removes a rank's blocks on all tiers other than the device. True if the roster has changed, which the caller
-    /// must publish.
+    /// Removes a rank's blocks on all tiers other than the device. Returns true if the roster (the table of holders for
+    /// readers) has changed, which the caller must publish.
     fn end_views(&mut self, rank: u32) -> bool {
         self.end_new_view(rank);
         let books = self.rank_mut(rank);
@@ -98,7 +99,8 @@ impl Writer {
         true
     }
 
-    /// Removes a rank's blocks on its device. True if the roster has changed, which the caller must publish.
+    /// Removes a rank's blocks on its device. Returns true if the roster (the table of holders for readers) has
+    /// changed, which the caller must publish.
     pub(in crate::writer) fn empty_device(&mut self, rank: u32) -> bool {
         let books = self.rank_mut(rank);
         let copies = std::mem::take(&mut books.copies);
@@ -141,11 +143,11 @@ impl Writer {
     }
 }
 
-/// Cost of clearing a block, in steps.
+/// Cost of clearing a block, in steps; a step is about the work to copy one block.
 const BLOCK_STEPS: isize = 4;
 
 impl Writer {
-    /// Starts to clear a tier in steps.
+    /// Starts to clear a tier of a rank in steps.
     pub(in crate::writer) fn begin_clearing(&mut self, rank: u32, tier: Tier) {
         let books = self.rank_mut(rank);
         let holder = if tier == Tier::Gpu { books.device } else { books.widest() };
@@ -154,7 +156,7 @@ impl Writer {
         self.rank_mut(rank).clearing = Some(Box::new(TierClear { tier, holder, runs, at: None, names }));
     }
 
-    /// Finishes the clearing of a rank's tier, if one is being cleared.
+    /// Completes the clearing of a rank's tier, if one is being cleared.
     #[inline]
     pub(in crate::writer) fn finish_clearing(&mut self, rank: u32) {
         while self.workers.get(rank).is_some_and(|books| books.clearing.is_some()) {
@@ -162,8 +164,8 @@ impl Writer {
         }
     }
 
-    /// Continues to clear a tier of a rank, if one is being cleared, in about `steps` steps. True if more is to be
-    /// done.
+    /// Continues to clear a tier of a rank, if one is being cleared, by about `steps` steps. Returns true if more is
+    /// left to do.
     #[cold]
     pub(crate) fn go_on_clearing(&mut self, rank: u32, steps: usize) -> bool {
         let Some(mut it) = self.workers.get_mut(rank).and_then(|books| books.clearing.take()) else { return false };
@@ -180,7 +182,7 @@ impl Writer {
         false
     }
 
-    /// Clears more of a tier, in about `steps` steps; true if more is to be done.
+    /// Clears more blocks of a rank's tier, in about `steps` steps. Returns true if more are left.
     fn clear_some(&mut self, rank: u32, it: &mut TierClear, steps: usize) -> bool {
         let mut spent = 0;
         let device = self.device_of(rank);
@@ -233,25 +235,25 @@ impl Writer {
     }
 }
 
-/// Largest work of clearing a holder in one step, in blocks: its blocks, and `RUN` for each of its runs. Larger holders are
-/// cleared in several steps.
+/// Largest holder (a rank's cache) that is cleared in one step, by its number of blocks plus `RUN` for each of its runs
+/// of blocks.
 const SMALL: u64 = 1 << 7;
-/// Approximate work, in blocks, that is done at the end of an event.
+/// Approximate work of clearing done at the end of each event, as a number of blocks.
 const SHARE: usize = 1 << 8;
-/// Largest number of blocks of one run that a holder leaves in one step.
+/// Largest number of blocks of one run (a list of consecutive blocks) that are cleared in one step.
 const MOST_OF_A_RUN: u32 = 1 << 9;
-/// Work of clearing a run, beside its blocks, counted in blocks.
+/// Work of clearing a run of blocks in addition to its blocks, as a number of blocks.
 const RUN: usize = 16;
 
 impl Writer {
-    /// True if a holder is small enough to be cleared in one step.
+    /// True if a holder (a rank's cache) is so small that it can be cleared in one step.
     pub(in crate::writer) fn is_small(&self, holder: u32) -> bool {
         let it = &self.holders[holder as usize];
         it.names() + u64::from(it.entered) * RUN as u64 <= SMALL
     }
 
-    /// Hands `holder`, which has no name for readers any more, over to be freed in steps, after which its number is
-    /// free.
+    /// Starts to remove a holder (a rank's cache), which readers can no longer see, in steps. Afterwards its number can
+    /// be reused.
     pub(in crate::writer) fn send_off(&mut self, holder: u32) {
         // Readers have no name for its branches, either, and know it.
         if let Some(branches) = self.holders[holder as usize].branches.take() {
@@ -274,14 +276,14 @@ impl Writer {
         self.roster.one_leaves();
     }
 
-    /// Does an event's share of freeing holders and tables.
+    /// Does an event's share of the pending removal of holders (ranks' caches) and tables.
     pub(in crate::writer) fn see_off(&mut self) {
         if !self.leaving.is_empty() {
             self.see_off_some(SHARE);
         }
     }
 
-    /// Frees parts of holders and tables, work of about `blocks` blocks.
+    /// Continues the removal of holders (ranks' caches) and tables, by the work for about `blocks` blocks.
     #[cold]
     pub(in crate::writer) fn see_off_some(&mut self, blocks: usize) {
         let mut left = blocks as isize;
@@ -322,7 +324,8 @@ impl Writer {
         }
     }
 
-    /// Removes the holder from its runs, until `left` is used up; true if it has left all.
+    /// Removes a holder (a rank's cache) from its runs of blocks, in at most `left` steps. Returns true if the holder
+    /// is in no run any longer.
     fn see_runs_off(&mut self, it: &mut DepartingHolder, left: &mut isize) -> bool {
         while let Some(run) = it.runs.next(&self.runs, left) {
             step();
@@ -341,7 +344,8 @@ impl Writer {
         it.runs.is_empty()
     }
 
-    /// True if only departing holders cover a position.
+    /// True if only holders (ranks' caches) that are being removed have a block at a position (run of blocks and
+    /// offset).
     pub(in crate::writer) fn is_left(&self, at: Position) -> bool {
         if self.leaving.holders.is_empty() {
             return false;
@@ -353,12 +357,12 @@ impl Writer {
         is_left
     }
 
-    /// True if a holder is being freed in steps.
+    /// True if a holder (a rank's cache) is being removed in steps.
     pub(in crate::writer) fn is_leaving(&self, holder: u32) -> bool {
         self.leaving.holders.iter().any(|it| it.number == holder)
     }
 
-    /// Removes the shared block hash of a position, if it has one.
+    /// Removes the shared block hash of a position (run of blocks and offset), if it has one.
     pub(in crate::writer) fn unname(&mut self, at: Position) {
         let name = self.runs.name(at);
         if name != NO_NAME {

@@ -1,10 +1,11 @@
-//! Covers: how many blocks of each run a holder has, as the levels that readers see; the block hashes that go with
-//! them; and the list of runs that a holder has entered.
+//! Covers: the number of first blocks of each run that a holder has, as stored in the levels that readers see. A holder
+//! is a rank's cache; a run is a list of consecutive blocks. Also the block hashes of these blocks, and the list of the
+//! runs in which a holder has blocks.
 //!
-//! Finding the outdated entries of that list takes a look at each run, which takes long for a holder in many runs. So
-//! when half of a long list is outdated, it is cleaned up from the start, a few entries whenever a run is entered or
-//! left, and valid entries move up. Until the end, the entries that have moved are in both places, which is allowed:
-//! the list may name a run twice.
+//! To find the outdated entries of that list, each of its runs must be read, which takes long for a holder in many
+//! runs. So when half of a long list is outdated, it is cleaned up from the start, a few entries whenever the holder's
+//! first block in a run is added or removed, and valid entries are moved up. Until the end, the entries that were moved
+//! are in both places, which is allowed: the list may contain a run twice.
 
 use crate::position::{NO_NAME, Place, Position};
 use crate::raw::{Level, SetWord};
@@ -15,7 +16,7 @@ use crate::writer::holders::ListCleanup;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Raises a holder's cover of a run from `from` positions to `to`.
+    /// Increases the number of a run's first blocks that a holder (a rank's cache) has, from `from` to `to`.
     pub(in crate::writer) fn raise(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, from, to, true);
         self.publish_levels(run, levels);
@@ -35,8 +36,8 @@ impl Writer {
         }
     }
 
-    /// Lowers a holder's cover of a run from `from` positions to `to`. The private block hashes of these positions must
-    /// have been removed before.
+    /// Decreases the number of a run's first blocks that a holder (a rank's cache) has, from `from` to `to`. The block
+    /// hashes of the removed blocks must have been removed from the holder's private table before.
     pub(in crate::writer) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, to, from, false);
         if let Some(coming) = &mut self.holders[holder as usize].coming {
@@ -72,7 +73,8 @@ impl Writer {
         }
     }
 
-    /// Levels of a run after `holder` has gained (or lost, unless `gains`) the positions `from..to`, to be published.
+    /// Levels (numbers of blocks with their holders) of a run of blocks after `holder` has gained the blocks at the
+    /// offsets `from..to`, or lost them if `gains` is false; to be published.
     #[inline]
     fn changed_levels(&mut self, holder: u32, run: u32, from: u32, to: u32, gains: bool) -> Vec<Level> {
         let mut levels = std::mem::take(&mut self.levels);
@@ -91,8 +93,8 @@ impl Writer {
         }
     }
 
-    /// Every run that `holder` is in, and the number of the run's blocks it covers, in the order of the distance from
-    /// the root.
+    /// Runs of blocks in which a holder (a rank's cache) has blocks, each with the number of these blocks, in the order
+    /// of the distance from the beginning of the prompt.
     pub(in crate::writer) fn runs_of(&mut self, holder: u32) -> Vec<(u32, u32)> {
         self.compact_runs(holder);
         let runs = &self.holders[holder as usize].runs;
@@ -101,12 +103,12 @@ impl Writer {
         runs
     }
 
-    /// Covers the block that continues `place` with `content` for `holder`, and creates it if needed; returns its
-    /// position.
+    /// Adds the block that continues `place` with the content hash `content` to a holder (a rank's cache), creates the
+    /// block if no holder has it, and returns its position (run of blocks and offset).
     ///
-    /// `name`: the holder's block hash for the block; None if irregular blocks alone cover it. Unless the holder has a
-    /// private table of names, this block hash must be or become the shared one. The holder covers everything before
-    /// `place`, and nothing after.
+    /// `name`: the holder's block hash for the block; None if the holder has only irregular blocks there. Unless the
+    /// holder has a private table of block hashes, this block hash must be or become the shared one. The holder has all
+    /// blocks before `place`, and none after it.
     pub(in crate::writer) fn cover(&mut self, holder: u32, place: Place, content: u64, name: Option<u64>) -> Position {
         let at = self.runs.next(place, content).unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
@@ -137,7 +139,8 @@ impl Writer {
         at
     }
 
-    /// Removes shared block hashes that only departing holders need, if they conflict with `name` at `existing`.
+    /// Removes shared block hashes that only holders (ranks' caches) under removal need, if they conflict with the
+    /// block hash `name` for the position (run of blocks and offset) `existing`.
     fn take_from_leaving(&mut self, name: u64, existing: Option<Position>) {
         for at in [existing, self.find_shared(name)].into_iter().flatten() {
             if self.is_left(at) {
@@ -146,8 +149,8 @@ impl Writer {
         }
     }
 
-    /// True if `name` is or can become the shared block hash of a position, after removing those that only departing
-    /// holders need.
+    /// Makes `name` the shared block hash of a position (run of blocks and offset) if possible, after removing block
+    /// hashes that only holders (ranks' caches) under removal need. Returns true if it is or can become the shared one.
     pub(in crate::writer) fn make_shared(&mut self, name: u64, existing: Option<Position>) -> bool {
         self.may_share(name, existing) || {
             self.take_from_leaving(name, existing);
@@ -155,13 +158,13 @@ impl Writer {
         }
     }
 
-    /// True if `name` is or can become the shared block hash of a position.
+    /// True if `name` is or can become the shared block hash of a position (run of blocks and offset).
     fn may_share(&self, name: u64, existing: Option<Position>) -> bool {
         let current = existing.map_or(NO_NAME, |at| self.runs.name(at));
         current == name || (current == NO_NAME && self.find_shared(name).is_none())
     }
 
-    /// Removes all blocks of `holder` at once.
+    /// Removes all blocks of a holder (a rank's cache) at once.
     pub(in crate::writer) fn clear_holder(&mut self, holder: u32) {
         self.end_branches(holder);
         let runs = self.runs_of(holder);
@@ -178,14 +181,15 @@ impl Writer {
     }
 }
 
-/// Largest length of a list of runs that is cleaned up in one step.
+/// Largest length of a holder's list of runs of blocks that is cleaned up in one step.
 const FEW: usize = 1 << 9;
-/// Number of list entries checked for each run that is entered or left.
+/// Number of list entries that are checked whenever the first block of a holder (a rank's cache) in a run is added or
+/// removed.
 const PACE: usize = 4;
 
 impl Writer {
-    /// Cleans up a part of a holder's list of runs, if it is due; to be called when the holder has entered or left a
-    /// run.
+    /// Cleans up a part of the list of runs of blocks of a holder (a rank's cache), if needed. Call it after the
+    /// holder's first block in a run was added or removed.
     #[inline]
     pub(in crate::writer) fn tidy_runs(&mut self, holder: u32) {
         let it = &self.holders[holder as usize];
@@ -223,7 +227,8 @@ impl Writer {
         (it.runs, it.tidying) = (runs, Some(tidying));
     }
 
-    /// Removes duplicates, and the runs that a holder has left, from its list of runs.
+    /// Removes duplicates from the list of runs of blocks of a holder (a rank's cache), and runs in which it no longer
+    /// has blocks.
     pub(in crate::writer) fn compact_runs(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         it.tidying = None;
@@ -235,17 +240,18 @@ impl Writer {
         self.holders[holder as usize].runs = runs;
     }
 
-    /// True if a run with this number exists, and `holder` is in it.
+    /// True if a run of blocks with this number exists, and the holder (a rank's cache) has blocks in it.
     fn is_in(&self, holder: u32, run: u32) -> bool {
         self.runs.is_live(run) && self.covers(holder, Position { run, offset: 0 })
     }
 }
 
-/// Changes `levels` for a holder that gains the positions `from..to`, or loses them unless `gains`. The holder had all
-/// positions before `from` and none from `to` on.
+/// Changes the `levels` of a run (numbers of blocks with their holders) for a holder that gains the blocks at the
+/// offsets `from..to`, or loses them if `gains` is false. The holder had all blocks of the run before `from` and none
+/// from `to` on.
 ///
-/// The ends rise and neighbouring sets differ, before and after. The caller owns the references of `levels` to sets,
-/// before and after; sets that stay are not touched.
+/// Before and after the call, the ends of the levels rise and neighbouring sets differ. The caller owns the references
+/// of `levels` to sets; sets that stay are not touched.
 pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to: u32, gains: bool, sets: &mut Sets) {
     if gains && levels.last().is_none_or(|last| last.end < to) {
         // Blocks beyond those that any holder has.
@@ -279,7 +285,7 @@ pub(crate) fn change_levels(levels: &mut Vec<Level>, holder: u32, from: u32, to:
     }
 }
 
-/// Splits a level in two at `end`.
+/// Splits a level (number of first blocks with their holders) in two at the offset `end`.
 fn split_level(levels: &mut Vec<Level>, at: usize, end: u32, sets: &mut Sets) {
     let set = sets.retain(levels[at].set);
     levels.insert(at, Level { end, set });

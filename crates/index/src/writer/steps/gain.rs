@@ -1,4 +1,5 @@
-//! Gain of blocks by a holder: chains, or single blocks of any kind with those that waited for them.
+//! Stores of blocks for a holder (a rank's cache): whole chains, or single blocks of any kind, together with blocks
+//! that waited for them.
 
 use crate::fingerprint::word;
 use crate::position::{NO_NAME, Place, Position, ROOT, common_prefix};
@@ -7,8 +8,8 @@ use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Stores consecutive blocks of `holder`. `same` gets the block hashes of those it held already; returns the number
-    /// of blocks whose block hash was given to one of these.
+    /// Stores consecutive blocks for a holder (a rank's cache). Appends the block hashes of blocks that it had already
+    /// to `same`. Returns the number of block hashes that belonged to other blocks before.
     pub(in crate::writer) fn gain(
         &mut self,
         holder: u32,
@@ -55,7 +56,8 @@ impl Writer {
         replaced
     }
 
-    /// Place after the end of a chain that was stored lately; None if the position has another block by now.
+    /// Place after the end of a chain that the holder (a rank's cache) stored recently; None if the position (run of
+    /// blocks and offset) has another block by now.
     #[inline]
     fn after_tail(&self, holder: u32, at: Position, name: Option<u64>) -> Option<Place> {
         let is_named = self.runs.is_live(at.run)
@@ -64,8 +66,9 @@ impl Writer {
         (is_named && self.covered(holder, at).is_some()).then(|| at.after())
     }
 
-    /// Stores a chain from a place that the holder reaches, up to the first block that needs special care: its block
-    /// hash is taken, or its position has another one. Returns the number of blocks stored.
+    /// Stores a chain from a place that the holder (a rank's cache) has reached, up to the first block that needs
+    /// special treatment, because its block hash belongs to another position (run of blocks and offset) or its position
+    /// has another block hash. Returns the number of blocks stored.
     fn gain_chain(
         &mut self,
         holder: u32,
@@ -95,8 +98,8 @@ impl Writer {
         done
     }
 
-    /// Stores the blocks that the run itself has already. Returns the number of blocks with the same content there, and
-    /// how many of these were stored.
+    /// Stores the blocks of a chain that the run at this place (a list of consecutive blocks) already has. Returns the
+    /// number of blocks with equal contents there, and the number of these that were stored.
     #[inline]
     fn gain_along(
         &mut self,
@@ -141,8 +144,8 @@ impl Writer {
         (alike, agreed)
     }
 
-    /// Gives positions of a run from `start` on their shared block hashes, up to the first position that has one, or
-    /// block hash that is taken. Returns the number of positions done.
+    /// Sets the shared block hashes of the positions in a run of blocks from `start` on, up to the first position that
+    /// already has one, or the first block hash that belongs to another position. Returns the number of positions done.
     fn name_nameless(&mut self, run: u32, start: usize, names: &[u64]) -> usize {
         let now = &self.runs.get(run).names()[start..start + names.len()];
         let names = &names[..now.iter().take_while(|&&name| name == NO_NAME).count()];
@@ -161,7 +164,8 @@ impl Writer {
         names.len()
     }
 
-    /// Stores blocks that no holder has, at the end of the run or in a new one; returns the number stored.
+    /// Stores blocks that no holder (a rank's cache) has, at the end of a run of blocks or in a new run. Returns the
+    /// number of blocks stored.
     fn gain_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let private = self.holders[holder as usize].private.is_some();
         if private {
@@ -187,7 +191,7 @@ impl Writer {
         self.keep_blocks(holder, run, start, start + gained as u32)
     }
 
-    /// Adds blocks after a place; returns the run, and the offsets of the first block and of the end.
+    /// Adds blocks after a place; returns the run of blocks, the offset of the first block and the end offset.
     fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
         let more = std::mem::take(&mut self.coming);
         if self.runs.can_append(place, contents) {
@@ -199,7 +203,8 @@ impl Writer {
         }
     }
 
-    /// Raises the holder's cover to `end` and takes back the added blocks beyond; returns the number of blocks gained.
+    /// Adds the new blocks of a run (a list of consecutive blocks) up to the offset `end` to the holder (a rank's
+    /// cache), and removes those beyond. Returns the number of blocks added.
     fn keep_blocks(&mut self, holder: u32, run: u32, start: u32, end: u32) -> usize {
         if end == 0 {
             // An empty run is removed like a run that its last holder has left.
@@ -214,18 +219,19 @@ impl Writer {
     }
 }
 
-/// Effect of storing one block.
+/// Result of storing one block for a holder (a rank's cache).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::writer) enum Gain {
     New,
-    /// The holder had the same block already.
+    /// No change, as the holder (a rank's cache) had the same block already.
     Same,
-    /// The holder had another block with this block hash, which was removed.
+    /// Replacement of another block that the holder (a rank's cache) had under this block hash.
     Replaced,
 }
 
 impl Writer {
-    /// Stores one block, of any kind.
+    /// Stores one block of any kind for a holder (a rank's cache), and then the blocks that waited for the block as
+    /// their missing parent.
     pub(in crate::writer) fn gain_one(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> Gain {
         let result = if self.has_block(holder, parent, name, content) {
             return Gain::Same;
@@ -245,7 +251,8 @@ impl Writer {
         result
     }
 
-    /// Stores a block that the holder does not have; appends the blocks that waited for it to `todo`.
+    /// Stores a block that the holder (a rank's cache) does not have, and appends the blocks that waited for this block
+    /// to `todo`.
     fn link(
         &mut self,
         holder: u32,
@@ -279,7 +286,7 @@ impl Writer {
         self.take_waiting(holder, name, todo);
     }
 
-    /// Stores a block that has waited, and with it, as a chain, those that wait for it and have no siblings.
+    /// Stores a block that waited for its parent, and with it the chain of blocks that continue it without siblings.
     fn link_waiting(
         &mut self,
         holder: u32,
@@ -305,7 +312,8 @@ impl Writer {
         self.link(holder, parent, names[last], contents[last], todo);
     }
 
-    /// Place after a reachable irregular block; None if there is none with this block hash.
+    /// Place after an irregular block (kept outside runs) whose chain to the beginning of the prompt is complete; None
+    /// if there is none with this block hash.
     fn irregular_place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         let irregular = self.holders[holder as usize].irregular.as_ref()?;
         irregular.block(name?)?.at.map(Position::after)
@@ -316,7 +324,7 @@ impl Writer {
         irregular.add(name, IrregularBlock::new(parent, content, at));
     }
 
-    /// Removes the blocks that wait for `name` and appends them to `todo`, to be stored again.
+    /// Removes the blocks that wait for the block `name`, and appends them to `todo`, to be stored again.
     fn take_waiting(&mut self, holder: u32, name: u64, todo: &mut Vec<(Option<u64>, u64, u64)>) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
         todo.extend(irregular.take_children(name).into_iter().map(|(child, block)| (Some(name), child, block.content)));

@@ -1,7 +1,8 @@
 //! Updates of the book of loadable blocks (`loading/`) after events.
 //!
-//! The book follows the index: after each event it gets the state of the event's block hashes in the rank. Stores in a
-//! pool go to the book alone, as none of the pool's members holds the blocks by itself.
+//! The book follows the index: after each event it receives the state of the event's block hashes in the rank. Stores
+//! in a pool, which several engines share, change only the book, as none of the pool's members holds the blocks by
+//! itself.
 
 use smallvec::SmallVec;
 
@@ -12,7 +13,7 @@ use crate::writer::holders::workers::inner;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Adds a rank to the book, with the blocks that it has now.
+    /// Adds a rank to the book of loadable blocks, with the blocks that it has now.
     #[cold]
     pub(in crate::writer) fn track(&mut self, rank: u32) {
         let Some(member) = self.roster.get(self.device_of(rank)) else { return };
@@ -27,7 +28,7 @@ impl Writer {
         self.tell_loading(rank, &names, true);
     }
 
-    /// Adds a pool, and adds the ranks to the book that may load from it.
+    /// Adds a pool to the book of loadable blocks, and the ranks that may load from it.
     pub(crate) fn add_pool(&mut self, pool: SharedPool) {
         self.loading.write().add_pool(pool);
         let untracked = self.workers.ranks().filter(|(_, _, books)| !books.is_tracked);
@@ -48,7 +49,8 @@ impl Writer {
         self.loading.write().set_usual(settings);
     }
 
-    /// Sends the current state of a rank's block hashes to the book, if it has the rank.
+    /// Sends the current state of some of a rank's block hashes to the book of loadable blocks, if the book has the
+    /// rank. `device_says`: true after a store on the device.
     #[inline]
     pub(in crate::writer) fn tell_loading(&mut self, rank: u32, names: &[u64], device_says: bool) {
         if self.workers.get(rank).is_some_and(|books| books.is_tracked) {
@@ -73,8 +75,8 @@ impl Writer {
         self.loading.write().sync(rank, &said, device_says);
     }
 
-    /// Stores a chain in the pool that uses a tier of a rank; false if there is no such pool. Adds the rank to the
-    /// book, which needs it from its first block beyond the device on.
+    /// Stores a chain in the pool to which a rank's events on this tier belong; returns false if there is none. Also
+    /// adds the rank to the book of loadable blocks.
     pub(in crate::writer) fn store_in_pool(
         &mut self,
         rank: u32,
@@ -94,8 +96,8 @@ impl Writer {
         pool.is_some()
     }
 
-    /// Stores a chain on a rank's own tier other than the device. For block hashes that a pool of the rank knows, the
-    /// pool's parent and content are used instead of those announced.
+    /// Stores a chain on a rank's own tier other than the device. If a pool of the rank knows a block hash, the pool's
+    /// parent and content are used instead of those announced.
     pub(in crate::writer) fn store_as_pools_say(
         &mut self,
         rank: u32,
@@ -122,8 +124,8 @@ impl Writer {
         }
     }
 
-    /// Parent and content of a block in the pools that a rank may load from, also of a rank that has announced nothing yet;
-    /// None if these do not have it.
+    /// Parent and content of a block in the pools from which a rank may load, even if the rank has announced nothing
+    /// yet; None if no pool has it.
     pub(in crate::writer) fn block_in_pools(
         &self,
         rank: &impl RankRef,
@@ -132,13 +134,13 @@ impl Writer {
         self.loading.read().block_in_pools_of(rank.worker(), inner(block_hash))
     }
 
-    /// Number of the pool that uses a tier of a rank; None if the tier is the rank's own.
+    /// Number of the pool to which a rank's events on this tier belong; None if the tier is the rank's own.
     pub(in crate::writer) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
         let is_tracked = tier != Tier::Gpu && self.workers.get(rank).is_some_and(|books| books.is_tracked);
         if is_tracked { self.loading.read().pool_at(rank, tier) } else { None }
     }
 
-    /// Applies a reset of an engine's prefix cache, by the settings for its offloaded blocks; see
+    /// Applies a reset of an engine's prefix cache, according to the settings for its offloaded blocks, as described at
     /// [`crate::BlockIndex::reset`]. Returns the ranks whose clearing must be continued.
     pub(crate) fn reset(&mut self, worker: &str, rank: Option<u32>) -> SmallVec<[u32; 4]> {
         let keep = self.loading.read().settings_of(worker).resets_keep;

@@ -1,4 +1,5 @@
-//! Lookups of a holder's blocks: by block hash, by position, and as chains of consecutive blocks.
+//! Lookups of a holder's blocks: by block hash, by position (a run and an offset in it), and as chains of consecutive
+//! blocks. A holder is a rank's cache; a run is a list of consecutive blocks.
 
 use crate::position::{NO_NAME, Place, Position};
 use crate::raw::Level;
@@ -6,8 +7,8 @@ use crate::writer::holders::Table;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Number of a run's leading blocks that `holder` covers. `near`: a guess; looking into a set of holders often
-    /// misses the cache.
+    /// Number of a run's first blocks that a holder (a rank's cache) has. `near`: a guess, which saves reading sets of
+    /// holders that are often not in the processor's cache.
     #[inline]
     pub(in crate::writer) fn cutoff(&self, holder: u32, run: u32, near: u32) -> u32 {
         let levels = self.runs.levels(run);
@@ -26,7 +27,8 @@ impl Writer {
         level.is_some_and(|level| self.sets.contains(level.set, holder))
     }
 
-    /// Position of the regular block that `holder` has with this block hash; None if there is none.
+    /// Position of the regular block (stored in a run) that a holder (a rank's cache) has under this block hash; None
+    /// if there is none.
     #[inline]
     pub(in crate::writer) fn find(&self, holder: u32, name: u64) -> Option<Position> {
         let it = &self.holders[holder as usize];
@@ -39,8 +41,8 @@ impl Writer {
         (self.covers(holder, at) && !it.covers_irregularly(at)).then_some(at)
     }
 
-    /// Position of the regular block that `holder` has with this block hash, and the number of the run's blocks that it
-    /// covers.
+    /// Position of the regular block (stored in a run) that a holder (a rank's cache) has under this block hash, and
+    /// the number of the run's first blocks that it has; None if there is none.
     #[inline]
     pub(in crate::writer) fn find_cut(&self, holder: u32, name: u64) -> Option<(Position, u32)> {
         if self.holders[holder as usize].private.is_some() {
@@ -50,8 +52,9 @@ impl Writer {
         self.covered(holder, self.find_shared(name)?)
     }
 
-    /// The position, with the number of the run's blocks that `holder` covers, if the holder has a regular block there;
-    /// None otherwise. Assumes that the holder uses the shared block hash for the position.
+    /// Position `at`, with the number of the run's first blocks that the holder (a rank's cache) has, if the holder has
+    /// a regular block (stored in a run) there; None otherwise. Assumes that the holder uses the shared block hash for
+    /// this position.
     #[inline]
     pub(in crate::writer) fn covered(&self, holder: u32, at: Position) -> Option<(Position, u32)> {
         let cutoff = self.cutoff(holder, at.run, at.offset);
@@ -59,14 +62,15 @@ impl Writer {
         is_regular.then_some((at, cutoff))
     }
 
-    /// Position that has this block hash for all holders with shared block hashes; None if there is none.
+    /// Position of this block hash for all holders (ranks' caches) that use the shared block hashes; None if there is
+    /// none.
     #[inline]
     pub(in crate::writer) fn find_shared(&self, name: u64) -> Option<Position> {
         let number = self.names.find(name, |number| Some(self.runs.name(self.runs.position(number))))?;
         Some(self.runs.position(number))
     }
 
-    /// Block hash that `holder` uses for a position that it covers with a regular block.
+    /// Block hash that a holder (a rank's cache) uses for a position at which it has a regular block (stored in a run).
     pub(in crate::writer) fn name_of(&self, holder: u32, at: Position) -> u64 {
         match &self.holders[holder as usize].private {
             Some(private) => private.name(at, &self.runs).unwrap_or(NO_NAME),
@@ -74,13 +78,15 @@ impl Writer {
         }
     }
 
-    /// Parent and content hash of the regular block at a position.
+    /// Parent's block hash and content hash of the regular block (stored in a run) of a holder (a rank's cache) at a
+    /// position.
     pub(in crate::writer) fn block_at(&self, holder: u32, at: Position) -> (Option<u64>, u64) {
         let parent = self.runs.parent(at).map(|parent| self.name_of(holder, parent));
         (parent, self.runs.content(at))
     }
 
-    /// Parent and content hash of the block that `holder` has with this block hash; None if there is none.
+    /// Parent's block hash and content hash of the block that a holder (a rank's cache) has under this block hash; None
+    /// if there is none.
     pub(in crate::writer) fn block(&self, holder: u32, name: u64) -> Option<(Option<u64>, u64)> {
         if let Some(block) = self.holders[holder as usize].irregular_block(name) {
             return Some(block);
@@ -91,15 +97,15 @@ impl Writer {
         self.find_in_branches(holder, name).map(|(_, at)| self.block_at(holder, at))
     }
 
-    /// True if `holder` has a block with this block hash, whatever its content.
+    /// True if a holder (a rank's cache) has a block under this block hash, with any content.
     pub(in crate::writer) fn has_name(&self, holder: u32, name: u64) -> bool {
         self.holders[holder as usize].irregular_block(name).is_some()
             || self.find(holder, name).is_some()
             || self.find_in_branches(holder, name).is_some()
     }
 
-    /// True if `holder` has a block with this parent, block hash and content. Avoids looking up block hashes by
-    /// position, which takes long in private tables of names.
+    /// True if a holder (a rank's cache) has a block with this parent, block hash and content. Avoids looking up block
+    /// hashes by position (run of blocks and offset), which takes long in private tables of block hashes.
     pub(in crate::writer) fn has_block(&self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_none() || it.irregular_block(name).is_some() {
@@ -112,7 +118,8 @@ impl Writer {
             && parent.is_none_or(|parent| self.find(holder, parent) == before)
     }
 
-    /// Number of leading block hashes that concern no irregular block and no branch of the holder.
+    /// Number of leading block hashes that concern no irregular block (kept outside runs of blocks) and no branch
+    /// (blocks after a missing block) of the holder.
     #[inline]
     pub(in crate::writer) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
         let it = &self.holders[holder as usize];
@@ -123,13 +130,15 @@ impl Writer {
         names.iter().take_while(|&&name| ignores(name) && !self.concerns_branches(holder, name)).count()
     }
 
-    /// True if irregular blocks of the holder cover any position of a run, so that changes there need special care.
+    /// True if the holder (a rank's cache) has irregular blocks (kept outside runs of blocks) at any position of a run,
+    /// so that changes there need special treatment.
     #[inline]
     pub(in crate::writer) fn is_irregular_in(&self, holder: u32, run: u32) -> bool {
         self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_in(run))
     }
 
-    /// Place after the regular block with block hash `name`, the root for None; None if the holder has no such block.
+    /// Place after the regular block (stored in a run) with the block hash `name`, or the beginning of a prompt if
+    /// `name` is None. None if the holder (a rank's cache) has no such block.
     #[inline]
     pub(in crate::writer) fn place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         match name {
@@ -139,15 +148,15 @@ impl Writer {
     }
 }
 
-/// Cost of reading a run, in steps. A step is about the copy of one block; reading a run, or looking up a block hash,
+/// Cost of reading a run of blocks, in steps of about the copy of one block. Reading a run, or looking up a block hash,
 /// waits for memory a few times.
 pub(in crate::writer) const RUN_STEPS: usize = 8;
 pub(in crate::writer) const NAME_STEPS: usize = 8;
 
-/// Number of block hashes that are collected by position at a time.
+/// Number of block hashes that are sorted by position (run of blocks and offset) at a time.
 const GATHERED: usize = 32;
 
-/// Chain of consecutive blocks of one holder.
+/// Consecutive blocks of one holder (a rank's cache): parent's block hash, block hashes and content hashes.
 pub(in crate::writer) struct HeldChain {
     pub(in crate::writer) parent: Option<u64>,
     pub(in crate::writer) names: Vec<u64>,
@@ -155,7 +164,8 @@ pub(in crate::writer) struct HeldChain {
 }
 
 impl Writer {
-    /// Drops the block hashes by position of private tables, which are needed only for a dump.
+    /// Frees the tables of block hashes by position (run of blocks and offset) of these holders (ranks' caches), which
+    /// are needed only for a copy.
     pub(in crate::writer) fn forget_places(&mut self, holders: [u32; 2]) {
         for holder in holders {
             if let Some(private) = self.holders.get_mut(holder as usize).and_then(|it| it.private.as_mut())
@@ -166,7 +176,8 @@ impl Writer {
         }
     }
 
-    /// Block hashes of all blocks of a holder that are irregular or in branches, in any order.
+    /// Block hashes of all irregular blocks (kept outside runs of blocks) of a holder and of all blocks in its branches
+    /// (blocks after missing blocks), in any order.
     pub(in crate::writer) fn names_not_in_runs(&mut self, holder: u32) -> Vec<u64> {
         let mut names = self.names_in_branches(holder);
         let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
@@ -174,8 +185,8 @@ impl Writer {
         names
     }
 
-    /// All blocks of a holder, as chains: regular blocks and those of branches with parents before children, then
-    /// irregular ones in any order.
+    /// All blocks of a holder, as chains: regular blocks (stored in a run) and those of branches (blocks after missing
+    /// blocks), with parents before children, then irregular blocks in any order.
     pub(in crate::writer) fn chains_of(&mut self, holder: u32) -> Vec<HeldChain> {
         let mut chains = Vec::new();
         for (run, cutoff) in self.runs_of(holder) {
@@ -195,8 +206,8 @@ impl Writer {
         chains
     }
 
-    /// Collects the block hashes by position of a holder with a private table of names, until `spent` reaches `steps`;
-    /// true if all are collected.
+    /// Sorts the block hashes of a holder (a rank's cache) with a private table by position (run of blocks and offset),
+    /// until `spent` reaches `steps`. Returns true if all are sorted.
     pub(in crate::writer) fn gather_places(&mut self, holder: u32, steps: usize, spent: &mut usize) -> bool {
         let Self { holders, runs, .. } = self;
         let Some(private) = &mut holders[holder as usize].private else { return true };
@@ -212,8 +223,9 @@ impl Writer {
         false
     }
 
-    /// Chain of the holder's regular blocks at the positions `from..to` of a run, which it covers; None if there are
-    /// none.
+    /// Chain of the regular blocks (stored in runs) of a holder (a rank's cache) at the offsets `from..to` of a run of
+    /// blocks; the holder must have all blocks there. None if the holder has only irregular blocks (kept outside runs)
+    /// there.
     pub(in crate::writer) fn chain_in(&self, holder: u32, run: u32, from: u32, to: u32) -> Option<HeldChain> {
         let it = &self.holders[holder as usize];
         // Below the first position that only irregular blocks cover there is nothing regular.
@@ -237,7 +249,8 @@ impl Writer {
         })
     }
 
-    /// Chain of the blocks at the positions `from..to` of a run, for a holder with shared block hashes.
+    /// Chain of the blocks at the offsets `from..to` of a run of blocks, for a holder (a rank's cache) that uses the
+    /// shared block hashes.
     fn chain_between(&self, holder: u32, run: u32, from: u32, to: u32) -> HeldChain {
         let within = from as usize..to as usize;
         HeldChain {

@@ -1,4 +1,5 @@
-//! Loss of blocks by a holder: ends of chains, or blocks with others below them, which are unreachable from then on.
+//! Removal of blocks from a holder (a rank's cache): blocks at the ends of chains, or blocks that other blocks of the
+//! holder continue, which are unreachable from then on.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -8,33 +9,35 @@ use crate::stats::step;
 use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
-/// Stretch of neighbouring positions of one run, `low..=high`.
+/// Range `low..=high` of offsets in one run of blocks, whose blocks are to be removed.
 #[derive(Clone, Copy)]
 struct Stretch {
     run: u32,
     low: u32,
     high: u32,
-    /// Number of the run's blocks that the holder covers.
+    /// Number of the run's first blocks that the holder (a rank's cache) has.
     cutoff: u32,
-    /// Index of the stretch's first block hash in the list of lost ones.
+    /// Index in the list of removed block hashes at which the block hashes of this range begin.
     first: usize,
 }
 
 impl Stretch {
-    /// True if a position is directly before or after the stretch.
+    /// True if a position (run of blocks and offset) is directly before or after this range of positions.
     fn is_beside(&self, at: Position) -> bool {
         at.run == self.run && (at.offset + 1 == self.low || at.offset == self.high + 1)
     }
 }
 
-/// Number of stretches searched for a duplicate block hash before they are applied.
+/// Number of ranges of positions in runs that are collected, and searched for duplicate block hashes, before the blocks
+/// there are removed.
 const MOST_STRETCHES: usize = 32;
 
 impl Writer {
-    /// Removes blocks of `holder`. Block hashes it does not hold change nothing; `gone` gets the others.
+    /// Removes blocks from a holder (a rank's cache). Block hashes that it does not have change nothing; all others are
+    /// appended to `gone`.
     ///
-    /// The order of the block hashes does not matter, and engines differ in it: blocks are removed leaves first, so
-    /// that a chain that goes as a whole leaves no holes on the way.
+    /// The order of the block hashes does not matter, and engines differ in it: blocks at the ends of chains are
+    /// removed first, so that removing a whole chain leaves no holes meanwhile.
     pub(in crate::writer) fn lose(&mut self, holder: u32, names: &[u64], gone: &mut Vec<u64>) {
         let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
         if let Some(private) = &self.holders[holder as usize].private {
@@ -91,9 +94,9 @@ impl Writer {
         self.cut(holder, &mut stretches, gone);
     }
 
-    /// Position directly before or after the stretch, if it has this block hash and the holder has no private table of
-    /// names; None otherwise. Most removals are one chain in order, either way: this avoids look-ups in the table of
-    /// names.
+    /// Position directly before or after the range, if it has this block hash and the holder (a rank's cache) has no
+    /// private table of block hashes; None otherwise. Most removals are one chain in order, in either direction, so
+    /// this saves look-ups in the table of block hashes.
     #[inline]
     fn neighbour(&self, stretch: &Stretch, name: u64) -> Option<Position> {
         let run = stretch.run;
@@ -105,9 +108,10 @@ impl Writer {
         (next < stretch.cutoff && names[next as usize] == name).then_some(Position { run, offset: next })
     }
 
-    /// A guess at the position of the next block to remove, and the number of the run's blocks that `holder` covers, if
-    /// the block there has this block hash: the block before the last stretch in the parent run, or, without a stretch,
-    /// the block where the last removal stopped. Eviction goes up a chain, and continues where it stopped.
+    /// Guess of the position (run of blocks and offset) of the next block to remove, with the number of the run's first
+    /// blocks that the holder (a rank's cache) has; None if the block there has another block hash. The guess is the
+    /// block before the last range in the parent run, or, without a range, the block where the last removal stopped, as
+    /// evictions go up a chain and continue where they stopped.
     #[inline]
     fn guessed(&self, holder: u32, last: Option<&Stretch>, name: u64) -> Option<(Position, u32)> {
         let it = &self.holders[holder as usize];
@@ -123,8 +127,8 @@ impl Writer {
         if is_named { self.covered(holder, at) } else { None }
     }
 
-    /// Removes the blocks of the stretches. Runs farthest from the root go first, so that a block goes after those that
-    /// continue it.
+    /// Removes the blocks at these ranges of positions in runs of blocks. Runs farthest from the beginning of the
+    /// prompt come first, so that a block is removed after the blocks that continue it.
     fn cut(&mut self, holder: u32, stretches: &mut SmallVec<[Stretch; 4]>, gone: &[u64]) {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
@@ -155,10 +159,11 @@ impl Writer {
         stretches.clear();
     }
 
-    /// True if `holder` covers a child of the run that forks off after more than `blocks` blocks.
+    /// True if a holder (a rank's cache) has a child of the run of blocks that branches off after more than `blocks`
+    /// blocks.
     ///
-    /// A busy run has thousands of children, and is often evicted block by block: a negative result is remembered until
-    /// the holder enters a run.
+    /// A common beginning has thousands of children, and is often evicted block by block. Therefore a negative result
+    /// is remembered until the holder gets blocks in another run.
     pub(in crate::writer) fn holds_child_beyond(&mut self, holder: u32, run: u32, blocks: u32) -> bool {
         let most = match self.holders[holder as usize].childless {
             Some((seen, beyond)) if seen == run => beyond,
@@ -173,8 +178,9 @@ impl Writer {
         holds
     }
 
-    /// True if `holder` holds a run that forks off at `place` or farther along the run there, and that the run's list of
-    /// children lacks. Searches all runs of the holder, unless it is known to hold no such child.
+    /// True if a holder (a rank's cache) has a child run that branches off at `place` or farther along the run there,
+    /// and that the run's list of children does not contain. Searches all runs of the holder, unless it is known to
+    /// have no such child.
     fn holds_unlisted_beyond(&mut self, holder: u32, place: Place) -> bool {
         let it = &self.holders[holder as usize];
         if !self.runs.has_unlisted(place.run) || !it.hanging.may_be_beyond(place) {
@@ -192,7 +198,7 @@ impl Writer {
         holds
     }
 
-    /// Removes one block of any kind; true if it was held.
+    /// Removes one block of any kind; returns true if the holder (a rank's cache) had the block.
     pub(in crate::writer) fn lose_one(&mut self, holder: u32, name: u64) -> bool {
         if self.holders[holder as usize].irregular_block(name).is_some() {
             self.detach_irregular(holder, name);
@@ -213,7 +219,7 @@ impl Writer {
         }
     }
 
-    /// Removes a regular block. The holder's blocks below it become irregular.
+    /// Removes a regular block (stored in a run). The holder's blocks that continue it become irregular.
     fn lose_regular(&mut self, holder: u32, at: Position, name: u64) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
@@ -231,7 +237,8 @@ impl Writer {
 }
 
 impl Writer {
-    /// Removes an irregular block; those below it stay, unreachable.
+    /// Removes an irregular block (kept outside runs of blocks). The blocks that continue this block stay, but their
+    /// chain to the beginning of the prompt is incomplete from then on.
     pub(in crate::writer) fn detach_irregular(&mut self, holder: u32, name: u64) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
         let Some(block) = irregular.remove(name) else { return };
@@ -244,7 +251,8 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Removes a regular block that has blocks of its holder below it, or reachable irregular ones around it.
+    /// Removes a regular block (stored in a run) that other blocks of the holder (a rank's cache) continue, or that has
+    /// irregular blocks (kept outside runs) after it or at its position.
     pub(in crate::writer) fn detach(&mut self, holder: u32, at: Position) {
         let name = self.name_of(holder, at);
         if self.branch_off(holder, at, name) {
@@ -279,7 +287,8 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Regular positions of the holder at and below `at`.
+    /// Positions (runs and offsets) of the regular blocks (stored in runs) of a holder (a rank's cache) at and after
+    /// the position `at`, in all continuations.
     fn regular_at_and_below(&self, holder: u32, at: Position) -> Vec<Position> {
         let it = &self.holders[holder as usize];
         let runs = self.runs_at_and_below(holder, at).into_iter();
@@ -287,8 +296,8 @@ impl Writer {
         all.filter(|&at| !it.covers_irregularly(at)).collect()
     }
 
-    /// Parts of runs that the holder covers at and below a position: of each, the first position, and the end as a
-    /// number of the run's blocks.
+    /// Parts of runs of blocks that the holder (a rank's cache) has at and after a position, in all continuations:
+    /// first position, and end offset in the run.
     pub(in crate::writer) fn runs_at_and_below(&self, holder: u32, at: Position) -> Vec<(Position, u32)> {
         let mut found = Vec::new();
         let it = &self.holders[holder as usize];
@@ -314,7 +323,7 @@ impl Writer {
         found
     }
 
-    /// Unlisted runs that a holder is in, by the run that they continue.
+    /// Runs of a holder (a rank's cache) that are not in their parents' lists of children, by the number of the parent.
     fn unlisted_runs(&self, holder: u32) -> HashMap<u32, Vec<u32>> {
         let mut runs = self.holders[holder as usize].runs.clone();
         runs.sort_unstable();
@@ -327,8 +336,9 @@ impl Writer {
         unlisted
     }
 
-    /// Lowers the holder's covers so that none of these positions is covered, nor anything after them in their runs;
-    /// runs farthest from the root first.
+    /// Reduces the numbers of first blocks that the holder (a rank's cache) has of each run of blocks, so that it has
+    /// none of these positions, nor any after them in their runs. Runs farthest from the beginning of the prompt come
+    /// first.
     fn lower_all(&mut self, holder: u32, positions: &[Position]) {
         let mut lowest: HashMap<u32, u32> = HashMap::new();
         for at in positions {

@@ -1,11 +1,12 @@
-//! Steps of the writer: operations on holders and ranks, as methods of one [`Writer`].
+//! Operations of the writer on holders (ranks' caches) and ranks, as methods of one [`Writer`]. Long operations are
+//! done in steps.
 //!
 //! | file | operations |
 //! |---|---|
 //! | `lookup.rs` | the blocks of a holder, by block hash, by position, and as chains |
-//! | `cover.rs` | changes of how far a holder covers a run: levels and names together |
-//! | `branches.rs`, `lose.rs` | a holder loses blocks: those with many others below them, those with few, or all |
-//! | `private.rs` | a holder gets a private table of names, at once or in steps |
+//! | `cover.rs` | changes of the number of a run's first blocks that a holder has: levels and block hashes together |
+//! | `branches.rs`, `lose.rs` | a holder loses blocks: those with many others after them, those with few, or all |
+//! | `private.rs` | a holder gets a private table of block hashes, at once or in steps |
 //! | `gain.rs` | a holder gains blocks |
 //! | `ranks.rs`, `tiers.rs` | registration of ranks; holders of a rank's views beyond the device |
 //! | `store.rs`, `clear.rs` | events of a worker's rank |
@@ -13,7 +14,7 @@
 //! | `loading.rs` | updates of the book of blocks that can be loaded |
 //! | `slices.rs` | copies of a rank's blocks, in slices |
 //!
-//! Events leave work to be done later: a part of it is done at the end of each event.
+//! Events leave some work to be done later: a part of it is done at the end of each event.
 
 mod adopt;
 mod branches;
@@ -35,20 +36,21 @@ pub(crate) use slices::{LargeCopy, Slice};
 pub(crate) use store::{Chain, Way};
 
 impl Writer {
-    /// Does an event's share of the pending work.
+    /// Does an event's share of the writer's pending work, such as removing holders (ranks' caches) or building tables.
     #[inline]
     pub(crate) fn do_share(&mut self) {
         self.see_off();
         self.gather_names();
     }
 
-    /// Does pending work on up to `blocks` blocks of each kind.
+    /// Does pending work of the writer, such as clearing or building tables: up to `blocks` blocks of each kind of
+    /// work.
     pub(crate) fn do_some(&mut self, blocks: usize) {
         self.see_off_some(blocks);
         self.gather_some_names(blocks);
     }
 
-    /// True if any work is pending, or there is memory to free that no reader can see any more.
+    /// True if any work is pending, or there is memory to free that no reader can use any longer.
     pub(crate) fn has_more_to_do(&self) -> bool {
         !self.leaving.is_empty() || !self.gathering.is_empty() || self.has_garbage()
     }

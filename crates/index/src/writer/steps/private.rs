@@ -1,24 +1,26 @@
-//! Private tables of names of holders.
+//! Private tables of block hashes, for holders (ranks' caches) that cannot use the shared table.
 //!
-//! Holders use the same block hash for a position as long as they can. A holder whose engine uses another one for a
-//! position, or uses one that is taken by another position, has a private table from then on, with all of its block
-//! hashes. Filling the table takes long for a holder with many blocks. So it is built in steps, at the end of the
-//! following events; until it is complete, the holder uses the shared block hashes for its regular blocks, and keeps
-//! blocks for which it cannot as irregular blocks.
+//! Holders use the same block hash for a position (a run of blocks and an offset) as long as they can. If a holder's
+//! engine uses another one for a position, or one that belongs to another position, the holder gets a private table
+//! with all its block hashes. Filling the table takes long for a holder with many blocks. So it is built in steps, at
+//! the end of the following events. Until it is complete, the holder uses the shared block hashes for its regular
+//! blocks, and keeps blocks for which it cannot as irregular blocks.
 
 use crate::position::{NO_NAME, Position};
 use crate::stats::step;
 use crate::writer::names::private::{NameTableBuilder, PrivateNames};
 use crate::writer::state::Writer;
 
-/// Approximate number of block hashes added at the end of an event.
+/// Approximate number of block hashes added to a private table at the end of each event.
 const SHARE: usize = 1 << 9;
-/// Cost of a run, in block hashes.
+/// Cost of reading a run of blocks, as the number of block hashes that can be added to a private table in the same
+/// time.
 const RUN: usize = 8;
 
 impl Writer {
-    /// True if `holder` can use the block hash `name` for a regular block at `existing` or a new position. If that
-    /// takes a private table of names, it gets one, or starts to build one.
+    /// True if a holder (a rank's cache) can use the block hash `name` for a regular block (stored in a run) at
+    /// `existing` or at a new position. If a private table of block hashes is needed for this, gives the holder one, or
+    /// starts to build one.
     pub(in crate::writer) fn may_name(&mut self, holder: u32, name: u64, existing: Option<Position>) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_some() || self.make_shared(name, existing) {
@@ -40,7 +42,7 @@ impl Writer {
         false
     }
 
-    /// Gives `holder` a private table of names.
+    /// Gives a holder (a rank's cache) a private table of block hashes, built at once.
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
         let mut private = PrivateNames::with_room_for(self.holders[holder as usize].blocks as usize);
@@ -55,7 +57,8 @@ impl Writer {
         self.counters.private_holders += 1;
     }
 
-    /// Shared block hashes of a run's positions that a holder covers; [`NO_NAME`] where it has no regular block.
+    /// Shared block hashes of the positions `from..to` of a run of blocks, where the holder (a rank's cache) has
+    /// blocks; [`NO_NAME`] where it has no regular block (stored in a run).
     fn regular_names(&self, holder: u32, run: u32, from: u32, to: u32) -> Vec<u64> {
         let it = &self.holders[holder as usize];
         let name = |offset| {
@@ -65,7 +68,7 @@ impl Writer {
         (from..to).map(name).collect()
     }
 
-    /// Does an event's share of building private tables of names.
+    /// Does an event's share of building private tables of block hashes.
     pub(in crate::writer) fn gather_names(&mut self) {
         if !self.gathering.is_empty() {
             self.gather_some_names((self.most_own_at_once as usize).clamp(1, SHARE));

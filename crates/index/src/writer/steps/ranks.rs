@@ -1,4 +1,4 @@
-//! Ranks of workers: registering them, and statistics of their blocks.
+//! Registration of workers' ranks, and statistics of their blocks.
 
 use std::sync::Arc;
 
@@ -15,14 +15,15 @@ impl Writer {
         self.workers.get_mut(rank).expect("added before it is used")
     }
 
-    /// Holder of the blocks that a rank has on its device. A clear may give the rank another one.
+    /// Holder (number of a rank's cache) for the blocks that a rank has on its device. A clear may replace the holder
+    /// by another one.
     #[inline]
     pub(in crate::writer) fn device_of(&self, rank: u32) -> u32 {
         self.workers.get(rank).expect("added before it is used").device
     }
 
-    /// Prefetches the data of a rank and of its device's holder, which are seldom in cache if there are a thousand
-    /// ranks.
+    /// Prefetches the data of a rank and its device. If there are a thousand ranks, these data are seldom in the
+    /// processor's cache.
     #[inline]
     pub(in crate::writer) fn ask_for(&self, handle: &RankHandle) {
         self.workers.ask_for(handle.found().0);
@@ -31,7 +32,7 @@ impl Writer {
         }
     }
 
-    /// Number of a rank, which is registered if it is new.
+    /// Number of a rank in the writer's table; registers the rank if it is new.
     #[inline]
     pub(in crate::writer) fn known_rank(&mut self, rank: &impl RankRef) -> u32 {
         let known = match rank.handle() {
@@ -84,7 +85,7 @@ impl Writer {
 }
 
 impl Writer {
-    /// Name of every worker, sorted, and the number of blocks it holds.
+    /// Names of all workers, sorted, each with the number of its blocks.
     pub(crate) fn workers(&self) -> Vec<(Box<str>, u64)> {
         let mut out: Vec<(Box<str>, u64)> = Vec::with_capacity(self.workers.len());
         let mut ranks: Vec<_> = self.workers.ranks().collect();
@@ -99,17 +100,17 @@ impl Writer {
         out
     }
 
-    /// Every rank as its worker's name and its number within the worker, in any order.
+    /// All ranks as pairs of the worker's name and the data-parallel rank, in any order.
     pub(crate) fn rank_names(&self) -> Vec<(Box<str>, u32)> {
         self.workers.ranks().map(|(name, rank, _)| ((&**name).into(), rank)).collect()
     }
 
-    /// Statistics of every rank, in any order; see [`crate::BlockIndex::ranks`].
+    /// Statistics of every rank, in any order, as described at [`crate::BlockIndex::ranks`].
     pub(crate) fn ranks(&self) -> Vec<RankStats> {
         self.workers.ranks().map(|(worker, rank, books)| self.rank_stats(worker, rank, books)).collect()
     }
 
-    /// Statistics of one worker's ranks; see [`crate::BlockIndex::ranks_of`].
+    /// Statistics of one worker's ranks, as described at [`crate::BlockIndex::ranks_of`].
     pub(crate) fn ranks_of(&self, worker: &str) -> Vec<RankStats> {
         let Some((name, ranks)) = self.workers.by_name.get_key_value(worker) else { return Vec::new() };
         let books = |&(n, rank): &(u32, u32)| Some(self.rank_stats(name, n, self.workers.get(rank)?));
@@ -129,7 +130,7 @@ impl Writer {
         }
     }
 
-    /// Sizes and counts of the index; see [`crate::BlockIndex::stats`].
+    /// Sizes and counts of the index, as described at [`crate::BlockIndex::stats`].
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = Stats {
             workers: self.workers.len() as u64,

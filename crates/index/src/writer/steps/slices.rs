@@ -1,11 +1,11 @@
-//! Slices: the blocks of a rank, copied in parts between which other writers change it, so that the result is the state
-//! of one moment: the last part.
+//! Copies of a rank's blocks in slices, between which other writers may change the rank. The result is the state of the
+//! rank at the moment of the last slice.
 //!
 //! First the blocks in the rank's runs are copied, run by run, then the other ones (irregular blocks, copies, other
 //! tiers), by block hash. By block hash, a rank is a plain map (to a block's parent, content and copies): an entry that
 //! was copied stays right until a call mentions its block hash, or moves its block to another kind. A watch records
-//! these block hashes; they are looked up again, and again those touched during that, until few enough are left for one
-//! slice. The result is the state at that slice's moment: everything else is unchanged since it was copied.
+//! these block hashes. They are looked up again, and so are those that change meanwhile, until few enough are left for
+//! one slice. Everything else is unchanged since it was copied.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -17,53 +17,54 @@ use crate::writer::holders::Watch;
 use crate::writer::holders::workers::Rank;
 use crate::writer::state::Writer;
 
-/// Largest number of rounds of looking up the block hashes that were touched during the last round. Each round is
-/// shorter than the one before, unless changes come as fast as they can be read: then the last round ends it, however
-/// long it is.
+/// Largest number of rounds in which the block hashes that changed during the last round are looked up again. Each
+/// round is shorter than the one before, unless changes come as fast as they can be read; then the last round is not
+/// interrupted.
 const ROUNDS: usize = 16;
 
-/// Outcome of copying a slice.
+/// Result of copying a slice of a rank's blocks.
 pub(crate) enum Slice {
-    /// The copy of the rank is complete.
+    /// Completion of the copy of the rank's blocks.
     Done,
-    /// More slices of the rank are to be copied.
+    /// Progress: more slices of the rank's blocks must be copied.
     More,
-    /// Everything has changed, so that the copy must be started again.
+    /// Failure, because all blocks of the rank have changed; the copy must be started again.
     Again,
 }
 
-/// Copy of a rank that is being made in slices.
+/// State of a copy of a rank's blocks that is being made in slices.
 pub(crate) struct LargeCopy {
     worker: Box<str>,
     rank: u32,
     pub(crate) watch: u64,
     device: u32,
     widest: u32,
-    /// Runs still to be copied that the device was in at the start; `wider_runs`: those of the widest view.
+    /// Runs of blocks still to be copied in which the device had blocks at the start; `wider_runs`: those of the rank's
+    /// widest view (set of tiers).
     runs: Vec<u32>,
     wider_runs: Vec<u32>,
-    /// Block hashes to be looked up.
+    /// Block hashes of the rank that are still to be looked up.
     names: Vec<u64>,
-    /// Block hashes to be looked up afterwards, perhaps again, as they have changed.
+    /// Block hashes of the rank that changed during the copy, and must be looked up (again) at the end.
     touched: HashSet<u64>,
-    /// Chains copied from runs, in one list per slice, as a long list is slow to grow.
+    /// Chains copied from runs of blocks, in one list per slice, as a long list is slow to grow.
     chains: Vec<Vec<Piece>>,
-    /// State of the block hashes that were looked up, which overrides the chains; in one list per slice; the
-    /// latest is right.
+    /// State of the block hashes that were looked up, in one list per slice. This state overrides the chains, and later
+    /// entries override earlier ones.
     known: Vec<Vec<(u64, NameState)>>,
     rounds: usize,
 }
 
-/// Part of a run that a rank holds.
+/// Blocks that a rank has in one run (a list of consecutive blocks).
 struct Piece {
-    /// Number of blocks from the root to the run's first.
+    /// Number of blocks from the beginning of the prompt to the first block of the run (a list of consecutive blocks).
     start: u32,
     run: u32,
     chain: HeldChain,
 }
 
-/// State of a block hash in a rank: parent, content hash and copies, on the device and on the other tiers; None if not
-/// held there.
+/// State of a block hash in a rank: parent, content hash and copies, on the device and on the other tiers; each is None
+/// if the rank does not have the block there.
 #[derive(Default)]
 struct NameState {
     device: Option<(Option<u64>, u64, u32)>,
@@ -71,15 +72,15 @@ struct NameState {
 }
 
 impl Writer {
-    /// Copies a rank in one step, however large it is; empty if the rank is not known.
+    /// Copies a rank's blocks at once, however many they are; the copy is empty if the rank is unknown.
     pub(crate) fn copy_rank(&mut self, worker: &str, rank: u32) -> RankCopy {
         let begun = self.slice_first(worker, rank, usize::MAX, &mut 0);
         // There is no bound that it could come to before it is done.
         begun.map(|(large, _)| large.copy()).unwrap_or_default()
     }
 
-    /// Starts the copy of a rank, and continues if it is small; None if the rank is not known. Adds the steps taken to
-    /// `spent`.
+    /// Starts the copy of a rank, and continues if the rank is small; None if the rank is unknown. Adds the steps taken
+    /// to `spent`.
     pub(crate) fn slice_first(
         &mut self,
         worker: &str,
@@ -97,7 +98,7 @@ impl Writer {
         Some((large, slice))
     }
 
-    /// Starts the copy of a rank, without copying blocks yet; None if the rank is not known. Adds the steps taken to
+    /// Starts the copy of a rank, without copying blocks yet; None if the rank is unknown. Adds the steps taken to
     /// `spent`.
     fn slice_begin(&mut self, worker: &str, rank: u32, spent: &mut usize) -> Option<LargeCopy> {
         let number = self.workers.rank(worker, rank)?;
@@ -129,7 +130,7 @@ impl Writer {
         Some(large)
     }
 
-    /// Copies more of a rank, until `spent` reaches `steps`.
+    /// Copies more blocks of a rank, until `spent` reaches `steps`.
     pub(crate) fn slice_more(&mut self, large: &mut LargeCopy, steps: usize, spent: &mut usize) -> Slice {
         let Some(touched) = self.take_touched(large.watch) else { return self.slice_end(large, Slice::Again) };
         let of_rank = |writer: &Self| writer.workers.rank(&large.worker, large.rank);
@@ -185,8 +186,8 @@ impl Writer {
         slice
     }
 
-    /// Copies the device's blocks in a run, or, if `wider`, lists the run's block hashes that other tiers have. Returns
-    /// the number of steps taken.
+    /// Copies the blocks of a run (a list of consecutive blocks) that a rank's device has. If `wider`, lists the run's
+    /// block hashes that other tiers have instead. Returns the number of steps taken.
     fn slice_run(&self, large: &mut LargeCopy, books: &Rank, run: u32, wider: bool) -> usize {
         let holder = if wider { large.widest } else { large.device };
         // It may be another run under the same number; then all its names are touched.
@@ -223,7 +224,7 @@ impl Writer {
 }
 
 impl LargeCopy {
-    /// Sorts the lists of runs and removes duplicates. Needs no lock.
+    /// Sorts the lists of runs of blocks to copy and removes duplicates, without needing the index's lock.
     pub(crate) fn tidy(&mut self) {
         for runs in [&mut self.runs, &mut self.wider_runs] {
             runs.sort_unstable();
@@ -237,7 +238,7 @@ impl LargeCopy {
         chains
     }
 
-    /// Builds the copy of the rank from its slices. Needs no lock.
+    /// Builds the copy of the rank from its slices, without needing the index's lock.
     pub(crate) fn copy(mut self) -> RankCopy {
         let pieces = self.take_chains();
         let known: HashMap<u64, NameState> = self.known.into_iter().flatten().collect();
@@ -285,7 +286,7 @@ impl LargeCopy {
 }
 
 impl Writer {
-    /// Starts a watch over the rank of these holders; returns the watch's id.
+    /// Starts to record the changes of the rank with these holders (ranks' caches); returns the record's identifier.
     pub(in crate::writer) fn watch(&mut self, holders: [u32; 2]) -> u64 {
         let watches = &mut self.watches;
         watches.last += 1;
@@ -293,7 +294,7 @@ impl Writer {
         watches.last
     }
 
-    /// Ends a watch.
+    /// Stops recording the changes of a rank under this identifier.
     pub(crate) fn unwatch(&mut self, id: u64) {
         if let Some(watch) = self.watches.all.iter().find(|watch| watch.id == id) {
             self.forget_places(watch.holders);
@@ -304,13 +305,14 @@ impl Writer {
         }
     }
 
-    /// Removes and returns the block hashes touched since the last call; None if all that was copied is void.
+    /// Removes and returns the block hashes of a rank that changed since the last call; None if all of them changed, so
+    /// that everything copied is worthless.
     pub(in crate::writer) fn take_touched(&mut self, id: u64) -> Option<HashSet<u64>> {
         let watch = self.watches.all.iter_mut().find(|watch| watch.id == id)?;
         (!watch.over).then(|| std::mem::take(&mut watch.touched))
     }
 
-    /// Records a change of these block hashes of a holder, for the watches over it.
+    /// Records a change of these block hashes of a holder (a rank's cache), if its rank is being copied.
     #[inline]
     pub(in crate::writer) fn touch(&mut self, holder: u32, names: impl IntoIterator<Item = u64>) {
         if !self.watches.all.is_empty() {
@@ -331,7 +333,7 @@ impl Writer {
         }
     }
 
-    /// Records a change of all blocks of a holder, for the watches over it.
+    /// Records a change of all blocks of a holder (a rank's cache), if its rank is being copied.
     pub(in crate::writer) fn touch_all(&mut self, holder: u32) {
         for watch in self.watches.all.iter_mut().filter(|it| it.holders.contains(&holder)) {
             watch.over = true;

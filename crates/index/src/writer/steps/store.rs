@@ -1,4 +1,4 @@
-//! Stores of blocks in a rank, and their removal.
+//! Stores of blocks for a rank, and removals of its blocks.
 
 use std::cmp::Reverse;
 
@@ -10,18 +10,19 @@ use crate::types::{BlockHash, Error, Tier};
 use crate::writer::holders::workers::{Rank, inner};
 use crate::writer::state::{MOST_NAMES, Writer};
 
-/// Chain of blocks to store: a whole store, or a part of one.
+/// Chain of consecutive blocks to store: a whole store event, or a part of one.
 pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Rank and life for which the store's first part was applied; None in the first part itself.
+    /// Rank for which the first part of the store was applied; None in the first part itself.
     begun: Option<StoreStart>,
-    /// Number of blocks in the parts that follow.
+    /// Number of blocks in the parts of the store that follow this one.
     promised: usize,
 }
 
-/// Rank of a store, with the rank's life and the tier's number of clears when the store's first part was applied.
+/// Rank of a store whose first part was applied, with the rank's life (identifier of its registration) and the number
+/// of times that the tier had been cleared then.
 #[derive(Clone, Copy)]
 struct StoreStart {
     rank: u32,
@@ -53,8 +54,8 @@ impl<'a> Chain<'a> {
         self.begun = before.begun;
     }
 
-    /// Splits off the part after the first `blocks` blocks, None if there is none; to be stored later
-    /// ([`Self::goes_on`]).
+    /// Splits off the part of the chain after its first `blocks` blocks, to be stored later ([`Self::goes_on`]); None
+    /// if there is no such part.
     pub(crate) fn split_off(&mut self, blocks: usize) -> Option<Self> {
         if self.len() <= blocks {
             return None;
@@ -68,7 +69,7 @@ impl<'a> Chain<'a> {
 }
 
 impl Writer {
-    /// Stores a chain on a tier of a rank.
+    /// Stores a chain of blocks on a tier of a rank.
     #[inline]
     pub(crate) fn store(&mut self, rank: &impl RankRef, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
         if let Some(handle) = rank.handle() {
@@ -100,8 +101,9 @@ impl Writer {
         Ok(())
     }
 
-    /// True if the rank and tier of a partly applied store still exist: the worker was not dropped, nor the tier
-    /// cleared. Otherwise the rest of the store is ignored, as if it had come before that.
+    /// True if the rank and tier of a partly applied store still exist: the worker was not dropped, and the tier was
+    /// not cleared. Otherwise the rest of the store is ignored, as if the whole store had come before the drop or
+    /// clear.
     fn is_still(&self, begun: StoreStart, tier: Tier) -> bool {
         self.workers
             .get(begun.rank)
@@ -153,7 +155,7 @@ impl Writer {
         self.widen(rank, parent, names, contents);
     }
 
-    /// Drops the extra copies of block hashes that are about to be given to other blocks.
+    /// Removes the copies, except the first, of block hashes that are about to be assigned to other blocks.
     fn end_copies_of_replaced(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let device = self.device_of(rank);
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
@@ -164,8 +166,8 @@ impl Writer {
         }
     }
 
-    /// Stores blocks on a tier, given block hashes that the rank holds already. Returns the block hashes that it does
-    /// not hold.
+    /// Stores blocks on a tier, given only by block hashes that the rank has already on any tier. Returns the block
+    /// hashes that it does not have.
     pub(crate) fn store_known(
         &mut self,
         rank: &impl RankRef,
@@ -194,22 +196,22 @@ impl Writer {
     }
 }
 
-/// Sort key of a block by its distance from the leaves: smaller than the keys of the preceding blocks in its chain.
+/// Sort key by the distance from the end of the chain: a block's key is smaller than the keys of the blocks before it.
 pub(crate) type LeafOrder = (Reverse<u32>, u32, Reverse<u32>);
 
-/// Order of a list of block hashes along their chains.
+/// Order of the block hashes in a list: along their chains, in either direction, or neither.
 pub(crate) enum Way {
     LeavesFirst,
     RootFirst,
     Neither,
 }
 
-/// Number of neighbouring pairs that are checked to find the order of a list. One in 32,768 lists without an order is
-/// taken for ordered, and its removal takes longer.
+/// Number of neighbouring pairs that are checked to find the order of a list of block hashes. One in 32,768 unordered
+/// lists is taken for ordered; its removal then takes longer.
 const LOOKS: usize = 16;
 
 impl Writer {
-    /// Number of a rank; None if it is not known.
+    /// Number of a rank in the writer's table; None if the rank is unknown.
     #[inline]
     pub(crate) fn number_of(&self, rank: &impl RankRef) -> Option<u32> {
         match rank.handle() {
@@ -221,9 +223,9 @@ impl Writer {
         }
     }
 
-    /// Appends the distance from the leaves of a rank's blocks to `out`, each with its block hash, for a removal in
-    /// parts: a part that goes before the blocks below it leaves a hole. A hint, as other writers may change it.
-    /// Unknown blocks come last.
+    /// Appends pairs of a sort key and a block hash to `out`. Sorted by these keys, blocks at the ends of chains come
+    /// first, so that a removal in parts leaves no holes. The keys are only hints, as other writers may change the
+    /// chains. Unknown blocks come last.
     pub(crate) fn farness(&self, rank: Option<u32>, block_hashes: &[BlockHash], out: &mut Vec<(LeafOrder, BlockHash)>) {
         let Some(books) = rank.and_then(|rank| self.workers.get(rank)) else {
             out.extend(block_hashes.iter().map(|&block_hash| (LeafOrder::default(), block_hash)));
@@ -239,7 +241,7 @@ impl Writer {
         }));
     }
 
-    /// Order of a list of a rank's blocks along their chains, judged by some neighbouring pairs.
+    /// Order of a list of a rank's block hashes along their chains, judged by some neighbouring pairs.
     pub(crate) fn way_of(&self, rank: Option<u32>, block_hashes: &[BlockHash]) -> Way {
         let mut pairs = Vec::with_capacity(2 * LOOKS);
         for look in 0..LOOKS {
@@ -256,7 +258,7 @@ impl Writer {
         }
     }
 
-    /// Removes blocks of a rank from a tier. The caller counts the event, as the blocks may be only a part of it.
+    /// Removes blocks of a rank from a tier. The caller counts the event, as these blocks may be only a part of it.
     #[inline]
     pub(crate) fn remove(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         let Some(rank) = rank else {

@@ -1,16 +1,16 @@
-//! Tiers: the blocks that a rank holds beyond its device memory.
+//! Tiers of a rank: the blocks that it holds beyond its device memory.
 //!
-//! A query may count the blocks in device memory, or those down to a tier: a view. Views are nested, and each is a
-//! holder of its own, created with the first block on its tier; until then the next narrower one serves for it. A block
-//! hash means one block on all tiers, and announcements for the device decide which: engines announce copies on other
-//! tiers with incomplete data (above all without salts), and perhaps before the device's. So an announcement for
-//! another tier counts only where the rank holds no block with its block hash, until an announcement for the device
-//! replaces it.
+//! A query may count the blocks in device memory, or those on all tiers down to a given one; these sets of tiers are
+//! called views. Views are nested, and each is a holder of its own, created with the first block on its tier; until
+//! then the next narrower view is used for it. A block hash stands for one block on all tiers, and announcements for
+//! the device decide which one: engines announce copies on other tiers with incomplete data (above all without salts),
+//! and perhaps before the device's. So an announcement for another tier counts only if the rank holds no block with
+//! this block hash, and until an announcement for the device replaces it.
 //!
 //! A view starts with all blocks of the next narrower one, which may be many. So before a large rank's first block is
 //! stored on a tier, a hidden holder takes over these blocks in steps: run by run, then, by block hash, those in no
-//! run. Blocks touched meanwhile (`slices.rs`) are looked up again, until so few are left that it can be finished in
-//! one step. Then the view is as if it had been made in one step.
+//! run. Blocks that change meanwhile (`slices.rs`) are looked up again, until so few are left that the view can be
+//! completed in one step. The result is the same as if the view had been made in one step.
 
 use hashbrown::HashSet;
 
@@ -22,13 +22,14 @@ use crate::writer::holders::OrderedRuns;
 use crate::writer::holders::workers::{Claims, NewView};
 use crate::writer::state::Writer;
 
-/// True if a block with these copies is part of the view with index `view`.
+/// True if a block with these copies is part of the view (set of tiers) with index `view`.
 fn reach(claims: Claims, view: usize) -> bool {
     claims[..=view].iter().any(|&copies| copies > 0)
 }
 
 impl Writer {
-    /// Creates the holder of a rank's view down to a tier, if it has none.
+    /// Creates the holder (cache data) of a rank's view (set of tiers) that includes all tiers up to `tier`, if there
+    /// is none.
     pub(in crate::writer) fn add_view(&mut self, rank: u32, tier: Tier) {
         let number = tier as usize - 1;
         let books = self.rank_mut(rank);
@@ -44,8 +45,8 @@ impl Writer {
         self.publish_roster();
     }
 
-    /// Makes `holder` the holder of a rank's view, after it got the blocks of the next narrower one. The caller must
-    /// publish the roster: only then readers may use the view.
+    /// Makes `holder` the holder of a rank's view (set of tiers), after it got the blocks of the next narrower view.
+    /// The caller must publish the roster (the table of holders for readers): only then can readers use the view.
     pub(in crate::writer) fn now_view(&mut self, rank: u32, number: usize, holder: u32) {
         let books = self.rank_mut(rank);
         let (device, before) = (books.device, books.wider);
@@ -55,7 +56,8 @@ impl Writer {
         self.set_views(device, before, after);
     }
 
-    /// Updates the roster for changed holders of a rank's views. The caller must publish the roster.
+    /// Updates the roster (the table of holders for readers) when the holders of a rank's views (sets of tiers) have
+    /// changed. The caller must publish the roster.
     pub(in crate::writer) fn set_views(&mut self, device: u32, before: [Option<u32>; 3], after: [Option<u32>; 3]) {
         let Some(member) = self.roster.get(device) else { return };
         for gone in before.into_iter().flatten().filter(|holder| !after.contains(&Some(*holder))) {
@@ -72,7 +74,8 @@ impl Writer {
         self.roster.set(holder, Some(Member { views, ..member }));
     }
 
-    /// Adds blocks that the device just stored to the wider views.
+    /// Adds blocks that were just stored on the device to the rank's wider views (sets of tiers), which include other
+    /// tiers.
     pub(in crate::writer) fn widen(&mut self, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let books = self.rank_mut(rank);
         if books.wider == [None; 3] {
@@ -94,7 +97,8 @@ impl Writer {
         }
     }
 
-    /// Removes blocks that the device just lost, or is about to lose, from the views in which no other tier has them.
+    /// Removes blocks that the device just lost, or is about to lose, from the wider views (sets of tiers), unless one
+    /// of their other tiers has them.
     pub(in crate::writer) fn narrow(&mut self, rank: u32, names: &[u64]) {
         if self.rank_mut(rank).wider == [None; 3] {
             return;
@@ -107,7 +111,7 @@ impl Writer {
         }
     }
 
-    /// Stores a chain on a tier other than the device; the rank has the tier's view.
+    /// Stores a chain on a tier other than the device; the rank must have the tier's view (set of tiers).
     pub(in crate::writer) fn store_elsewhere(
         &mut self,
         rank: u32,
@@ -141,7 +145,7 @@ impl Writer {
         }
     }
 
-    /// Removes one copy of each block from a tier other than the device.
+    /// Removes one copy of each of a rank's blocks `names` from a tier other than the device.
     pub(in crate::writer) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
@@ -159,7 +163,7 @@ impl Writer {
         }
     }
 
-    /// Removes all copies of blocks from a tier other than the device.
+    /// Removes all copies of a rank's blocks `names` from a tier other than the device.
     pub(in crate::writer) fn clear_names_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
@@ -174,7 +178,8 @@ impl Writer {
         }
     }
 
-    /// Removes a block from the views whose tiers have no copy any more, unless the device has it.
+    /// Removes a block from the views (sets of tiers) whose tiers no longer have a copy of it, unless the device has
+    /// it.
     fn leave(&mut self, rank: u32, name: u64, before: Claims) {
         let books = self.rank_mut(rank);
         let now = books.offloaded.get(name).unwrap_or_default();
@@ -190,12 +195,13 @@ impl Writer {
     }
 }
 
-/// Largest number of rounds of looking up the block hashes that were touched during the last round, as in `slices.rs`.
+/// Largest number of rounds in which the block hashes that changed during the last round are looked up again, as in
+/// `slices.rs`.
 const ROUNDS: usize = 16;
 
 impl Writer {
-    /// Prepares a rank for events of a tier other than the device, in about `steps` steps. `stores`: blocks are to be
-    /// stored there. True if more is to be done; little work is left to the event.
+    /// Prepares a rank for an event of a tier other than the device, in about `steps` steps, so that the event itself
+    /// is short. `stores`: true if the event stores blocks. Returns true if more is left to do.
     pub(crate) fn prepare(&mut self, rank: Option<u32>, tier: Tier, stores: bool, steps: usize) -> bool {
         let Some((rank, books)) = rank.and_then(|rank| Some((rank, self.workers.get(rank)?))) else { return false };
         let (device, has_views) = (books.device, books.wider != [None; 3]);
@@ -206,7 +212,8 @@ impl Writer {
         stores && self.pool_at(rank, tier).is_none() && self.prepare_view(rank, tier as usize - 1, steps)
     }
 
-    /// Continues to build the view that a rank needs for its first block on a tier; true if more is to be done.
+    /// Continues to build the view (set of tiers) that a rank needs for its first block on a tier. Returns true if more
+    /// is left to do.
     fn prepare_view(&mut self, rank: u32, number: usize, steps: usize) -> bool {
         self.finish_clearing(rank);
         let books = self.rank_mut(rank);
@@ -266,7 +273,7 @@ impl Writer {
         true
     }
 
-    /// Gives up the view that is being built for a rank.
+    /// Discards the view (set of tiers) that is being built for a rank.
     pub(in crate::writer) fn end_new_view(&mut self, rank: u32) {
         if let Some(view) = self.rank_mut(rank).new_view.take() {
             self.end_view(*view);
@@ -281,7 +288,7 @@ impl Writer {
         self.roster.one_has_left();
     }
 
-    /// Adds more blocks to a view that is being built; true if it is complete.
+    /// Adds more blocks to a view (set of tiers) that is being built. Returns true if the view is complete.
     fn fill_view(&mut self, view: &mut NewView, steps: usize) -> bool {
         let mut spent = 0;
         if !self.gather_places(view.narrower, steps, &mut spent) {
@@ -328,7 +335,7 @@ impl Writer {
         }
     }
 
-    /// Copies the block with this block hash, or its absence, from the next narrower view to a view.
+    /// Copies the block with this block hash, or its absence, from the next narrower view (set of tiers) to a view.
     fn follow(&mut self, view: &NewView, name: u64) {
         match self.block(view.narrower, name) {
             Some((parent, content)) => drop(self.gain_one(view.holder, parent, name, content)),

@@ -1,4 +1,4 @@
-//! Tests of the writer: counts kept incrementally, compared with counts made anew, and the life of ranks.
+//! Tests of the writer: counters updated with each change against counters computed anew, and the life of ranks.
 
 mod steps;
 
@@ -50,7 +50,7 @@ impl Writer {
     }
 }
 
-/// Fingerprint of the blocks in a dump of one rank.
+/// Fingerprint of the blocks in a dump of one rank, computed from its events.
 fn fingerprint(dump: &[Event]) -> u64 {
     let held: HashSet<(Tier, u64)> = dump
         .iter()
@@ -115,7 +115,8 @@ fn depth(index: &BlockIndex, names: impl IntoIterator<Item = u64>) -> u32 {
     index.find(&query).depth(View::Device)
 }
 
-/// Threads change the same ranks at once, between the parts of each other's operations: no temporary data remains.
+/// Checks that no temporary data remains after threads have changed the same ranks at once, between the parts of each
+/// other's operations.
 #[test]
 fn threads_that_share_ranks_leave_nothing_behind() {
     for seed in 0..seeds(100) {
@@ -183,7 +184,7 @@ fn threads_that_share_ranks_leave_nothing_behind() {
     }
 }
 
-/// The index numbers a limited number of blocks, and reserves numbers for blocks that wait for a parent.
+/// Checks that the index refuses blocks that it cannot number, and reserves numbers for blocks that wait for a parent.
 #[test]
 fn more_than_can_be_numbered_is_refused_before_it_happens() {
     for children_first in [true, false] {
@@ -208,8 +209,8 @@ fn more_than_can_be_numbered_is_refused_before_it_happens() {
     }
 }
 
-/// A cleared rank continues under another holder: its handle and its worker's number stay valid, and the departing
-/// holder counts for no rank.
+/// Checks that a cleared rank, which gets another holder (a rank's cache), keeps its handle and its worker's number,
+/// and that the departing holder counts for no rank.
 #[test]
 fn a_rank_is_the_same_after_a_clear() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -248,7 +249,8 @@ fn a_rank_is_the_same_after_a_clear() {
     index.write(|writer| assert!(writer.is_counted()));
 }
 
-/// A large rank gets a private table of names in steps, which includes the blocks stored and removed meanwhile.
+/// Checks that a large rank gets a private table of block hashes in steps, including blocks stored and removed
+/// meanwhile.
 #[test]
 fn own_names_come_together_in_steps() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -286,7 +288,8 @@ fn own_names_come_together_in_steps() {
     assert_eq!(index.stats().blocks, 50 + (50 - events) + events * 50 + CHAINS * 100);
 }
 
-/// A second block hash of a position does not slow down stores and removals of the rank's other chains.
+/// Checks that a second block hash of a position (run of blocks and offset) does not slow down stores and removals of
+/// the rank's other chains.
 #[test]
 fn a_second_name_slows_no_other_chain_down() {
     let chain = |n: u64| (0..64).map(move |at| n << 8 | at);
@@ -313,8 +316,8 @@ fn a_second_name_slows_no_other_chain_down() {
     assert!(with <= without + 1_000, "{with} steps, not {without}");
 }
 
-/// A worker that stores a long chain, held by others but without shared block hashes, names the whole chain in one
-/// pass, without searching each block's number from the end of the run.
+/// Checks the steps of storing a long chain that other workers hold under block hashes of their own: all its blocks get
+/// block hashes in one pass, without a search for each block's number from the end of the run of blocks.
 #[test]
 fn a_chain_without_names_is_named_at_once() {
     let steps_of_length = |blocks: u64| {
@@ -338,7 +341,8 @@ fn a_chain_without_names_is_named_at_once() {
     assert!(long <= 100 * short.max(10), "{long} steps for 40 times what takes {short}");
 }
 
-/// A dump needs block hashes by position. For a holder with a private table, these are sorted in slices, too.
+/// Checks that a dump of a holder (a rank's cache) with a private table sorts the block hashes by position (run of
+/// blocks and offset) in slices.
 #[test]
 fn names_of_its_own_are_put_by_place_in_slices() {
     let index = BlockIndex::new(Config::default()).expect("a block size");

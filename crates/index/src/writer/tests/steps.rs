@@ -1,4 +1,5 @@
-//! Tests of the number of steps of events and lookups: the same, or few more, however many blocks are held.
+//! Tests of the number of steps that events and lookups take: the same, or only a few more, however many blocks are
+//! held.
 
 use std::collections::HashSet;
 
@@ -38,7 +39,8 @@ fn sizes_are_told_without_a_walk_over_what_is_held() {
     assert!(few.0 > 0 && few.0 < 100, "{few:?}");
 }
 
-/// All workers' conversations continue one run; one worker evicts the end of that run.
+/// Checks the steps of an eviction at the end of a run of blocks that the conversations of all workers continue, by one
+/// worker.
 #[test]
 fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     let busy = |children: u64| {
@@ -70,7 +72,7 @@ fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     assert!(few < 64, "{few} steps");
 }
 
-/// Creating or removing a run takes a constant number of steps, however many runs there are.
+/// Checks that creating or removing a run of blocks takes a constant number of steps, however many runs there are.
 #[test]
 fn tables_grow_and_shrink_a_little_at_a_time() {
     const CHAINS: u64 = 60_000;
@@ -95,7 +97,8 @@ fn tables_grow_and_shrink_a_little_at_a_time() {
     assert!(longest < 800, "{longest} steps");
 }
 
-/// An index that had many runs, and has few left, may get many again: the new table is complete before it is full.
+/// Checks that an index that had many runs of blocks and has few can get many again: its new table is complete before
+/// it is full.
 #[test]
 fn a_table_grows_in_time_where_there_were_many_runs() {
     const CHAINS: u64 = 20_000;
@@ -109,7 +112,7 @@ fn a_table_grows_in_time_where_there_were_many_runs() {
     assert_eq!(index.stats().blocks, 3);
 }
 
-/// Clearing a large rank takes no longer than clearing a small one, and neither does any later event.
+/// Checks that clearing a large rank takes no longer than clearing a small one, and that no later event takes longer.
 #[test]
 fn what_is_cleared_goes_in_steps() {
     let cleared = |chains: u64, drop: bool| {
@@ -149,7 +152,8 @@ fn what_is_cleared_goes_in_steps() {
     }
 }
 
-/// Opening and filling a hole takes steps by the number of runs below it, not by their blocks.
+/// Checks that opening and filling a hole takes a number of steps that depends on the number of runs of blocks after
+/// it, not of blocks.
 #[test]
 fn what_is_below_a_hole_goes_run_by_run() {
     let hole = |blocks: u64| {
@@ -191,7 +195,8 @@ fn what_is_below_a_hole_goes_run_by_run() {
     assert!(many.iter().zip(&few).all(|(many, few)| *many <= few + 16 && *many < 1_000), "{few:?} {many:?}");
 }
 
-/// The list of the runs that a holder has entered is tidied in steps, while runs are entered and left.
+/// Checks that outdated entries are removed from a holder's list of runs of blocks in steps, while runs are added and
+/// left.
 #[test]
 fn the_list_of_runs_is_put_right_in_steps() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
@@ -227,7 +232,8 @@ fn the_list_of_runs_is_put_right_in_steps() {
     assert!(runs < Some(2 * held.len() + 2_000), "{runs:?} listed, {} held", held.len());
 }
 
-/// A view is prepared in steps and a tier is cleared in steps, while other events change the rank.
+/// Checks that a view (set of tiers) is prepared in steps and a tier is cleared in steps, while other events change the
+/// rank.
 #[test]
 fn views_come_and_tiers_go_in_steps_between_events() {
     let (mut prepared, mut cleared, mut some) = (0, 0, 0);
@@ -315,7 +321,7 @@ fn views_come_and_tiers_go_in_steps_between_events() {
     assert!(prepared > 50 && cleared > 20 && some > 2_000, "{prepared} {cleared} {some}");
 }
 
-/// Removing one of many orphans of a parent does not search the others.
+/// Checks that removing one of many blocks with the same unknown parent does not visit the others.
 #[test]
 fn orphans_of_one_parent_go_one_by_one_in_as_many_steps() {
     let orphans = |count: u64| {
