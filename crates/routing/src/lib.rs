@@ -7,7 +7,7 @@
 //! | file | content |
 //! |---|---|
 //! | `options.rs` | errors; the settings of a policy, parsed and checked |
-//! | `time.rs`, `rng.rs` | times that can be sorted; random numbers from a seed |
+//! | `time.rs` | times that can be sorted |
 //! | `request.rs`, `candidates.rs`, `depths.rs` | input of a policy: a request, a row for each worker and rank, the way in which a worker gets the prompt's blocks; results of lookups |
 //! | `policy.rs` | [`Policy`], its choices, and its name |
 //! | `parts/` | parts that policies share: random choice, a ring of workers, tables of terms |
@@ -33,7 +33,6 @@ mod policy;
 mod policy_table;
 mod predict;
 mod request;
-mod rng;
 mod router;
 mod speed;
 mod time;

@@ -45,9 +45,9 @@ mod tests;
 
 use crate::candidates::Candidates;
 use crate::options::{Error, Options};
+use crate::parts::draw::Draw;
 use crate::policy::{Choice, Placement, Policy, Terms};
 use crate::request::Request;
-use crate::rng::Rng;
 use crate::transfers::Ways;
 use books::Books;
 use harm::{Harm, NAMES, PromptParts, Scene, queue};
@@ -64,7 +64,7 @@ const ROUNDING: f64 = 1e-6;
 /// Routing policy `kvatlas`: picks the candidate with the least expected harm in seconds.
 pub(crate) struct Kvatlas {
     weights: Weights,
-    rng: Rng,
+    draw: Draw,
     books: Books,
     costs: Vec<f64>,
     /// Least cost in seconds and the row of the candidate that has it, as set by [`Kvatlas::assess_cheapest`].
@@ -83,7 +83,7 @@ impl Kvatlas {
         let weights = Weights::take(options)?;
         Ok(Self {
             weights,
-            rng: Rng::new(seed),
+            draw: Draw::new(seed),
             books: Books::default(),
             costs: Vec::new(),
             least: (f64::INFINITY, 0),
@@ -258,7 +258,7 @@ impl Kvatlas {
         if among <= 1 {
             return row;
         }
-        let nth = (self.rng.unit() * among as f64) as usize;
+        let nth = (self.draw.unit() * among as f64) as usize;
         self.costs.iter().enumerate().filter(|(_, cost)| equal(cost)).nth(nth).map_or(0, |(row, _)| row)
     }
 
@@ -271,7 +271,7 @@ impl Kvatlas {
             sum += (-(*cost - least) / temperature).exp();
             *cost = sum;
         }
-        let at = self.rng.unit() * sum;
+        let at = self.draw.unit() * sum;
         self.costs.iter().position(|upto| at < *upto).unwrap_or(0)
     }
 }

@@ -3,9 +3,9 @@
 use super::Kvatlas;
 use crate::candidates::Candidates;
 use crate::options::Options;
+use crate::parts::draw::Draw;
 use crate::policy::{Choice, Placement, Policy};
 use crate::request::Request;
-use crate::rng::Rng;
 use crate::transfers::Ways;
 use crate::{Config, Depth, Depths, Load, Outcome, Router, Usage};
 
@@ -97,8 +97,8 @@ fn the_cheapest_is_found_without_a_close_look_at_all() {
     for seed in 0..40 {
         // In every second fleet, engines have other tiers, and pull from each other in two groups.
         let moves = seed % 4 >= 2;
-        let mut rng = Rng::new(seed);
-        let mut below = |most: u64| rng.next() % most;
+        let mut draw = Draw::new(seed);
+        let mut below = |most: u64| draw.below(most as usize) as u64;
         let quick = |slow: f64| if seed % 8 < 4 { slow / 100.0 } else { slow };
         let slow = Config::default();
         let config = Config {

@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use kvatlas_index::hash::prefix_hashes_into;
 
 use crate::depths::{Depth, Depths};
-use crate::rng::mix;
+use crate::parts::draw::mix;
 
 /// Constant mixed into the keys of output blocks, so that they differ from the keys of all prompt blocks.
 const OUTPUT: u64 = 0x006F_7574_7075_7421;
