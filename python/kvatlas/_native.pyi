@@ -166,7 +166,8 @@ class LoadableIndex:
             InvalidArgumentError: seconds is not finite.
         """
     def reset(self, worker: str, *, rank: SupportsIndex | None = None) -> None:
-        """Records that a worker's engine has reset its prefix cache, without announcing what happened to offloaded blocks.
+        """Records that a worker's engine has reset its prefix cache, without announcing what happened to offloaded
+        blocks.
 
         Removes blocks like BlockIndex.clear(). From then on the worker may hold more blocks in host memory than are
         counted, unless set_offloading() says what its resets do: a reset that keeps offloaded blocks removes only those
@@ -509,8 +510,8 @@ class BlockIndex:
     @overload
     def apply(self, worker: str, batch: Batch, /, *, rank: SupportsIndex | None = None) -> Tally: ...
     def snapshot(self) -> bytes:
-        """Writes contents, settings and counts as bytes, for from_snapshot(). Other threads may use the index during the
-        call; the blocks of each rank are those of one moment.
+        """Writes contents, settings and counts as bytes, for from_snapshot(). Other threads may use the index during
+        the call; the blocks of each rank are those of one moment.
 
         Data that apply(worker, batch) keeps between the batches of a rank are not included.
         """
@@ -902,8 +903,8 @@ class RefusedEvent:
         """int: The event's index in the batch as sent, from 0."""
     @property
     def events(self) -> int:
-        """int: The number of events that could not be decoded: more than one if the following events were lost with this
-        one.
+        """int: The number of events that could not be decoded: more than one if the following events were lost with
+        this one.
         """
     @property
     def reason(self) -> str:
@@ -1680,8 +1681,8 @@ def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lo
     """
 
 def run_plan(plan: Plan, index: object, options_json: str) -> str:
-    """Runs a plan of events and lookups against an index, each operation at its planned time (open loop), and returns the
-    measurements.
+    """Runs a plan of events and lookups against an index, each operation at its planned time (open loop), and returns
+    the measurements.
 
     The call releases the GIL; Ctrl-C ends the run and its threads.
 
@@ -1748,8 +1749,8 @@ class RungMatch:
 
 @final
 class TreeMatch:
-    """The tenant with the longest prefix of a query, and the prefix's length. Returned by the match methods of StringTree
-    and TokenTree.
+    """The tenant with the longest prefix of a query, and the prefix's length. Returned by the match methods of
+    StringTree and TokenTree.
 
     Lengths count the characters of a text (Unicode scalar values) or tokens.
     """
@@ -2721,8 +2722,8 @@ class TokenTree:
 GLOBAL_EVICTION_HASH: Final[int]
 
 def hash_node_path(text: str) -> int:
-    """Computes the hash of the node at which a text ends: the first 8 bytes of BLAKE3 of its UTF-8, little-endian, with 0
-    replaced by 1.
+    """Computes the hash of the node at which a text ends: the first 8 bytes of BLAKE3 of its UTF-8, little-endian, with
+    0 replaced by 1.
 
     Args:
         text: The whole text from the root to the node.
@@ -2736,7 +2737,8 @@ def hash_node_path(text: str) -> int:
     """
 
 def hash_token_path(tokens: _FlatTokens) -> int:
-    """Computes the hash of the node at which a sequence of tokens ends, like hash_node_path(), over little-endian uint32s.
+    """Computes the hash of the node at which a sequence of tokens ends, like hash_node_path(), over little-endian
+    uint32s.
 
     Args:
         tokens: All tokens from the root to the node, shape (n,), as accepted by content_hashes().
@@ -3187,8 +3189,8 @@ class SyncPrefixHashTable:
 
 @final
 class Candidates:
-    """The workers among which a policy chooses for a request. Each property is an array with one item for each worker and
-    rank.
+    """The workers among which a policy chooses for a request. Each property is an array with one item for each worker
+    and rank.
 
     Arrays are created when read, and are read-only. An unknown value is NaN in arrays of float64, and 0 in other
     arrays.
@@ -3202,13 +3204,13 @@ class Candidates:
     def __len__(self) -> int: ...
     @property
     def depth(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds, or will hold once it has computed
-        the prompts just sent to it.
+        """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds, or will hold once it has
+        computed the prompts just sent to it.
         """
     @property
     def device_blocks(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device, according to events
-        so far.
+        """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device, according to
+        events so far.
         """
     @property
     def host_blocks(self) -> NDArray[np.uint32]:
@@ -3218,8 +3220,8 @@ class Candidates:
         """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on any tier."""
     @property
     def shared_blocks(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that running requests of the worker use. These blocks stay
-        in its cache until those requests have ended.
+        """numpy.ndarray of uint32: Leading blocks of the prompt that running requests of the worker use. These blocks
+        stay in its cache until those requests have ended.
         """
     @property
     def requests(self) -> NDArray[np.uint32]:
@@ -3249,8 +3251,8 @@ class Candidates:
         """numpy.ndarray of float64: Tokens of all requests at the worker, both prompts and generated tokens."""
     @property
     def used_blocks(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; a block shared by several counts
-        once. Prompts given without tokens or hashes are left out.
+        """numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; a block shared by several
+        counts once. Prompts given without tokens or hashes are left out.
         """
     @property
     def output_tokens_left(self) -> NDArray[np.float64]:
@@ -3281,8 +3283,8 @@ class Candidates:
         """numpy.ndarray of uint64: Requests sent to the worker since it was added."""
     @property
     def last_cold(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: The time of the last request sent to the worker for which no worker held a block; -inf
-        if never.
+        """numpy.ndarray of float64: The time of the last request sent to the worker for which no worker held a block;
+        -inf if never.
         """
     @property
     def held_blocks(self) -> NDArray[np.float64]:
@@ -3314,8 +3316,8 @@ class RoutedRequest:
         """int or None: A hash of the name of the session that started the request's session, as one agent starts another."""
     @property
     def kind(self) -> str | None:
-        """str or None: The event that caused the request: "start" or "subagent" of a session, "tool" (a tool call in the
-        previous answer has ended), "user" (the previous answer called no tool), or "compaction".
+        """str or None: The event that caused the request: "start" or "subagent" of a session, "tool" (a tool call in
+        the previous answer has ended), "user" (the previous answer called no tool), or "compaction".
         """
     @property
     def max_tokens(self) -> int | None:
@@ -3405,8 +3407,8 @@ class Decision:
             dict of (worker, rank) to a dict of value by name, including "cached_tokens"; None without explain=True.
         """
     def allow(self, allowed: Iterable[str | tuple[str, int]] | None) -> bool:
-        """Sets the workers that may get a waiting request, after the fleet has changed. The request keeps its place in the
-        queue.
+        """Sets the workers that may get a waiting request, after the fleet has changed. The request keeps its place in
+        the queue.
 
         Args:
             allowed: Names of the workers that may get the request, or pairs (name, rank); None for all.
@@ -3601,8 +3603,8 @@ class Router:
             PolicyError: A policy in Python failed.
         """
     def tell(self, other: Router, seconds: float = 2.0, now: float | None = None) -> None:
-        """Tells another router about the requests sent to the workers that both routers have. The other router counts them
-        like its own until the next call.
+        """Tells another router about the requests sent to the workers that both routers have. The other router counts
+        them like its own until the next call.
 
         Call this for each pair of routers every few hundredths of a second.
 

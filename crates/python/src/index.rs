@@ -319,8 +319,8 @@ impl BlockIndex {
         Ok(Bound::new(py, tally)?.into_any())
     }
 
-    /// Writes contents, settings and counts as bytes, for from_snapshot(). Other threads may use the index during the
-    /// call; the blocks of each rank are those of one moment.
+    /// Writes contents, settings and counts as bytes, for from_snapshot(). Other threads may use the index during
+    /// the call; the blocks of each rank are those of one moment.
     ///
     /// Data that apply(worker, batch) keeps between the batches of a rank are not included.
     fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

@@ -144,7 +144,8 @@ impl LoadableIndex {
         Ok(())
     }
 
-    /// Records that a worker's engine has reset its prefix cache, without announcing what happened to offloaded blocks.
+    /// Records that a worker's engine has reset its prefix cache, without announcing what happened to offloaded
+    /// blocks.
     ///
     /// Removes blocks like BlockIndex.clear(). From then on the worker may hold more blocks in host memory than are
     /// counted, unless set_offloading() says what its resets do: a reset that keeps offloaded blocks removes only those

@@ -23,8 +23,8 @@ use crate::scalars::{describe, string};
 /// Maximum time until a run notices Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(50);
 
-/// Runs a plan of events and lookups against an index, each operation at its planned time (open loop), and returns the
-/// measurements.
+/// Runs a plan of events and lookups against an index, each operation at its planned time (open loop), and returns
+/// the measurements.
 ///
 /// The call releases the GIL; Ctrl-C ends the run and its threads.
 ///

@@ -209,8 +209,8 @@ impl Decision {
         Ok(Some(rows))
     }
 
-    /// Sets the workers that may get a waiting request, after the fleet has changed. The request keeps its place in the
-    /// queue.
+    /// Sets the workers that may get a waiting request, after the fleet has changed. The request keeps its place in
+    /// the queue.
     ///
     /// Args:
     ///     allowed: Names of the workers that may get the request, or pairs (name, rank); None for all.

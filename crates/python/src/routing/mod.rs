@@ -225,8 +225,8 @@ impl RoutedRequest {
         self.parent
     }
 
-    /// str or None: The event that caused the request: "start" or "subagent" of a session, "tool" (a tool call in the
-    /// previous answer has ended), "user" (the previous answer called no tool), or "compaction".
+    /// str or None: The event that caused the request: "start" or "subagent" of a session, "tool" (a tool call in
+    /// the previous answer has ended), "user" (the previous answer called no tool), or "compaction".
     #[getter]
     fn kind(&self) -> Option<&'static str> {
         self.kind.map(Kind::as_str)
@@ -269,8 +269,8 @@ impl RoutedRequest {
     }
 }
 
-/// The workers among which a policy chooses for a request. Each property is an array with one item for each worker and
-/// rank.
+/// The workers among which a policy chooses for a request. Each property is an array with one item for each worker
+/// and rank.
 ///
 /// Arrays are created when read, and are read-only. An unknown value is NaN in arrays of float64, and 0 in other
 /// arrays.
@@ -326,18 +326,18 @@ macro_rules! columns {
 }
 
 columns! {
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds, or will hold once it has computed
-    /// the prompts just sent to it.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds, or will hold once it has
+    /// computed the prompts just sent to it.
     depth: predicted_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device, according to events
-    /// so far.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device, according to
+    /// events so far.
     device_blocks: device_blocks, "uint32";
     /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device or in host memory.
     host_blocks: host_blocks, "uint32";
     /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on any tier.
     any_blocks: any_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that running requests of the worker use. These blocks stay
-    /// in its cache until those requests have ended.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that running requests of the worker use. These blocks
+    /// stay in its cache until those requests have ended.
     shared_blocks: shared_blocks, "uint32";
     /// numpy.ndarray of uint32: Requests that were sent to the worker and have not finished.
     requests: requests, "uint32";
@@ -356,8 +356,8 @@ columns! {
     held_tokens: held_tokens, "float64";
     /// numpy.ndarray of float64: Tokens of all requests at the worker, both prompts and generated tokens.
     context_tokens: context_tokens, "float64";
-    /// numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; a block shared by several counts
-    /// once. Prompts given without tokens or hashes are left out.
+    /// numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; a block shared by several
+    /// counts once. Prompts given without tokens or hashes are left out.
     used_blocks: used_blocks, "float64";
     /// numpy.ndarray of float64: Tokens that requests at the worker are still expected to generate.
     output_tokens_left: output_tokens_left, "float64";
@@ -377,8 +377,8 @@ columns! {
     age: age, "float64";
     /// numpy.ndarray of uint64: Requests sent to the worker since it was added.
     sent: sent, "uint64";
-    /// numpy.ndarray of float64: The time of the last request sent to the worker for which no worker held a block; -inf
-    /// if never.
+    /// numpy.ndarray of float64: The time of the last request sent to the worker for which no worker held a block;
+    /// -inf if never.
     last_cold: last_cold, "float64";
     /// numpy.ndarray of float64: Blocks that the worker holds, according to the index.
     held_blocks: held_blocks, "float64";

@@ -431,8 +431,8 @@ impl Router {
         self.shared.with(py, now, |router, now| router.expire(now))
     }
 
-    /// Tells another router about the requests sent to the workers that both routers have. The other router counts them
-    /// like its own until the next call.
+    /// Tells another router about the requests sent to the workers that both routers have. The other router counts
+    /// them like its own until the next call.
     ///
     /// Call this for each pair of routers every few hundredths of a second.
     ///

@@ -35,8 +35,8 @@ impl RefusedEvent {
         self.0.at
     }
 
-    /// int: The number of events that could not be decoded: more than one if the following events were lost with this
-    /// one.
+    /// int: The number of events that could not be decoded: more than one if the following events were lost with
+    /// this one.
     #[getter]
     fn events(&self) -> u64 {
         self.0.events

@@ -69,8 +69,8 @@ macro_rules! entries {
 entries!(StringEntries, String);
 entries!(TokenEntries, Vec<u32>);
 
-/// Computes the hash of the node at which a text ends: the first 8 bytes of BLAKE3 of its UTF-8, little-endian, with 0
-/// replaced by 1.
+/// Computes the hash of the node at which a text ends: the first 8 bytes of BLAKE3 of its UTF-8, little-endian, with
+/// 0 replaced by 1.
 ///
 /// Args:
 ///     text: The whole text from the root to the node.
@@ -87,7 +87,8 @@ pub(crate) fn hash_node_path(py: Python<'_>, text: &Bound<'_, PyAny>) -> PyResul
     Ok(detach_if(py, text.len() >= LONG_BYTES, || tree::hash_node_path(text)))
 }
 
-/// Computes the hash of the node at which a sequence of tokens ends, like hash_node_path(), over little-endian uint32s.
+/// Computes the hash of the node at which a sequence of tokens ends, like hash_node_path(), over little-endian
+/// uint32s.
 ///
 /// Args:
 ///     tokens: All tokens from the root to the node, shape (n,), as accepted by content_hashes().
@@ -105,8 +106,8 @@ pub(crate) fn hash_token_path(py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyRe
     Ok(detach_if(py, size_of_val(tokens) >= LONG_BYTES, || tree::hash_token_path(tokens)))
 }
 
-/// The tenant with the longest prefix of a query, and the prefix's length. Returned by the match methods of StringTree
-/// and TokenTree.
+/// The tenant with the longest prefix of a query, and the prefix's length. Returned by the match methods of
+/// StringTree and TokenTree.
 ///
 /// Lengths count the characters of a text (Unicode scalar values) or tokens.
 #[pyclass(frozen, eq, hash, module = "kvatlas._native")]
