@@ -353,7 +353,7 @@ class BlockIndex:
         """bool: True if a block announced n times counts as held until removed n times."""
     @property
     def loading(self) -> LoadableIndex:
-        """LoadableIndex: The blocks that engines can load from host memory, disks and pools, beyond their device memory."""
+        """LoadableIndex: The blocks that engines can load from host memory, disks and pools."""
     def store(
         self,
         worker: str,
@@ -915,7 +915,7 @@ class RefusedEvent:
 
 @final
 class Batch:
-    """The events that an engine published in one message, in order: those of one engine step. Returned by decode_batch()."""
+    """The events of one engine step, published in one message, in order. Returned by decode_batch()."""
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
@@ -952,7 +952,7 @@ class Tally:
         """int: The number of applied clears."""
     @property
     def refused(self) -> dict[str, int]:
-        """dict of str to int: The number of events left out for each reason, including events that could not be decoded."""
+        """dict of str to int: The number of events left out by reason, including undecodable events."""
     @property
     def upper_bound(self) -> bool:
         """bool: True if depths of the stream are only upper bounds: the model is hybrid, or the engine's speculative
@@ -3214,7 +3214,7 @@ class Candidates:
         """
     @property
     def host_blocks(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device or in host memory."""
+        """numpy.ndarray of uint32: Leading blocks of the prompt on the worker's device or in its host memory."""
     @property
     def any_blocks(self) -> NDArray[np.uint32]:
         """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on any tier."""
@@ -3236,7 +3236,9 @@ class Candidates:
         """
     @property
     def queued_prompt_tokens(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Prompt tokens of the worker's requests without a first token, including cached ones."""
+        """numpy.ndarray of float64: Prompt tokens of the worker's requests without a first token, minus the tokens
+        expected in cache.
+        """
     @property
     def head_tokens(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: The part of queued_tokens that belongs to the prompt being computed at present."""
@@ -3313,7 +3315,7 @@ class RoutedRequest:
         """int or None: A hash of the name of the request's session (conversation)."""
     @property
     def parent(self) -> int | None:
-        """int or None: A hash of the name of the session that started the request's session, as one agent starts another."""
+        """int or None: A hash of the name of the session whose agent started this request's session."""
     @property
     def kind(self) -> str | None:
         """str or None: The event that caused the request: "start" or "subagent" of a session, "tool" (a tool call in

@@ -66,7 +66,7 @@ impl BlockIndex {
         self.core.config().count_copies
     }
 
-    /// LoadableIndex: The blocks that engines can load from host memory, disks and pools, beyond their device memory.
+    /// LoadableIndex: The blocks that engines can load from host memory, disks and pools.
     #[getter]
     fn loading(&self) -> LoadableIndex {
         LoadableIndex::of(self.core.clone())

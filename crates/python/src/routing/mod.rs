@@ -219,7 +219,7 @@ impl RoutedRequest {
         self.session
     }
 
-    /// int or None: A hash of the name of the session that started the request's session, as one agent starts another.
+    /// int or None: A hash of the name of the session whose agent started this request's session.
     #[getter]
     fn parent(&self) -> Option<u64> {
         self.parent
@@ -332,7 +332,7 @@ columns! {
     /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device, according to
     /// events so far.
     device_blocks: device_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device or in host memory.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt on the worker's device or in its host memory.
     host_blocks: host_blocks, "uint32";
     /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on any tier.
     any_blocks: any_blocks, "uint32";
@@ -346,7 +346,7 @@ columns! {
     /// numpy.ndarray of float64: Prompt tokens of the worker's requests without a first token, minus the tokens
     /// expected in cache.
     queued_tokens: queued_tokens, "float64";
-    /// numpy.ndarray of float64: Prompt tokens of the worker's requests without a first token, including cached ones.
+    /// numpy.ndarray of float64: Prompt tokens, including cached ones, of requests without a first token.
     queued_prompt_tokens: queued_prompt_tokens, "float64";
     /// numpy.ndarray of float64: The part of queued_tokens that belongs to the prompt being computed at present.
     head_tokens: head_tokens, "float64";

@@ -66,7 +66,7 @@ impl RefusedEvent {
     }
 }
 
-/// The events that an engine published in one message, in order: those of one engine step. Returned by decode_batch().
+/// The events of one engine step, published in one message, in order. Returned by decode_batch().
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 pub(crate) struct Batch {
     pub(super) it: wire::Batch,
@@ -164,7 +164,7 @@ impl Tally {
         self.it.clears
     }
 
-    /// dict of str to int: The number of events left out for each reason, including events that could not be decoded.
+    /// dict of str to int: The number of events left out by reason, including undecodable events.
     #[getter]
     fn refused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let refused = PyDict::new(py);
