@@ -1,8 +1,8 @@
-"""Pulls between served engines: the source's port at which others ask, and the consumer that asks.
+"""Pulls between simulated engines over TCP: the consumer asks for blocks at a port of the source.
 
-A question is a line of JSON: the consumer's name, the names of a prompt's chunks, and how many of them the consumer has
-itself. The answer says how many leading chunks the source has in its host memory, and how many seconds it takes to send
-those that the consumer lacks. No KV is sent. A paused engine leaves questions open, as a frozen process does.
+A question is a line of JSON: the consumer's name, the names of a prompt's chunks, and the number of leading chunks that
+the consumer has itself. The answer has the number of leading chunks in the source's host memory, and the seconds to
+send those that the consumer lacks. No KV data is sent. A paused engine leaves questions open, as a frozen process does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST = 64 << 20  # bytes of a question, enough for the names of millions of blo
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPull:
-    """Answer of a peer, received before the request is queued, in the form of a source that answers at once."""
+    """Answer of a peer, received before the request is queued, as a `PullSource` without delay."""
 
     held: Container[int]
     seconds: float
@@ -38,7 +38,7 @@ class AnsweredPull:
 
 
 class PullClient:
-    """Client by which one rank, the consumer, asks its peers for blocks to pull."""
+    """Client with which one rank, the consumer, asks its peers for blocks to pull."""
 
     def __init__(self, name: str, offload: Offload, speed: float) -> None:
         """Create a client. `name`: name of the consumer. `speed`: virtual seconds in one real second."""
@@ -91,7 +91,7 @@ class PullClient:
 
 
 class PullPort:
-    """Server by which one rank, the source, answers peers that ask for blocks to pull."""
+    """Server with which one rank, the source, answers peers that ask for blocks to pull."""
 
     def __init__(
         self, answer: Callable[[str, list[int], int], tuple[int, float]], ready: Callable[[], Awaitable[bool]]
