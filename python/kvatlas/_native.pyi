@@ -3477,7 +3477,7 @@ class Router:
 
     choose() selects a worker and counts the request there, in one step. Report the progress of the request with the
     methods of the Decision. Without an index, without tokens or without trusted workers, the policy still chooses, but
-    without knowing who holds what; the decision's why says so.
+    without knowledge of the cached blocks; the decision's `why` then says so.
 
     Any number of threads may use one router at once.
 

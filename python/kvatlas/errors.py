@@ -111,8 +111,8 @@ class DiscoveryError(KvatlasError, RuntimeError):
     """An engine cannot be registered as it is, or the source of engines does not answer.
 
     Attributes:
-        temporary: Whether waiting may help, because the engine is starting or unreachable.
-        after: The seconds after which the other side wants to be asked again; None if it did not say.
+        temporary: True if a later try may succeed, because the engine is starting or unreachable.
+        after: Seconds after which the other side asks for a retry; None if it gave none.
     """
 
     code = "discovery"

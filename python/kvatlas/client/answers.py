@@ -273,8 +273,8 @@ class EngineCondition:
     Attributes:
         name: The condition's name in metrics and logs: "down", "no_events", "refused", "slow", …
         reason: The reason, in words.
-        advice: What to do.
-        runbook: The address of a page about it.
+        advice: Recommended action.
+        runbook: URL of a page about the problem.
         since: The time at which the condition began, in seconds since 1970.
     """
 

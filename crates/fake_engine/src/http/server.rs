@@ -29,7 +29,7 @@ pub enum Manner {
     Garbage,
     /// Answers with the given status code and the header `Retry-After: 1`.
     Busy(u16),
-    /// Answers correctly, and closes the connection after each answer without a header that says so.
+    /// Answers correctly, and closes the connection after each answer, although no header announced it.
     ClosesIdle,
 }
 

@@ -278,8 +278,8 @@ impl Tokenizer {
         if self.is_quick() { LONGEST_FOR_QUICK } else { LONGEST_FOR_COMMON }
     }
 
-    /// Stores the tokens of a piece of text in the cache. With the quick library, storing takes a good part of the time
-    /// that it saves, so only pieces requested before are stored.
+    /// Stores the tokens of a piece of text in the cache. With the quick library (`fastokens`), storing takes a large
+    /// part of the time that a later hit saves, so a piece is stored only at its second request.
     fn keep(&self, key: Option<Key>, text: &str, ids: &[u32]) {
         if let Some(key) = key.filter(|key| !self.is_quick() || self.segments.is_asked_again(*key)) {
             self.segments.insert(key, text, ids);

@@ -227,8 +227,8 @@ mod tests {
         row
     }
 
-    /// The two candidates to which a prompt's beginning maps, found by making each worker in turn the one that holds
-    /// it.
+    /// Finds the two candidates to which a prompt's beginning maps: each worker in turn is the only one that holds the
+    /// beginning.
     fn pair(policy: &mut DualMap, hashes: &[u64]) -> Vec<usize> {
         let warm = |row: usize| {
             let mut candidates = fleet(6);

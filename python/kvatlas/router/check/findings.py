@@ -28,7 +28,7 @@ class Finding:
         what: The name of the test: "reachable", "models", "events", "tokens", "index", "cache", ...
         level: "ok"; "note" (good to know); "warning" (works, but less well); "problem".
         words: The finding.
-        change: What to change; empty if nothing.
+        change: Change to make; empty if none.
         code: The finding as one of `codes.CODES`; "ok" with level "ok".
     """
 

@@ -38,8 +38,8 @@ class Key:
         help: The help text.
         default: The default; None if there is none.
         optional: True if None is a valid value.
-        reread: What is read again without a restart: the setting's `value`, the `content` of the file that it names, or
-            None for nothing.
+        reread: Part that is read again without a restart: the setting's `value`, the `content` of the file that it
+            names, or None for nothing.
     """
 
     path: str

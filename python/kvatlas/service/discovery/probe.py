@@ -71,8 +71,8 @@ class EngineDescription:
         sources: Sources of events, one for each rank.
         aliases: Other names of the model.
         adapters: Names of the engine's LoRA adapters.
-        rank_header: How requests must number ranks that do not start at 0: "local", counted from 0, or "global", the
-            ranks' own numbers; None if unknown or without effect.
+        rank_header: Numbering of ranks in requests, for ranks that do not start at 0: "local", counted from 0, or
+            "global", the ranks' own numbers; None if unknown or without effect.
     """
 
     engine: str

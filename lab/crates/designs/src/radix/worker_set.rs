@@ -73,7 +73,7 @@ impl WorkerSet {
         }
     }
 
-    /// Members below 64, as bits.
+    /// Members of the set with numbers below 64, as bits.
     pub(super) fn low(&self) -> u64 {
         match self {
             Self::Word(word) => *word,

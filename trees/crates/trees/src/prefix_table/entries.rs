@@ -26,8 +26,8 @@ pub(super) struct Entry {
     pub(super) prefix: u64,
     /// Block hash by which engines announce the prefix, if any: see [`Self::name`].
     engine: u64,
-    /// Number of the set of pods that hold the prefix, with the way in which each does; the empty set for an unused
-    /// slot.
+    /// Number of the set of pods that hold the prefix, including the way in which each pod holds it (announced, or
+    /// added by the router); the empty set for an unused slot.
     pub(super) pods: u32,
     /// Time at which the prefix was last stored, added or matched, in tenths of a second.
     seen: AtomicU32,

@@ -198,8 +198,8 @@ mod tests {
 
     use super::*;
 
-    /// Compares random operations on a hash table with a set of pairs. The hashes have few values, so that lines
-    /// overflow and counts reach their limit.
+    /// Compares random operations on a hash table with a set of pairs. The hashes have few different values, so that
+    /// lines (cache lines of the table, with a few slots each) overflow and counts reach their limit.
     fn random_run(seed: u64) {
         let mut state = seed;
         let mut below = |limit: u64| {

@@ -22,7 +22,7 @@ const WAYS: u32 = 3;
 /// Number of the empty set.
 pub(super) const EMPTY: u32 = 0;
 
-/// A pod, and the ways in which it holds a prefix: announced by block hash, or added by the router.
+/// A pod, and the ways in which it holds a prefix, as bits: announced by block hash, or added by the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Member(u32);
 
@@ -42,7 +42,7 @@ struct Set {
     members: Box<[Member]>,
     hash: u64,
     references: u32,
-    /// Union of the ways in which the members hold a prefix.
+    /// Union of the ways (bits: announced by block hash, or added by the router) in which the members hold a prefix.
     ways: u32,
 }
 
@@ -86,7 +86,8 @@ impl Sets {
         members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
     }
 
-    /// True if a member of the set holds the prefix in the way `way`.
+    /// True if a member of the set holds the prefix in the way `way`, a bit: announced by block hash, or added by the
+    /// router.
     pub(super) fn any(&self, set: u32, way: u32) -> bool {
         self.sets[set as usize].ways & way != 0
     }

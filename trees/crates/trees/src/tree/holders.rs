@@ -145,7 +145,7 @@ impl Holders {
         Some(gone)
     }
 
-    /// Copy of the holders for the upper part of a split of the node.
+    /// Copy of the holders, for the upper of the two nodes into which their node is split.
     pub(crate) fn above(&self) -> Self {
         Self { sorted: self.sorted.iter().map(Holder::above).collect(), first: self.first }
     }

@@ -19,7 +19,8 @@ use super::units::{LONGEST, Mark, Units};
 const SAMPLE: usize = 96 << 10;
 /// Length in bytes below which texts are stored without encoding, since they are a small part of the memory.
 const SHORT: usize = 48;
-/// Length of text encoded before the code's compression is reviewed, in bytes.
+/// Bytes of text encoded with a code (a compression of text by pairs of characters) before its compression is measured;
+/// a bad code is replaced.
 const REVIEW: u64 = 8 << 20;
 
 /// Memory limit in bytes below which a tree creates no code, since the code's tables need 280 KB.
