@@ -81,7 +81,7 @@ pub struct GroupedIndex {
     unknown_removals: AtomicU64,
 }
 
-/// Number of locks of the top level's map.
+/// Number of locks of the map in the top level, which records the prefixes that each group of workers holds.
 const TOP_SHARDS: usize = 256;
 /// Number of locks of a group's map: few, since there are many groups.
 const GROUP_SHARDS: usize = 32;

@@ -94,7 +94,7 @@ impl<T> Mailbox<T> {
         self.wake(queue);
     }
 
-    /// Sends a query to the thread. The query is dropped if the thread has been told to end.
+    /// Sends a query to the thread. The query is dropped if the thread was told to end, that is, its queue is closed.
     pub(super) fn ask(&self, job: Job<T>) {
         let mut queue = self.lock();
         queue.jobs.push(job);

@@ -46,7 +46,8 @@ pub enum Deviation {
     Holes,
     /// A block whose parent is not held is counted, or refused and not kept until the parent comes.
     Orphans,
-    /// If a block hash is announced for another block, the blocks that continue it keep their old place.
+    /// If a block hash is announced again for another block, the blocks that continue it keep their old position in the
+    /// index.
     Renames,
     /// Several block hashes of one worker for one block are confused.
     Aliases,

@@ -79,7 +79,7 @@ impl Default for ConcurrentRadixTree {
     }
 }
 
-/// Marks a place where other threads may interleave. Returns false, except sometimes in tests.
+/// Test hook, called where another thread may run in between. Returns false, except sometimes in tests.
 #[inline]
 fn pause() -> bool {
     #[cfg(test)]

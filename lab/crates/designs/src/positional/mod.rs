@@ -256,7 +256,7 @@ impl PositionalIndexer {
         Ground { worker, table: &self.table, holes: &self.holes, coverage, told: Cell::new(false) }
     }
 
-    /// Counts one update of the top level for all reports of an event, since they would travel in one message.
+    /// Counts one message to the top level (the table over groups of workers) for all reports of an event together.
     fn report(&self, ground: &Ground<'_>) {
         if let (Some(coverage), true) = (&self.coverage, ground.told.get()) {
             coverage.top.updates.fetch_add(1, Ordering::Relaxed);
@@ -335,13 +335,14 @@ impl ConcurrentDesign for PositionalIndexer {
     }
 }
 
-/// Way of searching, within a leap over several blocks, for the block from which on a worker does not hold the query.
+/// Method to find, within a leap (a jump over several blocks), the first block that a worker does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Search {
-    /// Probes every position of the leap, from its beginning.
+    /// Probes every position of the leap (a jump over several blocks), from its beginning.
     #[default]
     Jump,
-    /// Bisects the leap, once for each position at which a worker dropped out.
+    /// Bisects the leap (a jump over several blocks), once for each position from which on a worker holds no more
+    /// blocks.
     Bisect,
 }
 
@@ -361,7 +362,7 @@ pub enum Layout {
 pub struct Options {
     /// Number of blocks per leap of a search, at least 1. Larger is faster until workers often drop out within leaps.
     pub jump_size: usize,
-    /// Way of searching within a leap that not all workers complete.
+    /// Method to search within a leap (a jump over several blocks) at whose end a worker is missing.
     pub search: Search,
     /// Structure in which the holders of blocks are stored.
     pub layout: Layout,
@@ -379,13 +380,13 @@ impl Default for Options {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidOption {
-    /// The number of blocks per leap is 0.
+    /// The number of blocks per leap (jump of a search) is 0.
     #[error("jump_size must be at least 1, got 0")]
     JumpSize,
     /// The number of workers per group is 0.
     #[error("workers_per_group must be at least 1, got 0")]
     GroupSize,
-    /// The step of the sparse positions is 0.
+    /// The distance of the positions at which groups report to the top level is 0.
     #[error("the step between sparse positions must be at least 1, got 0")]
     SparseStep,
 }

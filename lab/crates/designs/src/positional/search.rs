@@ -87,8 +87,8 @@ impl Walk<'_, '_, '_> {
         self.probe(0, |set| set.cloned()).unwrap_or_default()
     }
 
-    /// Appends to `scores`, for every holder of the first block, the first sparse position that it does not hold. The
-    /// table must be empty at other positions.
+    /// Appends to `scores`, for every holder of the first block, the first sparse position (one reported to the top
+    /// level) that the holder lacks. The table must be empty at other positions.
     pub(crate) fn run_sparse(&mut self, sparse: SparsePositions, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -100,8 +100,8 @@ impl Walk<'_, '_, '_> {
         active.for_each(|member| scores.push((member, blocks as u32)));
     }
 
-    /// Finds, block by block, where active members between the positions `near` (which all hold) and `far` drop out.
-    /// Moves them from `active` to `scores`.
+    /// Finds, block by block, the depth of each active member that holds the block at `near` (all do) but not the one
+    /// at `far`. Moves these members from `active` to `scores`.
     fn scan(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         for at in near + 1..=far {
@@ -112,8 +112,8 @@ impl Walk<'_, '_, '_> {
         }
     }
 
-    /// Finds, by bisection, where active members between the positions `near` and `far` drop out: the first position at
-    /// which one is missing, and so on for the remaining members. Moves them from `active` to `scores`.
+    /// Finds, by bisection between the positions `near` and `far`, the first position that an active member lacks, and
+    /// so on for the remaining members. Moves the members found from `active` to `scores`.
     fn bisect(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         let mut near = near;
@@ -167,7 +167,7 @@ impl Walk<'_, '_, '_> {
     }
 }
 
-/// A leap that not all active members completed.
+/// A leap (a jump of the search over several blocks) at whose end some active members are missing.
 struct ShortLeap {
     /// Number of active members that hold the block at the far end of the leap.
     arrive: usize,
@@ -175,7 +175,8 @@ struct ShortLeap {
 }
 
 impl ShortLeap {
-    /// True once it is known where every missing member dropped out, so that the rest of the leap need not be probed.
+    /// True once the depth of every missing member is known, so that the remaining positions of the leap (a jump over
+    /// several blocks) need not be probed.
     fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &MemberSet) -> bool {
         if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {
             return active.is_empty();

@@ -155,8 +155,8 @@ impl Table {
         }
     }
 
-    /// Adds a member (worker or group) to the holders of a place. Returns true if it was not one. If the place had no
-    /// holder before, `noted` is called while the place is locked.
+    /// Adds a member (worker or group) to the holders of a place (position and prefix of a block). Returns true if the
+    /// member is new there. If the place had no holder before, `noted` is called while the place is locked.
     pub(crate) fn insert(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
         let Place { position, content, prefix } = place;
         match &self.buckets {
@@ -172,8 +172,8 @@ impl Table {
         }
     }
 
-    /// Removes a member (worker or group) from the holders of a place. Returns true if it was one. If the place has no
-    /// holder left, `noted` is called while the place is locked.
+    /// Removes a member (worker or group) from the holders of a place (position and prefix of a block). Returns true if
+    /// the member was among them. If the place has no holder now, `noted` is called while the place is locked.
     pub(crate) fn remove(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
         let Place { position, content, prefix } = place;
         match &self.buckets {

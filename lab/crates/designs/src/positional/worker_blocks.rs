@@ -30,7 +30,7 @@ pub(crate) struct Ground<'a> {
     pub(crate) table: &'a Table,
     pub(crate) holes: &'a Holes,
     pub(crate) coverage: Option<&'a Coverage>,
-    /// True if a part of the event was reported to the top level.
+    /// True if a part of the event was reported to the top level, the table over groups of workers.
     pub(crate) told: Cell<bool>,
 }
 
@@ -57,19 +57,20 @@ pub(crate) struct WorkerBlocks {
 
 #[derive(Debug)]
 enum Ledger {
-    /// Number of a place's block hashes beyond the first, for the rare places that have several.
+    /// Number of a worker's block hashes for a place (position and prefix) beyond the first; only for the rare places
+    /// with several.
     Plain(HashMap<Spot, u32>),
-    /// All places that the worker holds, or that a held place continues.
+    /// All places (positions and prefixes) that the worker holds, or that a held place continues.
     Strict(HashMap<Spot, Node>),
 }
 
 #[derive(Debug)]
 struct Node {
-    /// Hash of the prefix before the place.
+    /// Hash of the prefix that ends before this block.
     before: u64,
-    /// Number of the worker's block hashes for the place; 0 in a hole (a missing block).
+    /// Number of the worker's block hashes for this block; 0 if the worker does not hold the block (a hole).
     names: u32,
-    /// Number of places that continue the place.
+    /// Number of recorded blocks that continue this block directly.
     children: u32,
 }
 
@@ -95,7 +96,7 @@ impl WorkerBlocks {
         self.names.reserve(more);
     }
 
-    /// Adds a block at a place after the prefix `before`, which the worker holds.
+    /// Adds a block at a place (position and content) after the prefix with the hash `before`, which the worker holds.
     pub(crate) fn store(&mut self, ground: &Ground<'_>, name: BlockHash, place: Place, before: u64) {
         let old = self.names.insert(name, place);
         if old == Some(place) {
@@ -200,11 +201,11 @@ impl WorkerBlocks {
     }
 }
 
-/// Identity of a place among those of one worker: position and prefix hash.
+/// Identity of a block among those of one worker: its position, and the hash of its prefix.
 pub(crate) type Spot = (u32, u64);
 
-/// Holes of all workers: places that a worker does not hold although it holds a place that continues them. One lock
-/// protects all of them, since engines evict from the ends of chains and holes are rare.
+/// Holes of all workers: blocks that a worker does not hold although it holds a continuation of them. One lock protects
+/// all holes, since engines evict from the ends of chains and holes are rare.
 #[derive(Debug, Default)]
 pub(crate) struct Holes {
     of: RwLock<HashMap<WorkerId, HashSet<Spot>>>,
@@ -288,7 +289,8 @@ impl SparsePositions {
     }
 }
 
-/// The top level over groups of workers: for each prefix that ends at a sparse position, the groups that hold it.
+/// The top level over groups of workers: for each prefix that ends at a reported (sparse) position, the groups that
+/// hold it.
 #[derive(Debug)]
 pub(crate) struct Top {
     pub(crate) table: Table,
@@ -305,14 +307,14 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
-    /// Reports that a place has its first holder in the group. Returns true if the top level was changed, which it is
-    /// only at sparse positions.
+    /// Reports that a block has its first holder in the group. Returns true if the top level was changed, which happens
+    /// only for blocks at reported (sparse) positions.
     pub(crate) fn gain(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.insert(place, self.group, || ())
     }
 
-    /// Reports that a place has no holder left in the group. Returns true if the top level was changed, which it is
-    /// only at sparse positions.
+    /// Reports that a block has no holder left in the group. Returns true if the top level was changed, which happens
+    /// only for blocks at reported (sparse) positions.
     pub(crate) fn lose(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.remove(place, self.group, || ())
     }
