@@ -26,8 +26,8 @@ pub(crate) struct Chat<'a> {
     /// For each item of the parsed list of messages: the offset of its end, in bytes, and the number of `messages` made
     /// from all items so far.
     ends: Vec<(usize, usize)>,
-    /// True if each item of the list leaves the messages made from earlier items unchanged, except an assistant's
-    /// message just before the item.
+    /// True if an item of the list (a message of the request) never changes the messages made from earlier items,
+    /// except for an assistant's message directly before the item.
     pub(crate) is_apart: bool,
     tools: Option<Value>,
     documents: Option<Value>,

@@ -148,7 +148,8 @@ pub(crate) struct ThinkingSwitches<'t> {
 }
 
 impl Dialect {
-    /// Removes the lines by which Claude Code identifies itself from the texts of a system message, if the engine does.
+    /// Removes the lines by which Claude Code identifies itself from the texts of a system message, if the engine
+    /// removes them too.
     pub(crate) fn leave_out_billing(self, role: &str, content: &mut Vec<Part<'_>>) {
         if self != Self::Vllm32 || role != "system" {
             return;

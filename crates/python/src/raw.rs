@@ -99,8 +99,8 @@ pub(crate) fn offer(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Offer> {
     })
 }
 
-/// Converts the items of a list of plain 64-bit ints: `from` those from 0 on, `from_negative` those below 0. `None` if
-/// the list has any other item, or a function refuses one.
+/// Converts the items of a list of plain 64-bit ints: `from` converts those from 0 on, `from_negative` those below 0.
+/// `None` if the list has any other item, or a function refuses one.
 pub(crate) fn plain_ints<T>(
     list: &Bound<'_, PyList>,
     from: impl Fn(u64) -> Option<T>,

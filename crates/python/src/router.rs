@@ -266,7 +266,7 @@ impl RouterServer {
         py.detach(|| self.inner.sources().report(report_json)).map_err(|error| errors::service(&error))
     }
 
-    /// Stops reporting an engine, or a configured stream.
+    /// Removes an engine, or a configured stream, from the list of engines that the router reports.
     ///
     /// Args:
     ///     worker: The worker's name.

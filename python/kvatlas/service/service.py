@@ -162,7 +162,7 @@ class Service(ServerHandle[native.NativeService]):
         Returns True if the rank is new.
 
         Raises:
-            ConfigError: Something given cannot be used.
+            ConfigError: An argument is not valid.
             ServiceError: The registration was refused, with the code of the HTTP interface.
         """
         entry = Stream(

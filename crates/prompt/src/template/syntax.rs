@@ -1,6 +1,6 @@
 //! Examination and change of a template's source without rendering: delimiters, the marks of generated text, and
-//! statements that add a variable to itself. Concatenations that are only written are changed so that they are written
-//! piece by piece.
+//! statements that add a variable to itself. A concatenation whose result is only output is changed so that its parts
+//! are output one by one.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -2,8 +2,9 @@
 //! (names) by which the pods' engines announced them.
 //!
 //! The state is a relation of pod, engine name and prefix, a number of copies for each pod and name, and the prefixes
-//! that the router added by itself. A pod holds a prefix while any of these connects the two. An announcement of one
-//! pod changes the relation of that pod alone (`context_change.rs`).
+//! that the router added by itself. A pod holds a prefix while the prefix is announced under one of the pod's block
+//! hashes, or added by the router. An announcement of one pod changes the relation of that pod alone
+//! (`context_change.rs`).
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -48,8 +49,8 @@ impl Context {
         self.entries.bytes() + self.sets.bytes() + self.pods.bytes() + self.copies.allocation_size()
     }
 
-    /// Entries (prefixes with their holders) for which a block hash stands at a pod. There are several if the engine's
-    /// blocks are larger than the table's.
+    /// Entries (prefixes with their holders) that a pod announced under the block hash `name`. There are several if the
+    /// engine's blocks are larger than the table's.
     pub(super) fn meant(&self, pod: u32, name: u64) -> FewNumbers {
         let all = &self.entries.all;
         let named = self.entries.named(name);
@@ -62,7 +63,7 @@ impl Context {
         meant
     }
 
-    /// Last of the entries (prefixes) for which a block hash stands at a pod.
+    /// Last of the entries (prefixes) that a pod announced under the block hash `name`.
     pub(super) fn end_of(&self, pod: u32, name: u64) -> Option<u32> {
         let ends = |&at: &u32| {
             let entry = &self.entries.all[at as usize];

@@ -169,9 +169,9 @@ impl Context {
         unknown
     }
 
-    /// Removes the prefixes for which a pod's block hash stands. Unless `replaced`, prefixes there that the router
-    /// added for the pod are removed as well, since the engine's event is more reliable. Returns true if the block hash
-    /// stood for any.
+    /// Removes the prefixes that a pod announced under a block hash. Unless `replaced`, the router's additions of these
+    /// prefixes for the pod are removed as well, since the engine's event is more reliable. Returns true if there were
+    /// any.
     fn forget(&mut self, pod: u32, name: u64, replaced: bool) -> bool {
         let meant = self.meant(pod, name);
         for &at in &meant {

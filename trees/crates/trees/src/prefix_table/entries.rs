@@ -34,7 +34,7 @@ pub(super) struct Entry {
     /// Index of the first extra block hash of the prefix.
     pub(super) others: u32,
     /// Number of blocks before the entry, combined with two flags: [`HAS_NAME`] if the entry has a block hash,
-    /// [`IS_LAST`] if the entry is the last of the prefixes for which the block hash stands.
+    /// [`IS_LAST`] if the entry is the last of the prefixes announced under this block hash.
     place: u32,
 }
 
@@ -44,8 +44,8 @@ impl Entry {
         Self { prefix, engine: 0, pods: EMPTY, seen: AtomicU32::new(now), others: NONE, place }
     }
 
-    /// The entry's main block hash, and true if the entry is the last of the prefixes for which the block hash stands;
-    /// `None` without a block hash.
+    /// The entry's main block hash, and true if the entry is the last of the prefixes announced under it; `None`
+    /// without a block hash.
     #[inline]
     pub(super) fn name(&self) -> Option<(u64, bool)> {
         (self.place & HAS_NAME != 0).then_some((self.engine, self.place & IS_LAST != 0))

@@ -50,7 +50,8 @@ type Meaning = (Vec<Vec<u8>>, u32);
 
 #[derive(Default)]
 struct Model {
-    /// Blocks, from the root on, for which a block hash stands at a pod, and the number of copies.
+    /// Blocks, from the root on, that a pod announced under a block hash, with the number of copies; by pod and block
+    /// hash.
     names: BTreeMap<(usize, u64), Meaning>,
     added: BTreeSet<(usize, Vec<u8>)>,
 }

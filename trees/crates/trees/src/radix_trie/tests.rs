@@ -72,7 +72,8 @@ impl Model {
         self.pages.keys().filter(is_child).cloned().collect()
     }
 
-    /// Blocks of the leading pages of `tokens` that the model contains. A node ends after the last of them.
+    /// Blocks of the leading pages of `tokens` that the model contains. As in the trie, a match makes a node end after
+    /// the last of these pages.
     fn matched(&mut self, tokens: &[u32]) -> Vec<u64> {
         let found: Vec<u64> = self.prefixes(tokens).map_while(|key| self.pages.get(key)).map(|it| it.block).collect();
         if !found.is_empty() {
