@@ -17,11 +17,11 @@ const MOST: usize = 1 << 18;
 /// matched > rest of the prompt: exploit: of the workers with the longest match, the one with the lowest L
 ///     but if that one has the highest L of all, more than high_load_threshold times the lowest: the one with the lowest
 /// else explore: the lowest  L + M + P
-///     L = prefill time of what was sent to the worker in the last window and not matched
+///     L = prefill time of the unmatched tokens sent to the worker in the last window
 ///         + requests in flight * decode_length * time per token
-///     M = sum over the blocks that have to go for this prompt: prefill time of a block
+///     M = sum over the blocks evicted for this prompt: prefill time of a block
 ///         * share of the window's requests of this worker that used it
-///     P = prefill time of what is not matched
+///     P = prefill time of the unmatched tokens of this prompt
 /// ```
 /// Prefill time is the authors' fit for Mistral 7B on an A6000, in ms of n tokens: 22 below 192; -118 + 1.25 n -
 /// 0.00256 n^2 below 384; else 0.10843 n + 4.21; and from 4,096 on -7.37 + 0.00386 n + 0.00000216 n^2 more; or, with

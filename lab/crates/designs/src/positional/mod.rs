@@ -360,7 +360,8 @@ pub enum Layout {
 /// Options of a positional index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Number of blocks per leap of a search, at least 1. Larger is faster until workers often drop out within leaps.
+    /// Number of blocks per leap (jump) of a search, at least 1. A larger number is faster as long as few workers stop
+    /// holding the query within a leap.
     pub jump_size: usize,
     /// Method to search within a leap (a jump over several blocks) at whose end a worker is missing.
     pub search: Search,

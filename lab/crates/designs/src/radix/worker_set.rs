@@ -195,7 +195,7 @@ impl WorkerSet {
 pub(crate) enum ActiveWorkers {
     /// Workers as bits, if all holders of the first block are below 64.
     Low(u64),
-    /// All holders of the node: no worker has come up that holds it but not all nodes above.
+    /// All holders of the node: each of them also holds all nodes above it.
     Holders,
     /// Some holders of the node; the others do not hold all nodes above it.
     Some(SmallVec<[WorkerId; 32]>),
